@@ -1,0 +1,89 @@
+"""Every error that this package raises on purpose.
+
+::
+
+    ReplicationError
+    ├── ProtocolError             never raised bare
+    │   ├── LocalProtocolError    we were about to say something that we may not say
+    │   └── RemoteProtocolError   the peer said something that it may not say
+    ├── StreamError               a stream, a fact or an ID is not what the caller thinks
+    │   ├── UnknownStreamError
+    │   ├── NotAWriterError
+    │   ├── RowError              a row cannot be spelt as JSON, or does not have the declared fields
+    │   ├── SequenceRegressedError
+    │   └── PositionTimeoutError  wait_for() ran out of time
+    ├── StoreError                a database cannot do what was asked
+    │   ├── SchemaError           its tables are not ours, or are newer than this code
+    │   └── PositionMovedError    somebody else moved the position that we were about to move
+    ├── CatchUpError              missed facts could not be fetched from a source
+    └── ConfigError               a configuration, option or endpoint that cannot work
+
+Messages name the culprit and, where there is one, the cure.  Nothing that a peer sent is ever used as a format string.
+"""
+
+from __future__ import annotations
+
+
+class ReplicationError(Exception):
+    """Anything that this package raises on purpose."""
+
+
+class ProtocolError(ReplicationError):
+    """The rules of the wire were broken; raise one of the two below."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We were about to break the rules of the wire: a bug on this side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rules of the wire; ``kind`` is a short label for metrics."""
+
+    def __init__(self, message: str, kind: str = "bad line") -> None:
+        """Keep what to tell the peer, and the label under which to count it."""
+        super().__init__(message)
+        self.kind = kind
+
+
+class StreamError(ReplicationError):
+    """A stream, a fact or an ID is not what the caller thinks."""
+
+
+class UnknownStreamError(StreamError):
+    """No stream of that name is declared here."""
+
+
+class NotAWriterError(StreamError):
+    """This instance may not write to that stream."""
+
+
+class RowError(StreamError):
+    """A row cannot be spelt as JSON, or does not have the fields that its stream declares."""
+
+
+class SequenceRegressedError(StreamError):
+    """A sequence handed out an ID that was used before."""
+
+
+class PositionTimeoutError(StreamError):
+    """A position was not reached in time; the message says which, how far it got, and how the link is."""
+
+
+class StoreError(ReplicationError):
+    """A database cannot do what was asked of it."""
+
+
+class SchemaError(StoreError):
+    """The tables in the database are not ours, or were made by a newer version of this package."""
+
+
+class PositionMovedError(StoreError):
+    """The stored position is not the one that we were about to move on from: another process uses this database."""
+
+
+class CatchUpError(ReplicationError):
+    """Missed facts could not be fetched from a source."""
+
+
+class ConfigError(ReplicationError):
+    """A configuration key, option or endpoint that cannot work."""

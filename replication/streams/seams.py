@@ -1,0 +1,118 @@
+"""What the streams need from outside, as protocols.  ``after`` excludes, ``upto`` includes, everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.streams.facts import Fact
+    from replication.streams.registry import StreamDefinition
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+
+@attrs.frozen
+class Page:
+    """Facts in ascending order, and how far they reach: everything up to ``upto`` is here, or never was.
+
+    ``limited`` says that there may be more beyond ``upto``.
+    """
+
+    facts: Sequence[Fact]
+    upto: Token
+    limited: bool
+
+
+class ICatchUp(Protocol):
+    """A source of facts that were missed."""
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them.
+
+        A fact is never cut: one with more rows than ``limit`` comes alone and whole.  CatchUpError or StoreError if
+        the source cannot tell.
+        """
+        ...
+
+
+@attrs.frozen
+class Write:
+    """One (stream, writer)'s part of a transaction.
+
+    ``facts`` are stored under ``writer``; the stored position becomes ``upto``, which never lowers it.  ``expected``
+    makes the transaction fail with PositionMovedError unless that is the stored position before (0 if there is none).
+    ``reset`` lowers the position to ``upto`` and deletes every fact of ``writer`` above it.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    upto: Token
+    facts: Sequence[Fact] = ()
+    expected: Token | None = None
+    reset: bool = False
+
+
+@attrs.frozen
+class Receipt:
+    """The name under which a client may ask again what became of an append, and what to answer."""
+
+    key: str
+    tokens: Sequence[Token]
+
+
+class ITransaction(Protocol):
+    """A transaction of the application: it begins with the first statement, and holds the database's write lock then.
+
+    Statements run one after the other, off the reactor thread.  ``commit`` or ``rollback`` ends it, once.
+    """
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows; StoreError names what the database said."""
+        ...
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        ...
+
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        """Store ``writes`` with what was executed and return once all of it is durable; StoreError: none of it is."""
+        ...
+
+    async def rollback(self) -> None:
+        """Undo what was executed."""
+        ...
+
+
+class IStreamStore(ICatchUp, Protocol):
+    """Where facts and positions are kept."""
+
+    async def open(self) -> None:
+        """Connect and bring the tables up to date; SchemaError if they are newer than this code."""
+        ...
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Make sure that the stream's table is there; SchemaError says what is wrong with a mapped one."""
+        ...
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the largest token that was ever committed or stored as a position."""
+        ...
+
+    def transaction(self) -> ITransaction:
+        """Return a transaction that has not begun; one that only commits shares its commit with others that wait."""
+        ...
+
+    async def recall(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of the receipt that was committed under ``key`` in the last day."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the database answers and can be written, else StoreError."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what runs and let go of the database."""
+        ...

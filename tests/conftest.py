@@ -1,0 +1,19 @@
+"""Hypothesis profiles: dev by default, ci on CI, deep by hand (``--hypothesis-profile=deep``)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("deep", max_examples=5000, deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
