@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from replication.wire.grammar import Token
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.wire.grammar import InstanceName, StreamName
 
 
 @attrs.frozen
@@ -116,3 +118,63 @@ class IStreamStore(ICatchUp, Protocol):
     async def close(self) -> None:
         """Finish what runs and let go of the database."""
         ...
+
+
+@attrs.frozen
+class WriterStatus:
+    """How one writer of a stream stands here.
+
+    ``position`` is what is settled (on the writer) or applied (on a follower), ``announced`` the largest token known to
+    be settled at the writer; their difference is the lag.  ``state`` is a word for people: ``writing``, ``live``,
+    ``catching up``, ``stopped``, ``not connected``; ``error`` is why it is stopped.
+    """
+
+    instance: InstanceName
+    position: Token
+    announced: Token
+    state: str
+    error: str | None = None
+
+
+@attrs.frozen
+class StreamStatus:
+    """How one stream stands here; ``oldest_open`` is an incomplete ID and its age in seconds."""
+
+    definition: StreamDefinition
+    writers: Sequence[WriterStatus]
+    open_count: int = 0
+    oldest_open: tuple[Token, float] | None = None
+
+    @property
+    def minimum(self) -> Token:
+        """The position that every writer has reached: the linear current ID."""
+        return min((each.position for each in self.writers), default=Token(0))
+
+    @property
+    def maximum(self) -> Token:
+        """The position of the writer that is furthest."""
+        return max((each.position for each in self.writers), default=Token(0))
+
+
+@attrs.frozen
+class PeerStatus:
+    """One connection: ``since`` in seconds of wall time, ``last_command`` the last word heard from it."""
+
+    name: str
+    address: str
+    since: float
+    lines_out: int
+    bytes_out: int
+    queued_bytes: int
+    last_command: str
+
+
+@attrs.frozen
+class Sample:
+    """One figure for a metrics page; ``kind`` is ``counter`` or ``gauge``, ``labels`` never grow without bound."""
+
+    name: str
+    kind: str
+    meaning: str
+    value: float
+    labels: Mapping[str, str] = attrs.field(factory=dict)

@@ -6,13 +6,15 @@ line's length, no LF inside.  Who may say which word is not the wire's business:
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 import attrs
 
 from replication.errors import LocalProtocolError, RemoteProtocolError
 from replication.wire import grammar
-from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from replication.wire.grammar import InstanceName, StreamName, Token
 
 LINE_LIMIT: Final = 16_384  # bytes without the LF: what every Synapse accepts (protocol A1)
 
