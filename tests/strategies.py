@@ -1,0 +1,96 @@
+"""Hypothesis strategies for what travels: names, tokens, rows, facts, commands, and bytes cut anyhow.
+
+Everything drawn here can be said on the wire: a line of it stays well under the limit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from replication.streams.facts import Fact
+from replication.wire import commands, grammar
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import SearchStrategy
+
+TOKEN_MAX = 2**63 - 1
+
+# Names as the wire takes them: anything but white space and control characters.
+_names = st.one_of(
+    st.sampled_from(["events", "caches", "backfill", "to_device", "master", "worker1", "batch", "RDATA", "%s"]),
+    st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), min_size=1, max_size=20),
+)
+stream_names: SearchStrategy[StreamName] = _names.map(StreamName)
+instance_names: SearchStrategy[InstanceName] = _names.map(InstanceName)
+
+# Names that may also be declared here: see streams.registry.
+declared_names: SearchStrategy[StreamName] = st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_.-]{0,15}\Z").map(StreamName)
+
+# Tokens as the wire takes them, and as our own streams count them.
+tokens: SearchStrategy[Token] = st.one_of(st.integers(-3, 20), st.integers(-(2**63), TOKEN_MAX)).map(Token)
+positive_tokens: SearchStrategy[Token] = st.one_of(st.integers(1, 50), st.integers(1, TOKEN_MAX)).map(Token)
+
+# Text of one line: what SERVER, NAME, ERROR, PING and REMOTE_SERVER_UP carry.
+line_texts: SearchStrategy[str] = (
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40)
+    | st.sampled_from(["", " ", "localhost", "100% %s %(x)s", "1490197665618", "two  spaces "])
+).filter(lambda text: not text.endswith("\r"))  # a CR at the end is a telnet's
+
+# JSON values as an application may put them into a row, lone surrogates included, and their one spelling.
+json_texts: SearchStrategy[str] = st.text(max_size=15) | st.sampled_from(['"', "\\", "\n", "\ud800", "é", "\x00", "😀"])
+rows: SearchStrategy[object] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | json_texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(json_texts, inner, max_size=4),
+    max_leaves=8,
+)
+row_texts: SearchStrategy[str] = rows.map(grammar.spell_row)
+
+
+@st.composite
+def facts(draw: st.DrawFn, after: int = 0, max_size: int = 8, min_rows: int = 0) -> list[Fact]:
+    """Draw facts of one writer: ascending tokens above ``after``, with gaps, each of ``min_rows`` to 4 rows."""
+    steps = draw(st.lists(st.integers(1, 4), max_size=max_size))
+    drawn = []
+    for step in steps:
+        after += step
+        texts = draw(st.lists(row_texts, min_size=min_rows, max_size=4))
+        drawn.append(Fact(Token(after), tuple(texts)))
+    return drawn
+
+
+_words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" \n\r"), min_size=1, max_size=20)
+
+servers = st.builds(commands.Server, line_texts)
+rdatas = st.builds(commands.Rdata, stream_names, instance_names, st.none() | tokens, row_texts)
+positions = st.builds(commands.Position, stream_names, instance_names, tokens, tokens)
+errors = st.builds(commands.Error, line_texts)
+pings = st.builds(commands.Ping, line_texts)
+names = st.builds(commands.Name, line_texts)
+replicates = st.builds(commands.Replicate, st.lists(stream_names, max_size=4).map(tuple))
+user_syncs = st.builds(commands.UserSync, _words, _words, st.booleans(), tokens)
+clear_user_syncs = st.builds(commands.ClearUserSync, line_texts)
+federation_acks = st.builds(commands.FederationAck, instance_names, tokens)
+user_ips = st.builds(
+    commands.UserIp, _words, json_texts, json_texts, json_texts, st.none() | json_texts, st.integers(0, TOKEN_MAX)
+)
+remote_server_ups = st.builds(commands.RemoteServerUp, line_texts)
+
+master_commands: SearchStrategy[commands.Command] = st.one_of(
+    servers, rdatas, positions, errors, pings, remote_server_ups
+)
+worker_commands: SearchStrategy[commands.Command] = st.one_of(
+    names, replicates, user_syncs, clear_user_syncs, federation_acks, user_ips, errors, pings, remote_server_ups
+)
+any_command: SearchStrategy[commands.Command] = master_commands | worker_commands
+
+
+@st.composite
+def cuts(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """Draw ``data`` in pieces, as reads from a socket might deliver it."""
+    places: Sequence[int] = sorted(draw(st.sets(st.integers(0, len(data)), max_size=12)))
+    return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
