@@ -1,0 +1,94 @@
+"""Append-only streams of facts, replicated from the process that writes them to those that follow.
+
+The house, from the top floor down; an import only goes down (``setup.cfg`` has the contract, CI proves it)::
+
+    cli/         `replication COMMAND`: main.py and a file per command
+    service.py   twistd: Options, makeService
+    logs.py      observers for `twistd --logger`
+    config.py    TOML and options to a frozen Config; an unknown key is an error that names its neighbour
+    bench/       `replication bench`: a file per scenario; measures, decides nothing
+    master.py    the writing role, wired from plain values: what an application embeds
+    worker.py    the following role, likewise
+    caches.py    functions whose results are forgotten when the caches stream says so
+    net/         Twisted TCP: protocol.py (the LineReceiver skin) listener.py (factory) link.py (one followed writer)
+    web/         Twisted HTTP: facts, catch-up, status, metrics
+    storage/     IStreamStore: where facts and positions are kept
+    session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
+    streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
+    wire/        how things are spelt: grammar.py commands.py
+    errors.py    every error, drawn as a tree
+
+The way through: bytes, ``wire``, ``session``, ``streams``, ``storage``; and out again live (``session.feed``, ``net``)
+or late (``web``).  Names are loaded when they are first used, so ``import replication.wire`` brings no Twisted.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replication.errors import (
+        CatchUpError,
+        ConfigError,
+        LocalProtocolError,
+        NotAWriterError,
+        PositionMovedError,
+        PositionTimeoutError,
+        ProtocolError,
+        RemoteProtocolError,
+        ReplicationError,
+        RowError,
+        SchemaError,
+        SequenceRegressedError,
+        StoreError,
+        StreamError,
+        UnknownStreamError,
+    )
+    from replication.master import Master
+    from replication.streams.facts import Fact
+    from replication.streams.registry import StreamDefinition
+    from replication.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CatchUpError",
+    "ConfigError",
+    "Fact",
+    "LocalProtocolError",
+    "Master",
+    "NotAWriterError",
+    "PositionMovedError",
+    "PositionTimeoutError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ReplicationError",
+    "RowError",
+    "SchemaError",
+    "SequenceRegressedError",
+    "StoreError",
+    "StreamDefinition",
+    "StreamError",
+    "UnknownStreamError",
+    "Worker",
+    "__version__",
+]
+
+_ELSEWHERE = {
+    "Fact": "replication.streams.facts",
+    "Master": "replication.master",
+    "StreamDefinition": "replication.streams.registry",
+    "Worker": "replication.worker",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its module when it is first used (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ELSEWHERE.get(name, "replication.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

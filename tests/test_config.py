@@ -1,0 +1,195 @@
+"""What a daemon is told: every wrong key, type and value is named, in one line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from replication import config
+from replication.errors import ConfigError
+from replication.streams.registry import StreamDefinition
+
+CONF = Path(__file__).parent.parent / "conf"
+
+
+def refusal(tmp_path: Path, text: str, role: config.Role = "master") -> str:
+    """Return what load() says against a file, and check that it is one line that names the file."""
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load(role, str(path))
+    said = str(caught.value)
+    assert "\n" not in said
+    assert str(path) in said
+    return said.replace(str(path), "FILE")
+
+
+def test_a_master_without_options_has_the_documented_defaults() -> None:
+    found = config.load("master")
+    assert found.server_name == "localhost"
+    assert found.instance_name == "master"
+    assert found.database == "sqlite:///replication.db"
+    assert found.listen == ("tcp:9092:interface=127.0.0.1",)
+    assert found.http == "tcp:9093:interface=127.0.0.1"
+    assert found.stream == ()
+    assert found.secret is None
+
+
+def test_a_worker_without_options_has_the_documented_defaults() -> None:
+    found = config.load("worker")
+    assert found.instance_name == "worker1"
+    assert found.database == "sqlite:///replication-worker1.db"
+    assert found.connect == ("tcp:127.0.0.1:9092",)
+    assert found.listen == ()
+    assert found.http is None
+    assert found.catch_up == ()
+
+
+def test_a_worker_database_is_named_after_its_instance() -> None:
+    assert config.load("worker", options={"instance_name": "w7"}).database == "sqlite:///replication-w7.db"
+
+
+def test_an_option_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('server_name = "file"\ninstance_name = "m2"\nlisten = ["unix:a", "unix:b"]\n')
+    found = config.load("master", str(path), {"server_name": "option", "listen": [], "http": None})
+    assert (found.server_name, found.instance_name) == ("option", "m2")
+    assert found.listen == ("unix:a", "unix:b")
+    assert found.http == "tcp:9093:interface=127.0.0.1"
+
+
+def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('listen = "unix:a"\n')
+    assert config.load("master", str(path)).listen == ("unix:a",)
+
+
+def test_an_unknown_key_is_named_with_its_file_and_its_neighbour(tmp_path: Path) -> None:
+    assert refusal(tmp_path, 'server-name = "x"') == (
+        "FILE: server-name: unknown key; the nearest known one is server_name"
+    )
+    assert "nearest known one is" in refusal(tmp_path, "zzz = 1")
+
+
+def test_an_unknown_key_inside_a_table_is_named_with_its_place(tmp_path: Path) -> None:
+    assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams]]\nname = "b"\ntabel = "t"') == (
+        "FILE: streams[1].tabel: unknown key; the nearest known one is streams[1].table"
+    )
+    assert refusal(tmp_path, '[writers.w2]\nconect = "tcp:a:1"', "worker") == (
+        "FILE: writers.w2.conect: unknown key; the nearest known one is writers.w2.connect"
+    )
+
+
+def test_what_is_no_key_at_all_is_unknown(tmp_path: Path) -> None:
+    assert "FILE: secret: unknown key" in refusal(tmp_path, 'secret = "x"')
+    assert "FILE: role: unknown key" in refusal(tmp_path, 'role = "master"')
+
+
+def test_the_other_roles_key_is_refused_as_such(tmp_path: Path) -> None:
+    assert refusal(tmp_path, 'connect = ["tcp:a:1"]') == (
+        "FILE: connect: only a worker has this key, and this is a master's configuration"
+    )
+    assert "only a master has this key" in refusal(tmp_path, '[[streams]]\nname = "a"', "worker")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("server_name = 1", "FILE: server_name: Expected `str`, got `int`"),
+        ('server_name = ""', "FILE: server_name: Expected `str` of length >= 1"),
+        ("listen = 9092", "FILE: listen: Expected `array`, got `int`"),
+        ("listen = ['a', 1]", "FILE: listen[1]: Expected `str`, got `int`"),
+        ('ping_after = "5"', "FILE: ping_after: Expected `float`, got `str`"),
+        ("ping_after = 0", "FILE: ping_after: Expected `float` > 0.0"),
+        ("ping_after = true", "FILE: ping_after: Expected `float`, got `bool`"),
+        ("max_queued_lines = 1.5", "FILE: max_queued_lines: Expected `int`, got `float`"),
+        ("line_limit = 3", "FILE: line_limit: Expected `int` >= 1024"),
+        ("streams = 1", "FILE: streams: Expected `array`, got `int`"),
+        ("streams = [1]", "FILE: streams[0]: Expected `table`, got `int`"),
+        ("[[streams]]\nrow = []", "FILE: streams[0]: table missing required field `name`"),
+        ('[[streams]]\nname = "a"\nrow = [1]', "FILE: streams[0].row[0]: Expected `str`, got `int`"),
+        ('instance_name = "a b"', "FILE: instance_name: a name has 1 to 255 characters"),
+        ("ping_after = 20", "FILE: give_up_after: must be more than ping_after, which is 20"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
+    assert refusal(tmp_path, text).startswith(said)
+
+
+def test_a_definition_that_cannot_work_is_named_with_its_key(tmp_path: Path) -> None:
+    said = refusal(tmp_path, '[[streams]]\nname = "a"\ntable = "t"')
+    assert said == "FILE: streams: stream 'a' is mapped onto table 't': row must list its columns"
+
+
+def test_a_writers_table_is_checked(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[writers.w2]\nconnect = 1", "worker")
+    assert said == "FILE: writers.*.connect: Expected `str`, got `int`"
+    assert refusal(tmp_path, "writers = 1", "worker") == "FILE: writers: Expected `table`, got `int`"
+    assert "missing required field `connect`" in refusal(tmp_path, '[writers.w2]\nhttp = "http://a"', "worker")
+
+
+def test_retention_is_refused_while_it_is_not_there(tmp_path: Path) -> None:
+    assert "FILE: streams[0].retention: retention is not there yet" in refusal(
+        tmp_path, '[[streams]]\nname = "a"\nretention = "30d"'
+    )
+
+
+def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "a = 1\nb c")
+    assert said.startswith("FILE: not TOML: ")
+    assert "line 2" in said
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: No such file or directory"):
+        config.load("master", str(tmp_path / "absent.toml"))
+    (tmp_path / "latin.toml").write_bytes(b'server_name = "\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml: it is not UTF-8"):
+        config.load("master", str(tmp_path / "latin.toml"))
+
+
+def test_a_wrong_option_is_named_as_it_was_typed() -> None:
+    with pytest.raises(ConfigError, match=r"^--server-name: Expected `str` of length >= 1$"):
+        config.load("master", options={"server_name": ""})
+    with pytest.raises(ConfigError, match=r"^--instance-name: a name has 1 to 255 characters"):
+        config.load("master", options={"instance_name": "a b"})
+
+
+def test_the_secret_is_read_stripped_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("  hush hush\n")
+    found = config.load("master", options={"secret_file": str(path)})
+    assert found.secret == "hush hush"
+    assert "hush" not in repr(found)
+
+
+def test_an_empty_or_absent_secret_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text(" \n")
+    with pytest.raises(ConfigError, match=r"the secret file .*secret is empty"):
+        config.load("master", options={"secret_file": str(path)})
+    with pytest.raises(ConfigError, match=r"cannot read the secret file .*absent: No such file"):
+        config.load("master", options={"secret_file": str(tmp_path / "absent")})
+
+
+def test_the_samples_in_conf_load() -> None:
+    master = config.load("master", str(CONF / "master.toml"))
+    assert all(isinstance(each, StreamDefinition) for each in master.streams)
+    worker = config.load("worker", str(CONF / "worker.toml"))
+    assert worker.connect == ("tcp:127.0.0.1:9092",)
+
+
+@pytest.mark.parametrize("role", ["master", "worker"])
+def test_the_samples_show_every_key_and_what_they_comment_out_loads_too(tmp_path: Path, role: config.Role) -> None:
+    """A key that a sample leaves out is one that nobody finds."""
+    text = (CONF / f"{role}.toml").read_text()
+    spoken = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/secret", str(tmp_path / "secret"))
+    (tmp_path / "secret").write_text("hush")
+    (tmp_path / "all.toml").write_text(spoken)
+    found = config.load(role, str(tmp_path / "all.toml"))
+    assert found.secret == "hush"
+    shown = tomllib.loads(spoken)
+    assert set(shown) == {key for key, field in config._KEYS.items() if field.metadata.get("role", role) == role}
