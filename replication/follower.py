@@ -1,0 +1,259 @@
+"""Following one stream: what its writers say becomes facts applied, in order, each once.
+
+A :class:`Cursor` per writer decides what comes next; this file does it: fetch what was missed, hand facts to the
+application's function, and move the position in the same transaction.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from replication.errors import CatchUpError, ReplicationError, StoreError
+from replication.streams.cursor import Apply, CatchUp, Cursor, Reset
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import Write, WriterStatus
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from twisted.internet.interfaces import IReactorTime
+
+    from replication.session.connection import Rows
+    from replication.streams.facts import Fact
+    from replication.streams.seams import IStreamStore, ITransaction, Page
+    from replication.wire.commands import Position
+    from replication.wire.grammar import InstanceName, StreamName
+
+PAGE_ROWS = 5_000
+FIRST_RETRY = 0.25  # seconds; doubled at each failure in a row
+LAST_RETRY = 10.0
+
+
+class Keeping(Enum):
+    """What a follower keeps of a stream."""
+
+    APPLIED = "applied"  # its facts go to a function, its position into the database, in one transaction
+    COPIED = "copied"  # its facts and its position go into the database
+    WATCHED = "watched"  # nothing: it only has to know the position while it runs
+
+
+class ApplyTransaction:
+    """What an application's function gets beside the facts: SQL in the transaction that also moves the position.
+
+    From the first statement on it holds the database's write lock.  ``stream`` and ``writer`` say whose facts these are.
+    """
+
+    def __init__(self, stream: StreamName, writer: InstanceName, transaction: ITransaction) -> None:
+        self.stream = stream
+        self.writer = writer
+        self._transaction = transaction
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows; StoreError names what the database said."""
+        return await self._transaction.execute(sql, parameters)
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        await self._transaction.executemany(sql, parameters)
+
+
+class IFollowingProcess(Protocol):
+    """What following needs from the process that it is part of."""
+
+    clock: IReactorTime
+    store: IStreamStore
+    stopping: bool
+
+    async def fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        """Return missed facts from the first source that has them; CatchUpError if none has."""
+        ...
+
+    def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
+        """A position was applied, or set back."""
+
+
+class StreamFollower:
+    """One stream, as a follower holds it, over all its writers.
+
+    ``function`` is the application's: it is called with facts in ascending order and an :class:`ApplyTransaction`;
+    ``first`` is called with the facts before that, inside the process only (cache invalidation: trap 30).
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        process: IFollowingProcess,
+        name: StreamName,
+        keeping: Keeping,
+        function: Callable[..., object] | None = None,
+        first: Callable[[Sequence[Fact]], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.keeping = keeping
+        self.cursors: dict[InstanceName, Cursor] = {}
+        self.errors: dict[InstanceName, str] = {}  # why a writer's facts stand still
+        self.catch_ups = self.resets = self.failures = 0
+        self.applied_rows = 0
+        self._process = process
+        self._function = function
+        self._first = first
+        self._turn = DeferredLock()  # one transaction of this stream at a time, whoever wrote the facts
+        self._driving: dict[InstanceName, Deferred[None]] = {}
+        self._naps: set[Deferred[None]] = set()
+        self._positions: dict[InstanceName, Token] | None = None  # None until read from the store
+        self._early: list[Callable[[], None]] = []  # what was heard until then
+
+    # ---- what is heard
+
+    async def open(self) -> None:
+        """Read the positions that were stored, then take in what was heard meanwhile."""
+        if self.keeping is Keeping.WATCHED:
+            self._positions = {}
+        else:
+            await self._process.store.declare(StreamDefinition(self.name))
+            self._positions = dict(await self._process.store.positions(self.name))
+        early, self._early = self._early, []
+        for hear in early:
+            hear()
+
+    def position_heard(self, link: Hashable, command: Position) -> None:
+        """Take in a POSITION."""
+        if self._positions is None:
+            self._early.append(lambda: self.position_heard(link, command))
+            return
+        cursor = self.cursors.get(command.instance)
+        if cursor is None:
+            unknown = command.prev if self.keeping is Keeping.WATCHED else Token(0)
+            cursor = self.cursors[command.instance] = Cursor(self._positions.get(command.instance, unknown))
+        cursor.position_heard(link, command.prev, command.new)
+        self._drive(command.instance, cursor)
+
+    def rows_heard(self, link: Hashable, rows: Rows) -> None:
+        """Take in a run of RDATA."""
+        if self._positions is None:
+            self._early.append(lambda: self.rows_heard(link, rows))
+            return
+        cursor = self.cursors.get(rows.instance)
+        if cursor is not None:  # else nothing is known of that writer before its POSITION (trap 25)
+            cursor.rows_heard(link, rows.places, rows.texts)
+            self._drive(rows.instance, cursor)
+
+    def link_lost(self, link: Hashable) -> None:
+        """A connection is gone: what it said in part is forgotten."""
+        if self._positions is None:
+            self._early.append(lambda: self.link_lost(link))
+        for cursor in self.cursors.values():
+            cursor.link_lost(link)
+
+    def stop(self) -> list[Deferred[None]]:
+        """Begin nothing more; returns what has to fire before nothing of this stream is under way."""
+        for nap in list(self._naps):
+            nap.cancel()
+        return list(self._driving.values())
+
+    def status(self, writer: InstanceName) -> WriterStatus:
+        """Return how one writer of the stream stands here."""
+        cursor = self.cursors[writer]
+        error = self.errors.get(writer)
+        state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
+        return WriterStatus(writer, cursor.position, cursor.announced, state, error)
+
+    # ---- what is done about it
+
+    def _drive(self, writer: InstanceName, cursor: Cursor) -> None:
+        if writer in self._driving or self._process.stopping or cursor.step() is None:
+            return
+        done: Deferred[None] = Deferred()
+        self._driving[writer] = done
+        driving = Deferred.fromCoroutine(self._drive_on(writer, cursor))
+        driving.addErrback(lambda failure: self.log.failure("following {name}", failure, name=self.name))
+        driving.addCallback(lambda _: self._driving.pop(writer).callback(None))
+
+    async def _drive_on(self, writer: InstanceName, cursor: Cursor) -> None:
+        delay = FIRST_RETRY
+        while not self._process.stopping and (step := cursor.step()) is not None:
+            try:
+                if isinstance(step, CatchUp):
+                    await self._catch_up(writer, cursor, step)
+                else:
+                    await self._turn.run(self._take, writer, cursor, step)
+            except Exception as error:  # noqa: BLE001 (whatever an application raises stops its stream, and only that)
+                self._stopped(writer, step, error, delay)
+                await self._nap(delay)
+                delay = min(delay * 2, LAST_RETRY)
+            else:
+                delay = FIRST_RETRY
+                self.errors.pop(writer, None)
+
+    async def _nap(self, seconds: float) -> None:
+        nap = deferLater(self._process.clock, seconds)
+        self._naps.add(nap)
+        try:
+            await nap
+        except CancelledError:
+            pass  # we are stopping
+        finally:
+            self._naps.discard(nap)
+
+    def _stopped(self, writer: InstanceName, step: Apply | CatchUp | Reset, error: Exception, delay: float) -> None:
+        what = "fetching" if isinstance(step, CatchUp) else "applying"
+        text = f"{what} {self.name} of {writer} after {step.after}: {type(error).__name__}: {error}"
+        self.failures += 1
+        if self.errors.get(writer) != text:
+            self.errors[writer] = text
+            self.log.error("{text}; trying again in {delay:.2f} s and on", text=text, delay=delay)
+            if not isinstance(error, ReplicationError):
+                self.log.failure("the application's function for {stream} raised", stream=self.name)
+
+    async def _catch_up(self, writer: InstanceName, cursor: Cursor, step: CatchUp) -> None:
+        self.catch_ups += 1
+        page = await self._process.fetch(self.name, writer, step, PAGE_ROWS)
+        if page.upto <= step.after:
+            raise CatchUpError(f"asked for ({step.after}, {step.upto}], got nothing beyond {page.upto}")
+        cursor.fetched(page)
+
+    def _take(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._apply(writer, cursor, step))
+
+    async def _apply(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> None:
+        if self._first is not None and isinstance(step, Apply):
+            self._first(step.facts)
+        if self.keeping is not Keeping.WATCHED:
+            await self._store(writer, step)
+        cursor.applied(step)
+        if isinstance(step, Reset):
+            self.resets += 1
+            self.log.error(
+                "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
+                writer=writer,
+                after=step.after,
+                to=step.to,
+                stream=self.name,
+            )
+        else:
+            self.applied_rows += sum([len(fact.texts) for fact in step.facts])
+        self._process.moved(self.name, writer, cursor.position)
+
+    async def _store(self, writer: InstanceName, step: Apply | Reset) -> None:
+        transaction = self._process.store.transaction()
+        if isinstance(step, Reset):
+            await transaction.commit([Write(self.name, writer, step.to, reset=True)])
+            return
+        copied = step.facts if self.keeping is Keeping.COPIED else ()
+        try:
+            if self._function is not None and step.facts:
+                await maybeDeferred(self._function, step.facts, ApplyTransaction(self.name, writer, transaction))
+            await transaction.commit([Write(self.name, writer, step.upto, copied, expected=step.after)])
+        except BaseException:
+            try:
+                await transaction.rollback()
+            except StoreError as error:
+                self.log.error("rolling back {stream}: {error}", stream=self.name, error=str(error))
+            raise

@@ -1,0 +1,170 @@
+"""A follower's link to one writer: connect, and connect again, for as long as it is wanted.
+
+A ``ClientService`` with one rule of ours: the wait between attempts is only short again once the peer has said the right
+SERVER and a first POSITION.  Until then every loss lengthens it, so a master that hangs up on us is not called in a tight
+loop (protocol B5, trap 7).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from twisted.application.internet import ClientService, backoffPolicy
+from twisted.internet import defer
+from twisted.internet.endpoints import clientFromString
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+
+from replication.errors import ConfigError
+from replication.net.protocol import Limits, ReplicationProtocol
+from replication.session.connection import Fault, Role
+from replication.wire.commands import Name, Ping, Position, Replicate, Server
+from replication.wire.commands import Error as ErrorCommand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from twisted.internet.interfaces import IAddress
+
+    from replication.session.connection import Heard
+    from replication.wire.grammar import InstanceName, StreamName
+
+FIRST_DELAY = 0.1  # seconds; protocol B5
+MAX_DELAY = 2.0
+
+
+class WriterLink(Factory):
+    """Keeps one connection to ``endpoint`` and passes on what its writer says."""
+
+    noisy = False
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        endpoint: str,
+        *,
+        server_name: str,
+        instance_name: InstanceName,
+        streams: Sequence[StreamName],
+        limits: Limits,
+        on_heard: Callable[[WriterLink, Sequence[Heard]], None],
+        on_lost: Callable[[WriterLink], None],
+        on_fault: Callable[[Fault], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self.state = "not connected"
+        self.peer: ReplicationProtocol | None = None
+        self.connections = 0
+        self._reactor = reactor
+        self._server_name = server_name
+        self._instance_name = instance_name
+        self._streams = tuple(streams)
+        self._limits = limits
+        self._on_heard = on_heard
+        self._on_lost = on_lost
+        self._on_fault = on_fault
+        self._said = ""
+        self._server_heard = False
+        self._attempts = 0  # since the last good one; ClientService counts since the last TCP connection
+        self._backoff = backoffPolicy(FIRST_DELAY, MAX_DELAY, math.e, jitter=lambda: random.uniform(0.0, 0.1))  # noqa: S311
+        try:
+            client = clientFromString(reactor, endpoint)
+        except Exception as error:  # noqa: BLE001 (endpoint parsers, plugins among them, raise what they like)
+            raise ConfigError(f"cannot connect to {endpoint!r}: not a client endpoint ({error})") from error
+        self._service = ClientService(client, self, retryPolicy=self._next_delay, clock=reactor)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._service.startService()
+
+    def stop(self) -> defer.Deferred[None]:
+        """Close; fires once the connection is gone."""
+        if self.peer is not None:
+            self.peer.close("server stopping")
+        stopped = self._service.stopService()
+        return stopped if isinstance(stopped, defer.Deferred) else defer.succeed(None)
+
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
+        """Return a protocol that speaks as a worker."""
+        return ReplicationProtocol(Role.WORKER, self, self._reactor, self._limits)
+
+    # ---- Conversation
+
+    def peer_connected(self, peer: ReplicationProtocol) -> None:
+        """Introduce ourselves; neither side waits for the other (protocol B1)."""
+        self.peer = peer
+        self.connections += 1
+        self.state = "connected"
+        self._server_heard = False
+        now = int(self._reactor.seconds() * 1000)
+        peer.say(Name(self._instance_name), Ping(str(now)), Replicate(self._streams))
+
+    def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
+        """Check who speaks, then pass on the rest."""
+        for command in heard:
+            if isinstance(command, Server):
+                if command.name != self._server_name:
+                    text = f"Wrong remote: this is {command.name[:100]!r}, {self._server_name!r} was expected"
+                    self._tell(text)
+                    peer.fail(Fault(text, "wrong server name"))
+                    return
+                self._server_heard = True
+                peer.name = command.name
+            elif isinstance(command, ErrorCommand):
+                self._tell(f"the writer at {self.endpoint} says: {command.text[:200]}")
+            elif not self._server_heard:
+                text = "Wrong remote: a writer speaks its SERVER line first"
+                self._tell(f"{self.endpoint}: {text}")
+                peer.fail(Fault(text, "wrong server name"))
+                return
+        self._on_heard(self, heard)
+        if self.state == "connected" and any(isinstance(each, Position) for each in heard):
+            self.state = "following"
+            self._said = ""
+            self._attempts = 0
+
+    def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:  # noqa: ARG002 (one peer at a time)
+        """Say what was wrong with it."""
+        self._tell(f"the writer at {self.endpoint}: {fault.text}")
+        self._on_fault(fault)
+
+    def peer_lost(self, peer: ReplicationProtocol) -> None:
+        """Note the loss; ClientService connects again."""
+        if peer is not self.peer:
+            return
+        self.peer = None
+        self.state = "not connected"
+        self._on_lost(self)
+
+    # ---- inside
+
+    def _next_delay(self, attempt: int) -> float:  # noqa: ARG002 (ours counts since the last good conversation)
+        """Return how many seconds to wait before the next attempt."""
+        delay = self._backoff(self._attempts)
+        self._attempts += 1
+        return delay
+
+    def _tell(self, text: str) -> None:
+        """Log what went wrong, but not the same thing at every attempt."""
+        if text != self._said:
+            self._said = text
+            self.log.warn("{text}", text=text)
+
+
+def http_beside(endpoint: str) -> str | None:
+    """Return where the HTTP of the writer at ``endpoint`` is unless somebody says otherwise: same host, next port.
+
+    None where that cannot be told: only ``tcp:`` endpoints have a host and a port.
+    """
+    kind, *parts = endpoint.split(":")
+    named = dict(part.split("=", 1) for part in parts if "=" in part)
+    plain = [part for part in parts if "=" not in part]
+    host = named.get("host") or (plain.pop(0) if plain else "")
+    port = named.get("port") or (plain.pop(0) if plain else "")
+    if kind != "tcp" or not host or not port.isdecimal():
+        return None
+    return f"http://{host}:{int(port) + 1}"

@@ -1,0 +1,367 @@
+"""A worker: a process that follows writers, applies what they write, and knows how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.logger import Logger
+
+from replication.caches import Caches
+from replication.errors import (
+    ConfigError,
+    NotAWriterError,
+    PositionTimeoutError,
+    ReplicationError,
+    StoreError,
+    StreamError,
+    UnknownStreamError,
+)
+from replication.follower import Keeping, StreamFollower
+from replication.net.link import WriterLink
+from replication.net.protocol import Limits
+from replication.session.connection import Rows
+from replication.sources import Sources
+from replication.storage import open_store
+from replication.streams.registry import CACHES, StreamDefinition
+from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus
+from replication.waiting import share
+from replication.wire import grammar
+from replication.wire.commands import Position
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from replication.session.connection import Fault, Heard
+    from replication.streams.cursor import CatchUp
+    from replication.streams.facts import Fact
+    from replication.streams.seams import IStreamStore
+
+F = TypeVar("F", bound="Callable[..., object]")
+STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
+
+
+class Worker:
+    """Follows the writers at ``connect`` and keeps what they write, or hands it to the application's functions.
+
+    ``database`` is a URL, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` names
+    the streams to follow, None all of them.  ``catch_up`` lists sources of missed facts in the order in which they are
+    tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the next port.
+    ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is copied
+    into the database if ``copy``, which by default is so where there is no function at all; else only its position is
+    followed.  ``secret`` is what the writers' HTTP wants.
+    """
+
+    role = "worker"
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        connect: Sequence[str] = ("tcp:127.0.0.1:9092",),
+        server_name: str = "localhost",
+        instance_name: str = "worker1",
+        database: str | None = None,
+        streams: Sequence[str] | None = None,
+        catch_up: Sequence[str] = (),
+        copy: bool | None = None,
+        secret: str | None = None,
+        writers: Mapping[str, Mapping[str, str]] | None = None,
+        reactor: Any = None,
+        limits: Limits | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        if reactor is None:
+            from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
+        self.server_name = server_name
+        self.instance_name = grammar.instance_name(instance_name)
+        self.limits = limits or Limits()
+        self.clock = reactor
+        self.wall = wall
+        self.store: IStreamStore = open_store(database or f"sqlite:///replication-{instance_name}.db", reactor)
+        self.caches = Caches()
+        self.cached = self.caches.cached
+        self.faults = Counter[str]()
+        self.stopping = False
+        self._streams = None if streams is None else [grammar.stream_name(each) for each in streams]
+        self._copy = copy
+        self._functions: dict[StreamName, Callable[..., object]] = {}
+        self._followers: dict[StreamName, StreamFollower] = {}
+        self._waiters: dict[tuple[StreamName, InstanceName], list[tuple[Token, Deferred[None]]]] = {}
+        named = dict(writers or {})
+        endpoints = list(dict.fromkeys([*(each["connect"] for each in named.values() if "connect" in each), *connect]))
+        if not endpoints:
+            raise ConfigError("a worker needs at least one writer to connect to: give connect")
+        self._links = [
+            WriterLink(
+                reactor,
+                endpoint,
+                server_name=server_name,
+                instance_name=self.instance_name,
+                streams=self._streams or (),
+                limits=self.limits,
+                on_heard=self._heard,
+                on_lost=self._lost,
+                on_fault=self._faulted,
+            )
+            for endpoint in endpoints
+        ]
+        self._sources = Sources(reactor, catch_up, named, secret)
+        self._source_of: dict[InstanceName, str] = {}  # the endpoint where a writer was heard
+        self._first_positions: dict[WriterLink, Deferred[None]] = {link: Deferred() for link in self._links}
+        self._start: Deferred[Exception | None] | None = None
+
+    # ---- what an application says
+
+    def on(self, stream: str) -> Callable[[F], F]:
+        """Register a function for a stream: ``apply(facts, txn)``, plain, ``async`` or returning a Deferred.
+
+        ``facts`` are whole, ascending, of one writer; ``txn`` is an :class:`ApplyTransaction`.  If it raises, nothing of
+        its transaction stays and the same facts, perhaps with newer ones, come again; other streams go on.
+        """
+        name = grammar.stream_name(stream)
+
+        def register(function: F) -> F:
+            if self._start is not None:
+                raise StreamError(f"on({stream!r}): register functions before start()")
+            if self._functions.setdefault(name, function) is not function:
+                raise ConfigError(f"stream {stream!r} has a function already")
+            return function
+
+        return register
+
+    def start(self) -> Deferred[None]:
+        """Open the database and connect; fires when every writer's first positions are known.
+
+        StoreError if the database cannot serve.  It waits for writers for as long as it takes.
+        """
+        return Deferred.fromCoroutine(self._started())
+
+    def stop(self) -> Deferred[None]:
+        """Let functions that are under way finish, close connections and the database."""
+        return Deferred.fromCoroutine(self._stop())
+
+    def wait_for(self, stream: str, writer: str, token: int, timeout: float = 10.0) -> Deferred[None]:
+        """Fire once the facts of ``writer`` up to ``token`` are applied here.
+
+        PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is.
+        """
+        key = grammar.stream_name(stream), grammar.instance_name(writer)
+        waiting: Deferred[None] = Deferred()
+        if self._position(*key) >= token:
+            waiting.callback(None)
+            return waiting
+        entry = (Token(token), waiting)
+        self._waiters.setdefault(key, []).append(entry)
+        late = self.clock.callLater(
+            timeout, lambda: waiting.errback(PositionTimeoutError(self._why(*key, token, timeout)))
+        )
+
+        def forget(result: Any) -> Any:
+            if late.active():
+                late.cancel()
+            waiters = self._waiters.get(key, [])
+            if entry in waiters:
+                waiters.remove(entry)
+            return result
+
+        return waiting.addBoth(forget)
+
+    # ---- life
+
+    async def _started(self) -> None:
+        if self.stopping:
+            raise StreamError(f"{self.instance_name!r} is stopping")
+        if self._start is None:
+            self._start = Deferred.fromCoroutine(self._open())
+        error = await share(self._start)
+        if error is not None:
+            raise error
+        for link in self._links:
+            await share(self._first_positions[link])
+
+    async def _open(self) -> Exception | None:
+        try:
+            await self.store.open()
+            if self._streams is not None:
+                for name in self._streams:
+                    await self._follower(name).open()
+        except ReplicationError as error:
+            return error
+        for link in self._links:
+            link.start()
+        return None
+
+    async def _stop(self) -> None:
+        if self.stopping:
+            return
+        self.stopping = True
+        if self._start is not None:
+            await share(self._start)
+        await DeferredList([link.stop() for link in self._links])
+        under_way = DeferredList([each for follower in self._followers.values() for each in follower.stop()])
+        under_way.addTimeout(STOP_PATIENCE, self.clock, lambda _result, _seconds: None)
+        await under_way
+        await self._sources.close()
+        await self.store.close()
+
+    # ---- what the links say
+
+    def _heard(self, link: WriterLink, heard: Sequence[Heard]) -> None:
+        positions = False
+        for each in heard:
+            if isinstance(each, Rows | Position):
+                if each.instance == self.instance_name or not self._wants(each.stream):  # trap 34
+                    continue
+                follower = self._followers.get(each.stream)
+                if isinstance(each, Rows):
+                    if follower is not None:
+                        follower.rows_heard(link, each)
+                    continue
+                positions = True
+                self._source_of[each.instance] = link.endpoint
+                if follower is None:
+                    follower = self._follower(each.stream)
+                    Deferred.fromCoroutine(self._open_follower(follower))
+                follower.position_heard(link, each)
+        if positions and not self._first_positions[link].called:
+            self._first_positions[link].callback(None)
+
+    async def _open_follower(self, follower: StreamFollower) -> None:
+        delay = 1.0
+        while not self.stopping:
+            try:
+                await follower.open()
+            except StoreError as error:
+                self.log.error("cannot follow {stream}: {error}", stream=follower.name, error=str(error))
+                await follower.nap(delay)
+            else:
+                return
+
+    def _lost(self, link: WriterLink) -> None:
+        for follower in self._followers.values():
+            follower.link_lost(link)
+
+    def _faulted(self, fault: Fault) -> None:
+        self.faults[fault.kind] += 1
+
+    def _wants(self, stream: StreamName) -> bool:
+        return self._streams is None or stream in self._streams
+
+    def _follower(self, name: StreamName) -> StreamFollower:
+        function = self._functions.get(name)
+        copy = not self._functions and not len(self.caches) if self._copy is None else self._copy
+        if function is not None:
+            keeping = Keeping.APPLIED
+        elif copy:
+            keeping = Keeping.COPIED
+        else:
+            keeping = Keeping.WATCHED
+        first = self._invalidate if name == CACHES else None
+        follower = self._followers[name] = StreamFollower(self, name, keeping, function, first)
+        return follower
+
+    def _invalidate(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            for row in fact.rows:
+                try:
+                    self.caches.apply([row])
+                except StreamError as error:
+                    self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
+
+    # ---- IFollowingProcess
+
+    async def fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        """Return missed facts from the first source that has them."""
+        return await self._sources.fetch(self._source_of.get(writer), stream, writer, step, limit)
+
+    def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
+        """Wake whoever waits for this position or an earlier one."""
+        waiters = self._waiters.get((stream, writer))
+        if waiters:
+            for _, waiting in [each for each in waiters if each[0] <= position]:  # fired after collecting (trap 32)
+                waiting.callback(None)
+
+    def _position(self, stream: StreamName, writer: InstanceName) -> Token:
+        follower = self._followers.get(stream)
+        cursor = follower.cursors.get(writer) if follower is not None else None
+        return Token(-1) if cursor is None else cursor.position
+
+    def _why(self, stream: StreamName, writer: InstanceName, token: int, timeout: float) -> str:
+        follower = self._followers.get(stream)
+        if follower is None or writer not in follower.cursors:
+            how = "nothing has been heard of it"
+        else:
+            status = follower.status(writer)
+            how = f"it is at {status.position}, {status.state}" + (f" ({status.error})" if status.error else "")
+        links = ", ".join(f"{link.endpoint} {link.state}" for link in self._links)
+        return f"stream {stream!r} of {writer!r} did not reach {token} in {timeout:g} s: {how}; links: {links}"
+
+    # ---- what the HTTP side asks (web.site.IServed)
+
+    async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
+        """Return facts of one writer from the copy that is kept here."""
+        follower = self._followers.get(StreamName(stream))
+        if follower is None or follower.keeping is not Keeping.COPIED:
+            raise UnknownStreamError(f"no copy of stream {stream[:100]!r} is kept here")
+        if writer is None:
+            if len(follower.cursors) != 1:
+                raise StreamError(f"say which writer of {stream!r}: {', '.join(follower.cursors) or 'none known'}")
+            (writer,) = follower.cursors
+        source = grammar.instance_name(writer)
+        reached = max(Token(0), self._position(follower.name, source))
+        end = reached if upto is None else Token(min(upto, reached))
+        if after >= end:
+            return Page([], end, limited=False)
+        return await self.store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
+
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:  # noqa: ARG002
+        """Refuse: a worker does not write."""
+        raise NotAWriterError(f"this is worker {self.instance_name!r}: append to {stream[:100]!r} at its writer")
+
+    async def check(self) -> None:
+        """Return if the store answers and can be written."""
+        await self.store.check()
+
+    def stream_statuses(self) -> list[StreamStatus]:
+        """Return where every stream stands."""
+        return [
+            StreamStatus(StreamDefinition(name), [follower.status(writer) for writer in follower.cursors])
+            for name, follower in self._followers.items()
+        ]
+
+    def peer_statuses(self) -> list[PeerStatus]:
+        """Return the links to writers."""
+        return [link.peer.status() for link in self._links if link.peer is not None]
+
+    def samples(self) -> Iterable[Sample]:
+        """Yield the figures of the metrics page."""
+        up = sum(link.peer is not None for link in self._links)
+        yield Sample("links", "gauge", "Writers that this worker is connected to.", up)
+        yield Sample("connections_total", "counter", "Connections made.", sum(link.connections for link in self._links))
+        for kind, count in self.faults.items():
+            yield Sample(
+                "faults_total", "counter", "Connections closed for a fault of the peer.", count, {"kind": kind}
+            )
+        for name, follower in self._followers.items():
+            of = {"stream": name}
+            yield Sample("catch_ups_total", "counter", "Pages of missed facts asked for.", follower.catch_ups, of)
+            yield Sample("applied_rows_total", "counter", "Rows applied.", follower.applied_rows, of)
+            yield Sample("failures_total", "counter", "Times that applying or fetching failed.", follower.failures, of)
+            yield Sample("resets_total", "counter", "Times that a writer went back.", follower.resets, of)
+            for writer, cursor in follower.cursors.items():
+                where = {**of, "writer": writer}
+                yield Sample("position", "gauge", "Position applied here.", cursor.position, where)
+                yield Sample(
+                    "lag", "gauge", "IDs announced and not applied.", cursor.announced - cursor.position, where
+                )
+                yield Sample("stopped", "gauge", "1 while a stream stands still.", writer in follower.errors, where)
+        for name, (hits, misses, size, invalidations) in self.caches.stats().items():
+            of = {"cache": name}
+            yield Sample("cache_hits_total", "counter", "Calls answered by a cache.", hits, of)
+            yield Sample("cache_misses_total", "counter", "Calls that computed.", misses, of)
+            yield Sample("cache_size", "gauge", "Entries of a cache.", size, of)
+            yield Sample("cache_invalidations_total", "counter", "Invalidations of a cache.", invalidations, of)
