@@ -46,7 +46,7 @@ class Keeping(Enum):
 class ApplyTransaction:
     """What an application's function gets beside the facts: SQL in the transaction that also moves the position.
 
-    From the first statement on it holds the database's write lock.  ``stream`` and ``writer`` say whose facts these are.
+    From the first statement on it holds the database's write lock.  ``stream`` and ``writer`` say whose facts they are.
     """
 
     def __init__(self, stream: StreamName, writer: InstanceName, transaction: ITransaction) -> None:
@@ -186,13 +186,14 @@ class StreamFollower:
                     await self._turn.run(self._take, writer, cursor, step)
             except Exception as error:  # noqa: BLE001 (whatever an application raises stops its stream, and only that)
                 self._stopped(writer, step, error, delay)
-                await self._nap(delay)
+                await self.nap(delay)
                 delay = min(delay * 2, LAST_RETRY)
             else:
                 delay = FIRST_RETRY
                 self.errors.pop(writer, None)
 
-    async def _nap(self, seconds: float) -> None:
+    async def nap(self, seconds: float) -> None:
+        """Wait, unless we are stopped."""
         nap = deferLater(self._process.clock, seconds)
         self._naps.add(nap)
         try:

@@ -89,7 +89,7 @@ class Master:
     def start(self) -> Deferred[None]:
         """Open the database and find out where every stream stands; fires when facts can be written.
 
-        It need not be called: ``factory()`` and the first ``reserve()`` do it.  StoreError if the database cannot serve.
+        It need not be called: ``factory()`` and the first ``reserve()`` do it.  StoreError if the database fails.
         """
         return Deferred.fromCoroutine(self.started())
 

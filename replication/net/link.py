@@ -1,8 +1,8 @@
 """A follower's link to one writer: connect, and connect again, for as long as it is wanted.
 
-A ``ClientService`` with one rule of ours: the wait between attempts is only short again once the peer has said the right
-SERVER and a first POSITION.  Until then every loss lengthens it, so a master that hangs up on us is not called in a tight
-loop (protocol B5, trap 7).
+A ``ClientService`` with one rule of ours: the wait between attempts is only short again once the peer has said the
+right SERVER and a first POSITION.  Until then every loss lengthens it, so a master that hangs up on us is not called in
+a tight loop (protocol B5, trap 7).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from twisted.logger import Logger
 from replication.errors import ConfigError
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Role
-from replication.wire.commands import Name, Ping, Position, Replicate, Server
 from replication.wire.commands import Error as ErrorCommand
+from replication.wire.commands import Name, Ping, Position, Replicate, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class WriterLink(Factory):
         self._backoff = backoffPolicy(FIRST_DELAY, MAX_DELAY, math.e, jitter=lambda: random.uniform(0.0, 0.1))  # noqa: S311
         try:
             client = clientFromString(reactor, endpoint)
-        except Exception as error:  # noqa: BLE001 (endpoint parsers, plugins among them, raise what they like)
+        except Exception as error:
             raise ConfigError(f"cannot connect to {endpoint!r}: not a client endpoint ({error})") from error
         self._service = ClientService(client, self, retryPolicy=self._next_delay, clock=reactor)
 
