@@ -47,12 +47,12 @@ STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we 
 class Worker:
     """Follows the writers at ``connect`` and keeps what they write, or hands it to the application's functions.
 
-    ``database`` is a URL, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` names
-    the streams to follow, None all of them.  ``catch_up`` lists sources of missed facts in the order in which they are
-    tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the next port.
-    ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is copied
-    into the database if ``copy``, which by default is so where there is no function at all; else only its position is
-    followed.  ``secret`` is what the writers' HTTP wants.
+    ``database`` is a URL, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` are
+    the names to follow, None means all.  ``catch_up`` lists sources of missed facts in the order in which they
+    are tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the next port.
+    ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is
+    copied into the database if ``copy``, which by default is so where there is no function at all; else only its
+    position is followed.  ``secret`` is what the writers' HTTP wants.
     """
 
     role = "worker"
@@ -119,8 +119,8 @@ class Worker:
     def on(self, stream: str) -> Callable[[F], F]:
         """Register a function for a stream: ``apply(facts, txn)``, plain, ``async`` or returning a Deferred.
 
-        ``facts`` are whole, ascending, of one writer; ``txn`` is an :class:`ApplyTransaction`.  If it raises, nothing of
-        its transaction stays and the same facts, perhaps with newer ones, come again; other streams go on.
+        ``facts`` are whole, ascending, of one writer; ``txn`` is an :class:`ApplyTransaction`.  If it raises, nothing
+        of its transaction stays and the same facts, perhaps with newer ones, come again; other streams go on.
         """
         name = grammar.stream_name(stream)
 

@@ -122,7 +122,7 @@ class Reservation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or roll back.  Whatever becomes of the caller, that runs to its end and only then are IDs complete."""
+        """Commit or roll back; whatever becomes of the caller, that runs to its end before the IDs are complete."""
         if kind is None:
             await shield(self._commit())
             return
@@ -273,7 +273,7 @@ class StreamWriter:
 
     def _tell(self, facts: Sequence[Fact], after: Token, upto: Token) -> None:
         name, me = self.definition.name, self._process.instance_name
-        for chunk in spell_facts(name, me, facts, after, upto, self._process.line_limit):
+        for chunk in spell_facts(name, me, facts, after=after, upto=upto, line_limit=self._process.line_limit):
             self._process.tell(name, chunk)
         self.announced = upto
 

@@ -7,11 +7,11 @@ the protocol as the LineReceiver that it is; a property in the tests holds the t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols.basic import LineReceiver
 from zope.interface import implementer
@@ -23,7 +23,7 @@ from replication.streams.seams import PeerStatus
 from replication.wire.commands import LINE_LIMIT, Error, Ping, Rdata, encode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
     from twisted.python.failure import Failure
@@ -137,7 +137,7 @@ class ReplicationProtocol(LineReceiver):
         self.bytes_in += len(line) + 1
         self._heard(self.session.receive_line(line, self._clock.seconds()))
 
-    def connectionLost(self, reason: Failure | None = None) -> None:  # type: ignore[override]
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: ARG002 (Twisted's signature)
         """Let go of everything."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()

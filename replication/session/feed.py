@@ -1,7 +1,7 @@
 """What a writer tells its followers: settled facts become RDATA, and POSITION where there is nothing to tell.
 
-Protocol D3, newest rules.  A fact with a row that no line can hold is announced as ``POSITION stream instance T T``: its
-own token as both ends is ahead of what any follower has, so each of them sees a gap and fetches the fact elsewhere.
+Protocol D3, newest rules.  A fact with a row that no line can hold is announced as ``POSITION stream instance T T``:
+its own token as both ends is ahead of what any follower has, so each sees a gap and fetches the fact elsewhere.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Chunk:
     lines: int
 
 
-def spell_facts(  # noqa: D417 (after and upto are explained in the sentence)
+def spell_facts(
     stream: StreamName,
     instance: InstanceName,
     facts: Iterable[Fact],
+    *,
     after: Token,
     upto: Token,
     line_limit: int = LINE_LIMIT,
