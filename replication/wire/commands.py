@@ -6,14 +6,17 @@ line's length, no LF inside.  Who may say which word is not the wire's business:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, Self, get_args
 
 import attrs
 
-from replication.errors import LocalProtocolError, RemoteProtocolError
+from replication.errors import LocalProtocolError, RemoteProtocolError, RowError
 from replication.wire import grammar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 LINE_LIMIT: Final = 16_384  # bytes without the LF: what every Synapse accepts (protocol A1)
@@ -51,8 +54,12 @@ class Rdata:
         """Take four fields; the last is JSON and may hold spaces."""
         match rest.split(" ", 3):
             case [stream, instance, token, row]:
-                place = None if token == "batch" else grammar.token(token)
-                return cls(grammar.stream_name(stream), grammar.instance_name(instance), place, grammar.row_text(row))
+                return cls(
+                    grammar.stream_name(stream),
+                    grammar.instance_name(instance),
+                    grammar.place(token),
+                    grammar.row_text(row),
+                )
         raise RemoteProtocolError("RDATA takes a stream, an instance, a token and a row")
 
     def spell(self) -> str:
@@ -235,7 +242,7 @@ class UserIp:
         """Take a user ID and a JSON array of exactly five (protocol A5)."""
         user_id, space, text = rest.partition(" ")
         match grammar.read_json(text) if space and user_id else None:
-            case [str(access_token), str(ip), str(agent), (str() | None) as device, int(seen)] if seen is not True:
+            case [str(access_token), str(ip), str(agent), (str() | None) as device, seen] if type(seen) is int:
                 return cls(user_id, access_token, ip, agent, device, seen)
         raise RemoteProtocolError("USER_IP takes a user ID and [access_token, ip, user_agent, device_id, last_seen]")
 
@@ -277,27 +284,11 @@ Command = (
     | RemoteServerUp
 )
 
-COMMANDS: Final[dict[str, type[Command]]] = {
-    each.WORD: each
-    for each in (
-        Server,
-        Rdata,
-        Position,
-        Error,
-        Ping,
-        Name,
-        Replicate,
-        UserSync,
-        ClearUserSync,
-        FederationAck,
-        UserIp,
-        RemoteServerUp,
-    )
-}
+COMMANDS: Final[Mapping[str, type[Command]]] = MappingProxyType({each.WORD: each for each in get_args(Command)})
 
 
 def parse_line(line: str) -> Command:
-    """Read one line without its LF; RemoteProtocolError says what is wrong with it and names its word.
+    """Read one line without its LF; RemoteProtocolError says what is wrong with it.
 
     A single CR at the end is a telnet's and is dropped (protocol A1).
     """
@@ -309,14 +300,19 @@ def parse_line(line: str) -> Command:
 
 
 def encode_line(command: Command, limit: int = LINE_LIMIT) -> bytes:
-    """Return the bytes that say ``command``, with the LF; LocalProtocolError if no peer could read them."""
-    text = f"{command.WORD} {command.spell()}"
-    if "\n" in text:
-        raise LocalProtocolError(f"a line break inside {command.WORD}")
+    """Return the bytes that say ``command``, with the LF; LocalProtocolError if no peer would read it from them.
+
+    The line is read back before it goes: a name with a space, a row that is not JSON, a CR at the end are found here.
+    """
+    word = command.WORD
     try:
+        text = f"{word} {command.spell()}"
         line = text.encode()
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{command.WORD} is not text: {error}") from error
+        understood = "\n" not in text and parse_line(text) == command
+    except (RowError, RemoteProtocolError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"{word} cannot be said: {error}") from error
+    if not understood:
+        raise LocalProtocolError(f"{word} would be read as something else: {text[:80]!r}")
     if len(line) > limit:
-        raise LocalProtocolError(f"{command.WORD} would take {len(line)} bytes; a line holds {limit}")
+        raise LocalProtocolError(f"{word} would take {len(line)} bytes; a line holds {limit}")
     return line + b"\n"

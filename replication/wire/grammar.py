@@ -9,63 +9,101 @@ from __future__ import annotations
 import json
 import json.encoder
 import re
-from typing import Any, NewType
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NewType, cast
 
 import msgspec
 
 from replication.errors import RemoteProtocolError, RowError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 Token = NewType("Token", int)
 StreamName = NewType("StreamName", str)
 InstanceName = NewType("InstanceName", str)
 
-_TOKEN = re.compile(r"-?(?:0|[1-9][0-9]{0,18})", re.ASCII)
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
+_TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,255}")
+_PLAIN_DIGITS = 18  # an integer of no more characters than this fits into 64 bits
+_INT_DIGITS = 4300  # what the standard library reads as one integer; only a longer text can hold a longer one
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_json = msgspec.json.Decoder().decode
+_NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
 
 
 def token(text: str) -> Token:
-    """Read a plain decimal integer of at most 64 bits; no sign but a minus, no leading zero, no underscore."""
+    """Read an integer of at most 64 bits: what ``str`` makes of it, and nothing else that ``int`` takes."""
     if _TOKEN.fullmatch(text) is None or not -(2**63) <= (value := int(text)) < 2**63:
-        raise RemoteProtocolError(f"not an integer: {text[:40]!r}")
+        raise RemoteProtocolError(f"not a plain integer of 64 bits: {text[:40]!r}")
     return Token(value)
+
+
+def place(text: str) -> Token | None:
+    """Read the third field of an RDATA: a token, or None for ``batch``: the next row belongs to the same fact."""
+    return None if text == "batch" else token(text)
+
+
+def places(texts: list[str]) -> Sequence[Token | None]:
+    """Read what :func:`place` reads, many at once: the same answers and errors at a quarter of the time."""
+    numbers = [text for text in texts if text != "batch"]
+    try:
+        tokens = cast("list[Token]", list(map(int, numbers)))
+    except ValueError:
+        tokens = []
+    if list(map(str, tokens)) != numbers or max(map(len, numbers), default=0) > _PLAIN_DIGITS:
+        return [place(text) for text in texts]
+    if len(tokens) == len(texts):
+        return tokens
+    ahead = iter(tokens)
+    return [None if text == "batch" else next(ahead) for text in texts]
 
 
 def stream_name(text: str) -> StreamName:
     """Read the name of a stream: no white space, no control character, at most 255 characters."""
-    return StreamName(_name(text, "stream name"))
+    return StreamName(_name(text, "a stream name"))
 
 
 def instance_name(text: str) -> InstanceName:
     """Read the name of an instance, by the rule of :func:`stream_name`."""
-    return InstanceName(_name(text, "instance name"))
+    return InstanceName(_name(text, "an instance name"))
 
 
 def _name(text: str, what: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise RemoteProtocolError(f"not a {what}: {text[:40]!r}")
+        raise RemoteProtocolError(f"not {what}: {text[:40]!r}")
     return text
 
 
 def row_text(text: str) -> str:
-    """Return ``text`` if it is one JSON value and nothing else; what it says is not decoded."""
-    try:
-        _check_json(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        read_json(text)  # the standard library has the last word: it takes lone surrogates
+    """Return ``text`` if it is what :func:`read_json` can read; what it says is not kept."""
+    row_texts([text])
     return text
+
+
+def row_texts(texts: list[str]) -> None:
+    """Return if each of ``texts`` is one JSON value and nothing else; RemoteProtocolError says what is wrong."""
+    try:
+        deque(map(_check_json, texts), maxlen=0)
+        unsure = max(map(len, texts), default=0) > _INT_DIGITS
+    except _NOT_DECODED:
+        unsure = True
+    if unsure:
+        for text in texts:
+            read_json(text)
 
 
 def read_json(text: str) -> Any:
     """Decode one JSON value as the standard library does, but refuse NaN and the infinities."""
     try:
         return _decode_json(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        pass
+    except _NOT_DECODED:
+        pass  # the standard library has the last word: it takes lone surrogates, and numbers too large for a float
     try:
         return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise RemoteProtocolError(f"not JSON: {error.msg} at character {error.pos + 1} of {len(text)}") from error
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"not JSON: {error}") from error
 
@@ -80,7 +118,7 @@ def _refuse(value: object) -> None:
 
 def _make_encoder() -> Any:
     """Return json.dumps' own C encoder, made once: the same bytes at a third of the time."""
-    make = json.encoder.c_make_encoder
+    make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode
     ascii_string = json.encoder.encode_basestring_ascii
