@@ -1,0 +1,57 @@
+"""Blocking work off the reactor thread."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from twisted.internet.defer import Deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Lane:
+    """One thread that does what it is given, in order; results come back on the reactor's thread.
+
+    A database connection lives on a lane, so nothing else of ours ever touches it.  ``reactor`` needs nothing but
+    ``callFromThread``: a test brings its own and decides when results arrive.  A one-thread ``ThreadPool`` would do as
+    well, but its coordination costs 15 % of a small commit.
+    """
+
+    def __init__(self, reactor: IReactorFromThreads, name: str) -> None:
+        self._reactor = reactor
+        self._jobs: SimpleQueue[tuple[Deferred[Any], Callable[[], Any] | None]] = SimpleQueue()
+        Thread(target=self._work, name=name, daemon=True).start()
+
+    def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Deferred[_T]:
+        """Do ``work`` after all that was given before; cancelling the Deferred stops the waiting, not the work."""
+        done: Deferred[_T] = Deferred()
+        self._jobs.put((done, lambda: work(*args, **kwargs)))
+        return done
+
+    def stop(self) -> Deferred[None]:
+        """End the thread after all that was given before."""
+        done: Deferred[None] = Deferred()
+        self._jobs.put((done, None))
+        return done
+
+    def _work(self) -> None:
+        while True:
+            done, job = self._jobs.get()
+            if job is None:
+                self._reactor.callFromThread(done.callback, None)
+                return
+            try:
+                result = job()
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+                self._reactor.callFromThread(done.errback, error)
+            else:
+                self._reactor.callFromThread(done.callback, result)
+            del done, job

@@ -1,0 +1,49 @@
+"""A stand-in for the reactor, for tests of code that works on threads."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_T = TypeVar("_T")
+
+PATIENCE = 60.0  # seconds without a word from any thread: the test hangs
+
+
+@implementer(IReactorFromThreads)
+class Pump:
+    """What threads ask of the reactor is done while the test waits for something, on the test's own thread.
+
+    ``pump.wait(store.open())`` runs a coroutine or Deferred to its end and returns or raises its result;
+    ``pump.start(...)`` only begins it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+    def callFromThread(self, callable: Callable[..., Any], *args: object, **kwargs: object) -> None:  # noqa: A002 - Twisted's
+        """Keep the call until somebody waits."""
+        self._calls.put(lambda: callable(*args, **kwargs))
+
+    def start(self, awaited: Coroutine[Any, Any, _T]) -> Deferred[_T]:
+        """Begin it: it runs until it waits for a thread."""
+        return Deferred.fromCoroutine(awaited)
+
+    def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
+        """Do what threads ask for until ``awaited`` has a result; raise it if it is an error."""
+        outcome: list[_T | Failure] = []
+        deferred = awaited if isinstance(awaited, Deferred) else Deferred.fromCoroutine(awaited)
+        deferred.addBoth(outcome.append)
+        while not outcome:
+            self._calls.get(timeout=PATIENCE)()
+        if isinstance(outcome[0], Failure):
+            outcome[0].raiseException()
+        return outcome[0]
