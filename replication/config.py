@@ -67,7 +67,6 @@ class Config:
     server_name: Text = "localhost"
     instance_name: Text
     database: Text
-    listen: Texts = ()
     http: Text | None = None
     stream: Texts = ()
     secret_file: Text | None = None
@@ -77,6 +76,7 @@ class Config:
     line_limit: Annotated[int, msgspec.Meta(ge=1024)] = LINE_LIMIT
     max_queued_bytes: Count = 8 * 1024 * 1024
     max_queued_lines: Count = 100_000
+    listen: Texts = attrs.field(default=(), metadata=_MASTER)  # a worker that writes would have it too
     streams: tuple[StreamDefinition, ...] = attrs.field(default=(), metadata=_MASTER)
     connect: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Texts = attrs.field(default=(), metadata=_WORKER)
