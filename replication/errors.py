@@ -58,7 +58,12 @@ class NotAWriterError(StreamError):
 
 
 class RowError(StreamError):
-    """A row cannot be spelt as JSON, or does not have the fields that its stream declares."""
+    """A row cannot be spelt as JSON, or does not have the fields that its stream declares.
+
+    ``fact`` is the culprit's index among the facts of one append, where that is known.
+    """
+
+    fact: int | None = None
 
 
 class SequenceRegressedError(StreamError):
