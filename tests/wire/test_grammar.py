@@ -1,0 +1,194 @@
+"""Tokens, names and rows: one spelling each, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import json.encoder
+import math
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from replication.errors import RemoteProtocolError, RowError
+from replication.wire import grammar
+from tests import strategies
+
+TOKENS = ["0", "1", "-1", "42", str(2**63 - 1), str(-(2**63))]
+NOT_TOKENS = [
+    *("", " ", "-", "+1", " 1", "1 ", "1\r", "1\n", "01", "00", "-0", "-01", "1_000", "5.0", "1e3", "0x1", "\x00"),
+    *("batch", "Batch", "None", "\u0661", "\uff11", "\u00b2"),
+    *(str(2**63), str(-(2**63) - 1), "9" * 20, "9" * 5000),
+]
+NAMES = ["events", "get_user", "worker-1.example:80", "é", "日本", "%s", "batch", "n" * 255]
+NOT_NAMES = [
+    *("", " ", "a b", "a\tb", "a\rb", "a\nb", "a\n", "a\x00", "\x1b[31m", "\x7f", "\x85", "\x9b"),
+    *("a\u00a0b", "\u2028", "n" * 256),
+]
+JSON_TEXTS = [
+    *("null", "true", "0", "-0", "1.5", "1E5", "1e999", "-1e999", "9" * 30, "9" * 4300),
+    *('""', '"\\ud800"', '"\\ud83d\\ude00"', '"\x7f"', '"é\u2028"', '"' + "x" * 9000 + '"'),
+    *("[]", "{}", " [1, 2]\t", "[1,\r2]", '{"a":1,"a":2}', "[" * 200 + "]" * 200),
+]
+NOT_JSON_TEXTS = [
+    *("", " ", "nul", "True", "NaN", "Infinity", "-Infinity", "[NaN]", "'a'", "\x00", "[1]\x00", "\u00a01", "\x0c1"),
+    *("01", "1.", ".5", "+1", "1e", "-", "9" * 4301),
+    *('"', '"\\x"', '"\\u12"', '"\x01"', '"a\tb"'),
+    *("[1,]", "[1", "1]", '{"a":1,}', "{a:1}", "{1:2}", "1 2", "[] []", "[1],", "\ufeff[1]"),
+    *("[" * 5000, "[" * 5000 + "]" * 5000),
+]
+
+
+@pytest.mark.parametrize("text", TOKENS)
+def test_a_plain_integer_of_64_bits_is_a_token(text: str) -> None:
+    assert str(grammar.token(text)) == text
+
+
+@pytest.mark.parametrize("text", NOT_TOKENS)
+def test_what_int_takes_beyond_a_plain_integer_is_no_token(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a plain integer of 64 bits: "):
+        grammar.token(text)
+
+
+@given(st.integers() | strategies.tokens)
+def test_a_token_is_what_str_makes_of_64_bits(number: int) -> None:
+    if -(2**63) <= number < 2**63:
+        assert grammar.token(str(number)) == number
+    else:
+        with pytest.raises(RemoteProtocolError):
+            grammar.token(str(number))
+
+
+def test_batch_is_the_place_of_a_row_whose_fact_goes_on() -> None:
+    assert grammar.place("batch") is None
+    assert grammar.place("7") == 7
+
+
+def _answer(read: Any, *texts: Any) -> Any:
+    """Return what ``read`` returns, or the message that it raises."""
+    try:
+        return read(*texts)
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+@given(st.lists(st.sampled_from([*TOKENS, *NOT_TOKENS]) | strategies.tokens.map(str) | st.text(max_size=3)))
+@example(["1", "batch", "2"])
+@example([str(2**63 - 1), "5"])
+@example([str(2**63)])
+@example([])
+def test_many_places_are_read_as_one_by_one(texts: list[str]) -> None:
+    assert _answer(grammar.places, texts) == _answer(lambda: [grammar.place(text) for text in texts])
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_name_is_anything_without_white_space_and_control_characters(text: str) -> None:
+    assert grammar.stream_name(text) == text
+    assert grammar.instance_name(text) == text
+
+
+@pytest.mark.parametrize("text", NOT_NAMES)
+def test_white_space_control_characters_and_excess_are_in_no_name(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a stream name: "):
+        grammar.stream_name(text)
+    with pytest.raises(RemoteProtocolError, match="not an instance name: "):
+        grammar.instance_name(text)
+
+
+@given(strategies.stream_names)
+def test_every_drawn_name_is_a_name(name: str) -> None:
+    assert grammar.stream_name(name) == name
+
+
+@pytest.mark.parametrize("text", JSON_TEXTS)
+def test_one_json_value_is_a_row(text: str) -> None:
+    assert grammar.row_text(text) == text
+    assert grammar.read_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", NOT_JSON_TEXTS)
+def test_what_is_not_one_json_value_is_no_row(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="not JSON: "):
+        grammar.row_text(text)
+    with pytest.raises(RemoteProtocolError, match="not JSON: "):
+        grammar.read_json(text)
+
+
+def test_what_is_wrong_with_a_row_is_said_with_its_place() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"not JSON: Expecting value at character 5 of 7"):
+        grammar.read_json("[1, oh]")
+
+
+_slips = st.sampled_from([*'[]{}",:019-.eE\\u \t\x00ab', ""])
+_mutilated = st.builds(
+    lambda text, at, slip: text[:at] + slip + text[at + 1 :], strategies.row_texts, st.integers(0, 99), _slips
+)
+
+
+@given(strategies.row_texts | _mutilated | st.text(max_size=8))
+def test_a_row_is_accepted_exactly_if_the_standard_library_reads_it(text: str) -> None:
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        expected = json.loads(text, parse_constant=refuse)
+    except ValueError:
+        with pytest.raises(RemoteProtocolError):
+            grammar.row_text(text)
+        with pytest.raises(RemoteProtocolError):
+            grammar.read_json(text)
+    else:
+        assert grammar.row_text(text) == text
+        assert repr(grammar.read_json(text)) == repr(expected)
+
+
+@given(st.lists(st.sampled_from([*JSON_TEXTS, *NOT_JSON_TEXTS]) | strategies.row_texts, max_size=6))
+@example(["[1,", "2]", "3 4"])
+@example(['"\\ud800"', "[1"])
+@example(["[1]", "9" * 4301])
+def test_many_rows_are_checked_each_by_itself(texts: list[str]) -> None:
+    """Rows that are only together JSON are not rows."""
+    assert _answer(grammar.row_texts, texts) in (None, _answer(lambda: [grammar.row_text(text) for text in texts]))
+    assert (_answer(grammar.row_texts, texts) is None) == all(_answer(grammar.row_text, text) == text for text in texts)
+
+
+@given(strategies.rows)
+def test_a_row_is_spelt_as_the_standard_library_spells_it_and_reads_back(row: object) -> None:
+    text = grammar.spell_row(row)
+    assert text == json.dumps(row, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    assert text.isascii()
+    assert "\n" not in text
+    assert repr(grammar.read_json(text)) == repr(json.loads(text))
+
+
+def test_key_order_and_tuples_are_spelt_as_the_standard_library_does() -> None:
+    assert (
+        grammar.spell_row(({"b": 1, "a": (None, True)}, "é\U0001f600"))
+        == '[{"b":1,"a":[null,true]},"\\u00e9\\ud83d\\ude00"]'
+    )
+    assert grammar.spell_row({1: 2, None: 3, False: 4}) == '{"1":2,"null":3,"false":4}'
+
+
+_CYCLE: list[object] = []
+_CYCLE.append(_CYCLE)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [math.nan, [math.inf], -math.inf, {1, 2}, b"bytes", dt.date(2024, 1, 1), {(1, 2): 3}, _CYCLE, [10**5000]],
+)
+def test_what_has_no_spelling_is_refused(row: object) -> None:
+    with pytest.raises(RowError, match="a row must be JSON: "):
+        grammar.spell_row(row)
+
+
+def test_without_the_c_encoder_the_spelling_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ["é", {"k": [1.5, None, "\ud800"]}]
+    expected = grammar.spell_row(row)
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    monkeypatch.setattr(grammar, "_encode_json", grammar._make_encoder())
+    assert grammar.spell_row(row) == expected
+    with pytest.raises(RowError):
+        grammar.spell_row([math.nan])
