@@ -1,0 +1,35 @@
+"""Where facts and positions are kept: ``IStreamStore`` of ``replication.streams.seams``, behind one URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.errors import ConfigError
+from replication.storage.connection import MEMORY
+from replication.storage.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.streams.seams import IStreamStore
+
+_FORMS = "sqlite:///relative.db, sqlite:////absolute.db, or sqlite:// for a database in memory"
+
+
+def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = False) -> IStreamStore:
+    """Return the store that ``url`` names, not yet open; ConfigError if there is none of that kind.
+
+    ``sqlite:///x.db`` is relative to the working directory, ``sqlite:////var/x.db`` absolute, ``sqlite://`` in memory.
+    ``read_only`` is for a database that another process writes.
+    """
+    scheme, slashes, rest = url.partition("://")
+    if not slashes or scheme not in ("sqlite", "postgresql"):
+        raise ConfigError(f"database {url!r}: write {_FORMS}")
+    if scheme == "postgresql":
+        raise ConfigError(f"database {url!r}: PostgreSQL comes with a later version; write {_FORMS}")
+    host, slash, path = rest.partition("/")
+    if host or (slash and not path) or "?" in path:
+        raise ConfigError(f"database {url!r} names no file and nothing else: write {_FORMS}")
+    if read_only and not path:
+        raise ConfigError(f"database {url!r} is in memory, where nobody else has written: name a file")
+    return SqliteStore(path or MEMORY, reactor, read_only=read_only)

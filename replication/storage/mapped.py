@@ -1,0 +1,157 @@
+"""A stream that lives in a table of the application: its columns are the fields of a row.
+
+A value is what SQLite says: an integer, a real, a text or NULL.  A row is spelt when it is read, as one is when it is
+written.  Rows of one ID are a fact; among them, ``rowid`` says the order.
+"""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which lets plain ones through only
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import RowError, SchemaError, StoreError
+from replication.storage.pages import cut_page, gather
+from replication.storage.tables import DOWN, UP
+from replication.streams.seams import Page
+from replication.wire import grammar
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.streams.facts import Fact
+    from replication.streams.registry import StreamDefinition
+
+MASTER: Final = InstanceName("master")  # who wrote the rows that name no writer
+
+
+_IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
+
+
+class MappedTable:
+    """A table that the application made, as its StreamDefinition describes it."""
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        self.definition = definition
+        self.direction = DOWN if definition.negative else UP
+        self._columns = definition.row or ()
+        way, minus = self.direction, "-" if definition.negative else ""
+        # Qualified, because SQLite takes a quoted name that it does not know for a text.
+        place = f'source."{definition.id_column}"'
+        row = ", ".join(f'source."{column}"' for column in self._columns)
+        where = f" AND ({definition.where})" if definition.where else ""
+        mine, instance, group = "", "NULL", ""  # no group: then an index has the answer at its end
+        written = [definition.id_column, *self._columns]
+        if definition.instance_column is not None:
+            instance = f"coalesce(source.\"{definition.instance_column}\", '{MASTER}')"
+            mine, group = f" AND {instance} = :writer", " GROUP BY 1"
+            written.insert(1, definition.instance_column)
+        source = f'"{definition.table}" AS source'
+        span = f"{place} {way.above} :after AND {place} {way.upto} :upto{mine}{where}"
+        order = f"{place} {way.order}, source.rowid"
+        self._page = f"SELECT {minus}{place}, {row} FROM {source} WHERE {span} ORDER BY {order} LIMIT :limit"
+        self._newest = f"SELECT {instance}, {minus}{way.furthest}({place}) FROM {source} WHERE true{where}{group}"
+        self._delete = f"DELETE FROM {source} WHERE {place} {way.above} :after{mine}{where}"
+        names = ", ".join(f'"{column}"' for column in written)
+        self._insert = f'INSERT INTO "{definition.table}" ({names}) VALUES ({", ".join("?" * len(written))})'
+
+    def declare(self, database: sqlite3.Connection, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
+        """Try what will be asked of the table: SchemaError if it cannot be, a warning if it would be slow."""
+        name, table = self.definition.name, self.definition.table
+        span = {"writer": "", "after": 0, "upto": 0, "limit": 1}
+        if database.execute(_IS_VIEW, (table,)).fetchall():
+            raise SchemaError(f"stream {name!r} cannot be mapped onto {table!r}, a view: map the table behind it")
+        try:
+            plan = database.execute(f"EXPLAIN QUERY PLAN {self._page}", span).fetchall()
+            database.execute(f"EXPLAIN {self._insert}", (None,) * self._insert.count("?")).fetchall()
+        except sqlite3.Error as error:
+            why = "it is WITHOUT ROWID, and that orders the rows of one ID" if "source.rowid" in str(error) else error
+            raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
+        if any(step.startswith("SCAN") for *_, step in plan):
+            column = self.definition.id_column
+            cure = f'CREATE INDEX {table}_{column} ON "{table}" ("{column}")'
+            return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
+        return ()
+
+    def insert(self, database: sqlite3.Connection, writer: InstanceName, facts: Sequence[Fact]) -> None:
+        """Store the rows of ``facts``, one value a column."""
+        start = [] if self.definition.instance_column is None else [writer]
+        sign = self.direction.sign
+        rows = [(sign * token, *start, *self._values(text)) for token, texts in facts for text in texts]
+        database.executemany(self._insert, rows)
+
+    def delete(self, database: sqlite3.Connection, writer: InstanceName, above: Token) -> None:
+        """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
+        database.execute(self._delete, {"after": self.direction.sign * above, "writer": writer})
+
+    def page(
+        self, database: sqlite3.Connection, writer: InstanceName, *, after: Token, upto: Token, limit: int
+    ) -> Page:
+        """Return a page; StoreError names a column whose value has no place in JSON."""
+        sign = self.direction.sign
+        span = {"writer": writer, "after": sign * after, "upto": sign * upto, "limit": limit + 1}
+        rows = database.execute(self._page, span).fetchall()
+        tokens = [self._token(row[0]) for row in rows]
+        page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
+        if page is not None:
+            return page
+        token = tokens[0]
+        whole = database.execute(
+            self._page, {"writer": writer, "after": sign * (token - 1), "upto": sign * token, "limit": -1}
+        ).fetchall()
+        return Page(gather([token] * len(whole), self._spell(whole)), token, limited=token < upto)
+
+    def newest(
+        self, database: sqlite3.Connection, stored: Mapping[InstanceName, Token]
+    ) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token; without instances it is everybody's.
+
+        Everybody is whoever has stored a position, else the stream's ``writers``, else ``master``.
+        """
+        rows = database.execute(self._newest).fetchall()
+        found = {writer: self._token(place) for writer, place in rows if place is not None}
+        if self.definition.instance_column is None and found:
+            found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
+        return {InstanceName(writer): token for writer, token in found.items() if token > 0}
+
+    def _token(self, place: object) -> Token:
+        if type(place) is not int:
+            raise StoreError(
+                f"stream {self.definition.name!r}: column {self.definition.id_column!r} of table "
+                f"{self.definition.table!r} holds {place!r}, not an integer"
+            )
+        return Token(place)
+
+    def _spell(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
+        try:
+            return [grammar.spell_row(row[1:]) for row in rows]
+        except RowError:
+            for row in rows:
+                for column, value in zip(self._columns, row[1:], strict=True):
+                    self._check(row[0], column, value)
+            raise
+
+    def _check(self, token: Token, column: str, value: object) -> None:
+        try:
+            grammar.spell_row(value)
+        except RowError as error:
+            raise StoreError(
+                f"stream {self.definition.name!r}, ID {token}: column {column!r} of table {self.definition.table!r} "
+                f"holds what no row can: {error}"
+            ) from error
+
+    def _values(self, text: str) -> list[Any]:
+        row = grammar.read_json(text)
+        if not isinstance(row, list) or len(row) != len(self._columns):
+            raise StoreError(
+                f"stream {self.definition.name!r}: {text[:100]} is not an array of {', '.join(self._columns)}"
+            )
+        for column, value in zip(self._columns, row, strict=True):
+            if type(value) not in (int, float, str, type(None)):
+                raise StoreError(
+                    f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} takes a "
+                    f"number, a text or null, not {grammar.spell_row(value)[:100]}"
+                )
+        return row

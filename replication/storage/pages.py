@@ -1,0 +1,36 @@
+"""From rows to facts and pages, the same for every database."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from replication.streams.facts import Fact
+from replication.streams.seams import Page
+
+if TYPE_CHECKING:
+    from replication.wire.grammar import Token
+
+
+def gather(tokens: list[Token], texts: list[str]) -> list[Fact]:
+    """Return the facts of rows that stand in token order: ``texts[i]`` is a row of the fact ``tokens[i]``."""
+    if len(set(tokens)) == len(tokens):  # a row a fact, as mostly: twice as fast
+        return list(map(Fact, tokens, zip(texts, strict=True)))
+    rows = groupby(zip(tokens, texts, strict=True), itemgetter(0))
+    return [Fact(token, tuple([text for _, text in group])) for token, group in rows]
+
+
+def cut_page(tokens: list[Token], texts: list[str], *, upto: Token, limit: int) -> Page | None:
+    """Return the page that begins with these rows: up to ``limit`` of them, and one more if there are more.
+
+    The row too many tells where the last whole fact ends.  None if there is none: the first fact has more than
+    ``limit`` rows and has to be read by itself.
+    """
+    if len(tokens) <= limit:
+        return Page(gather(tokens, texts), upto, limited=False)
+    whole = bisect_left(tokens, tokens[limit])
+    if whole == 0:
+        return None
+    return Page(gather(tokens[:whole], texts[:whole]), tokens[whole - 1], limited=True)
