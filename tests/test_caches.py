@@ -1,0 +1,991 @@
+"""Caches: what is remembered, what is forgotten, and that nothing stale is ever put back."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import gc
+import inspect
+import pickle
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.caches import Caches, spell_key
+from replication.errors import ConfigError, RowError, StreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+NOW = 1_700_000_000_000
+
+
+class Color(enum.StrEnum):
+    """Red is ``"red"`` to str() and to ==."""
+
+    RED = "red"
+
+
+class Wine(enum.StrEnum):
+    """The same red, of another type."""
+
+    RED = "red"
+
+
+_shelf = Caches()
+
+
+@_shelf.cached()
+def on_the_shelf(book: int) -> int:
+    """Lie in a module, where pickle looks for functions."""
+    return book
+
+
+class CacheTests(SynchronousTestCase):
+    """What all cases share: caches, and a note of every computation."""
+
+    def setUp(self) -> None:
+        self.caches = Caches()
+        self.computed: list[Any] = []
+
+    def note(self, *arguments: Any) -> int:
+        """Compute: every result is a new one."""
+        self.computed.append(arguments)
+        return len(self.computed)
+
+    def fact(self, name: str, *keys: str) -> None:
+        """Hear of an invalidation of one key."""
+        self.caches.apply([[name, list(keys), NOW]])
+
+
+class FunctionTests(CacheTests):
+    """A plain function."""
+
+    def test_remembers(self) -> None:
+        """A second call with equal arguments does not compute, whatever was returned."""
+
+        @self.caches.cached()
+        def get(order_id: int) -> None:
+            self.note(order_id)
+
+        self.assertIsNone(get(17))
+        self.assertIsNone(get(17))
+        get(18)
+        self.assertEqual(self.computed, [(17,), (18,)])
+
+    def test_looks_like_the_function(self) -> None:
+        """Name, documentation and signature stay, and the function itself is at hand."""
+
+        def get(order_id: int, *, full: bool = False) -> str:
+            """Get it."""
+            return f"{order_id} {full}"
+
+        cached = self.caches.cached()(get)
+        self.assertEqual((cached.__doc__, cached.__qualname__), ("Get it.", get.__qualname__))
+        self.assertEqual(getattr(cached, "__name__", None), "get")
+        self.assertEqual(inspect.signature(cached), inspect.signature(get))
+        self.assertIs(cached.__wrapped__, get)
+
+    def test_counts_and_evicts_as_lru_cache_does(self) -> None:
+        """The same calls leave the same figures as with the standard library's."""
+
+        def get(number: int) -> int:
+            return -number
+
+        ours, theirs = self.caches.cached(max_entries=5)(get), functools.lru_cache(maxsize=5)(get)
+        for step in range(300):
+            number = step * step % 11
+            self.assertEqual(ours(number), theirs(number))
+            self.assertEqual(tuple(ours.cache_info()), tuple(theirs.cache_info()))
+
+    def test_forgets_the_least_recently_used(self) -> None:
+        """A hit makes an entry young again."""
+
+        @self.caches.cached(max_entries=2)
+        def get(order_id: int) -> int:
+            return self.note(order_id)
+
+        for order_id in (1, 2, 1, 3, 1, 2):
+            get(order_id)
+        self.assertEqual(self.computed, [(1,), (2,), (3,), (2,)])
+
+    def test_memory_is_bounded(self) -> None:
+        """What is evicted, invalidated or failed leaves no trace, index and flights included."""
+
+        @self.caches.cached(max_entries=3)
+        def get(order_id: object) -> int:
+            if order_id == 10:
+                raise LookupError
+            return self.note(order_id)
+
+        for order_id in range(20):
+            for alike in (order_id, str(order_id), float(order_id)):
+                if order_id == 10 and alike != "10":
+                    self.assertRaises(LookupError, get, alike)
+                else:
+                    get(alike)
+        memory = get._memory
+        self.assertEqual((len(memory.values), len(memory._flights)), (3, 0))
+        self.assertEqual(memory._spelt.keys(), {("19",), ("19.0",)})
+        self.fact("get", "19")
+        self.fact("get", "19.0")
+        self.assertEqual((len(memory.values), len(memory._spelt)), (0, 0))
+
+    def test_entries_that_are_spelt_alike(self) -> None:
+        """They are evicted one by one, and invalidated together."""
+
+        @self.caches.cached(max_entries=2)
+        def get(key: str) -> int:
+            return self.note(key)
+
+        self.assertEqual([get(each) for each in (Color.RED, Wine.RED, "red", Wine.RED)], [1, 2, 3, 2])
+        self.assertEqual(get._memory._spelt.keys(), {("red",)})
+        self.fact("get", "red")
+        self.assertEqual([get(each) for each in (Wine.RED, "red")], [4, 5])
+
+    def test_keywords_and_defaults_are_the_same_call(self) -> None:
+        """However a call is written, its key is all its arguments in the order of declaration."""
+
+        @self.caches.cached()
+        def get(room: str, user: str = "@a", *, full: bool = False) -> int:
+            return self.note(room, user, full)
+
+        self.assertEqual({get("!r"), get("!r", "@a"), get(user="@a", room="!r"), get("!r", full=False)}, {1})
+        self.assertEqual(get("!r", full=True), 2)
+        self.fact("get", "!r", "@a", "False")
+        self.assertEqual((get("!r"), get("!r", full=True)), (3, 2))
+
+    def test_any_number_of_arguments(self) -> None:
+        """``*args`` are spelt one by one, keyword-only ones after them."""
+
+        @self.caches.cached()
+        def get(*rooms: str, full: bool = False) -> int:
+            return self.note(*rooms, full)
+
+        self.assertEqual([get(), get("!a"), get("!a", "!b"), get("!a", "!b", full=False)], [1, 2, 3, 3])
+        self.fact("get", "!a", "!b", "False")
+        self.assertEqual([get(), get("!a"), get("!a", "!b")], [1, 2, 4])
+
+    def test_no_arguments(self) -> None:
+        """A function without parameters has one entry; its keys are an empty list."""
+
+        @self.caches.cached()
+        def get() -> int:
+            return self.note()
+
+        self.assertEqual([get(), get()], [1, 1])
+        self.fact("get")
+        self.assertEqual(get(), 2)
+
+    def test_a_call_that_cannot_be(self) -> None:
+        """Wrong arguments raise TypeError with the function's name, also where an entry has the same arguments."""
+
+        @self.caches.cached()
+        def get(order_id: int, *, full: bool = False) -> int:
+            return self.note(order_id, full)
+
+        get(1, full=True)
+        wrong: Any = get
+        for args, kwargs in (((), {}), ((1, True), {}), ((1,), {"half": True})):
+            self.assertIn("get()", str(self.assertRaises(TypeError, wrong, *args, **kwargs)))
+        self.assertIn("unhashable", str(self.assertRaises(TypeError, wrong, [])))
+        self.assertEqual(get.cache_info().currsize, 1)
+
+    def test_equal_is_not_enough(self) -> None:
+        """Arguments that are equal share a value only if their types and spellings are equal too."""
+
+        @self.caches.cached()
+        def get(key: object) -> int:
+            return self.note(key)
+
+        for alike in (
+            (1, "1", True, 1.0),
+            ((1, 2), (True, 2), (1.0, 2)),
+            (0.0, -0.0),
+            ("red", Color.RED),
+            (None, "None"),
+        ):
+            values = [get(each) for each in alike]
+            self.assertEqual(len(set(values)), len(alike))
+            self.assertEqual([get(each) for each in alike], values)
+
+    def test_an_exception_is_not_kept(self) -> None:
+        """A call that failed is tried again, and nothing else is lost by it."""
+        broken = [True]
+
+        @self.caches.cached(max_entries=1)
+        def get(order_id: int) -> int:
+            if order_id == 2 and broken:
+                raise LookupError(broken.pop())
+            return self.note(order_id)
+
+        get(1)
+        error = self.assertRaises(LookupError, get, 2)
+        self.assertIsNone(error.__context__)
+        self.assertEqual((get(1), get(2)), (1, 2))
+
+    def test_recursion(self) -> None:
+        """A cached function may call itself."""
+
+        @self.caches.cached()
+        def fibonacci(number: int) -> int:
+            return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+        self.assertEqual(fibonacci(80), 23416728348467685)
+        self.assertEqual(fibonacci.cache_info().misses, 81)
+
+    def test_invalidate_by_hand(self) -> None:
+        """``invalidate`` takes a call's arguments in any form and forgets what the stream would; ``clear`` all."""
+
+        @self.caches.cached()
+        def get(order_id: object, limit: int = 10) -> int:
+            return self.note(order_id, limit)
+
+        self.assertEqual([get(17), get("17"), get(18)], [1, 2, 3])
+        get.invalidate(order_id=17)
+        self.assertEqual([get(18), get(17), get("17")], [3, 4, 5])
+        get.clear()
+        self.assertEqual([get(18), get(17)], [6, 7])
+
+    def test_copies_and_pickles_as_a_function(self) -> None:
+        """By name, as lru_cache's do; there is only one memory."""
+        self.assertIs(copy.deepcopy({"f": on_the_shelf})["f"], on_the_shelf)
+        self.assertIs(pickle.loads(pickle.dumps(on_the_shelf)), on_the_shelf)
+
+    def test_refusals(self) -> None:
+        """What could never be invalidated, or not be told apart, is a ConfigError that says what to do."""
+
+        def get(order_id: int) -> int:
+            return order_id
+
+        def options(**options: int) -> int:
+            return len(options)
+
+        def of_class(cls: object) -> object:
+            return cls
+
+        self.caches.cached()(get)
+        for refused, culprit in ((get, "'get'"), (options, r"\*\*options"), (of_class, "class methods")):
+            self.assertRaisesRegex(ConfigError, culprit, self.caches.cached(), refused)
+        self.assertRaisesRegex(ConfigError, "name=", self.caches.cached(), functools.partial(get, 1))
+        self.assertRaisesRegex(ConfigError, "at least 1", self.caches.cached, max_entries=0)
+        self.caches.cached(name="other")(get)
+        self.assertEqual(len(self.caches), 2)
+
+
+class RaceTests(CacheTests):
+    """A plain function that is called while facts arrive."""
+
+    def test_invalidated_while_it_computes(self) -> None:
+        """The caller gets the value, but it is not kept; other keys' values are."""
+
+        @self.caches.cached()
+        def get(order_id: int) -> int:
+            self.fact("get", "17")
+            return self.note(order_id)
+
+        self.assertEqual([get(17), get(17), get(18), get(18)], [1, 2, 3, 3])
+        self.assertEqual(get.cache_info().currsize, 1)
+
+    def test_cleared_while_it_computes(self) -> None:
+        """The same for a whole cache."""
+
+        @self.caches.cached()
+        def get(order_id: int) -> int:
+            self.caches.apply([["get", None, NOW]])
+            return self.note(order_id)
+
+        self.assertEqual([get(17), get(17)], [1, 2])
+
+    def test_invalidated_while_another_thread_computes(self) -> None:
+        """A value read before the fact came, in whatever thread, is not there after it."""
+        reading, go_on = threading.Event(), threading.Event()
+
+        @self.caches.cached()
+        def get(order_id: int) -> int:
+            value = self.note(order_id)
+            reading.set()
+            go_on.wait(10)
+            return value
+
+        thread = threading.Thread(target=get, args=(17,))
+        thread.start()
+        self.assertTrue(reading.wait(10))
+        self.fact("get", "17")
+        go_on.set()
+        thread.join(10)
+        self.assertEqual((get(17), get(17)), (2, 2))
+
+    def test_two_threads_compute_one_key(self) -> None:
+        """Of two computations the later one is kept, in whatever order they finish; nobody waits for the other."""
+        reading, go_on = threading.Event(), threading.Event()
+
+        @self.caches.cached()
+        def get(order_id: int) -> int:
+            value = self.note(order_id)
+            if value == 1:
+                reading.set()
+                go_on.wait(10)
+            return value
+
+        thread = threading.Thread(target=get, args=(17,))
+        thread.start()
+        self.assertTrue(reading.wait(10))
+        self.assertEqual(get(17), 2)
+        go_on.set()
+        thread.join(10)
+        self.assertEqual((get(17), len(get._memory.values), len(get._memory._spelt)), (2, 1, 1))
+
+    def test_kept_by_one_thread_just_before_another_begins(self) -> None:
+        """A thread that missed the value by a moment keeps its own in the same entry."""
+
+        @self.caches.cached()
+        def get(order_id: int) -> int:
+            return self.note(order_id)
+
+        memory = get._memory
+        for value in ("first", "second"):
+            memory.keep(memory.flight((17,)), value)
+        self.assertEqual((dict(memory.values), memory._spelt), ({(17,): "second"}, {("17",): [(17,)]}))
+
+
+class MethodTests(CacheTests):
+    """A method: a cache per instance."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        note, cached = self.note, self.caches.cached
+
+        @attrs.define
+        class Orders:
+            """Equal to others of its shop, and not hashable."""
+
+            shop: str
+
+            @cached()
+            def get(self, order_id: object) -> int:
+                """Get it."""
+                return note(self.shop, order_id)
+
+            @cached()
+            async def fetch(self, order_id: int) -> int:
+                return note(self.shop, order_id)
+
+            @staticmethod
+            @cached()
+            def price(article: str) -> int:
+                return note(article)
+
+        self.Orders = Orders
+        self.a, self.b = Orders("a"), Orders("a")
+
+    def test_instances_do_not_share(self) -> None:
+        """Not even equal ones, nor ones that cannot be hashed; each has room for all its entries."""
+        self.assertEqual([self.a.get(17), self.b.get(17), self.a.get(17), self.b.get(17)], [1, 2, 1, 2])
+        self.assertEqual(tuple(self.a.get.cache_info()), (1, 1, 10_000, 1))
+
+    def test_an_instance_is_not_kept_alive(self) -> None:
+        """Its memory goes with it, at once; only what it counted stays."""
+        self.a.get(17)
+        self.a.get(17)
+        gone = weakref.ref(self.a)
+        gc.disable()
+        try:
+            del self.a
+            self.assertIsNone(gone())
+        finally:
+            gc.enable()
+        self.assertEqual(self.caches.stats()["get"], (1, 1, 0, 0))
+        self.assertEqual(len(self.Orders.get._cache._instances), 0)
+        self.assertEqual(self.Orders("b").get(18), 2)
+
+    def test_a_fact_reaches_every_instance(self) -> None:
+        """A fact has no ``self``; by hand, an instance's own calls are forgotten, or all of them through the class."""
+        get = self.Orders.get
+        self.assertEqual([self.a.get(17), self.b.get(17)], [1, 2])
+        self.fact("get", "17")
+        self.assertEqual([self.a.get(17), self.b.get(17)], [3, 4])
+        self.a.get.invalidate(17)
+        self.assertEqual([self.a.get(17), self.b.get(17)], [5, 4])
+        get.invalidate(self.b, 17)
+        self.assertEqual([self.a.get(17), self.b.get(17)], [5, 6])
+        self.a.get.clear()
+        self.assertEqual([self.a.get(17), self.b.get(17)], [7, 6])
+        get.clear()
+        self.assertEqual([self.a.get(17), self.b.get(17)], [8, 9])
+        self.assertEqual(tuple(get.cache_info()), (3, 9, 10_000, 2))
+
+    def test_called_through_the_class(self) -> None:
+        """That is the same call of the same instance."""
+        self.assertEqual([self.a.get(17), self.Orders.get(self.a, 17), self.Orders.get(self.a, order_id=17)], [1, 1, 1])
+        wrong: Any = self.Orders.get
+        self.assertRaisesRegex(TypeError, r"get\(\) is a method", wrong)
+
+    def test_looks_like_a_method(self) -> None:
+        """A method on an instance has no ``self`` in its signature."""
+        self.assertEqual(list(inspect.signature(self.a.get).parameters), ["order_id"])
+        self.assertEqual(list(inspect.signature(self.Orders.get).parameters), ["self", "order_id"])
+        self.assertEqual((self.a.get.__doc__, self.Orders.get.__doc__), ("Get it.", "Get it."))
+
+    def test_coroutine_method(self) -> None:
+        """It returns coroutines on an instance and through the class."""
+        results = [self.a.fetch(17), self.a.fetch(order_id=17), self.Orders.fetch(self.a, 17), self.b.fetch(17)]
+        self.assertEqual([self.successResultOf(ensureDeferred(each)) for each in results], [1, 1, 1, 2])
+
+    def test_static_method(self) -> None:
+        """It is a function: the class and every instance share it."""
+        on_an_instance: Any = self.a  # mypy takes a static method that is no plain function for a method
+        self.assertEqual([on_an_instance.price("x"), self.Orders.price("x")], [1, 1])
+
+    def test_an_alias_in_a_class_leaves_the_function_alone(self) -> None:
+        """A function stays one where it is, though some class makes a method of it."""
+
+        @self.caches.cached()
+        def describe(thing: object) -> int:
+            return self.note(thing)
+
+        class Thing:
+            described = describe
+
+        self.assertEqual([describe("x"), Thing().described(), describe("x")], [1, 2, 1])
+
+    def test_super(self) -> None:
+        """A method that overrides a cached one may be cached itself, under another name."""
+        cached, Orders = self.caches.cached, self.Orders  # noqa: N806
+
+        class Dear(Orders):  # type: ignore[misc, valid-type]
+            @cached(name="get_dear")
+            def get(self, order_id: object) -> int:
+                value: int = super().get(order_id)
+                return 100 * value
+
+        dear = Dear("a")
+        self.assertEqual([dear.get(17), dear.get(17)], [100, 100])
+        self.fact("get", "17")
+        self.assertEqual(dear.get(17), 100)
+        self.fact("get_dear", "17")
+        self.assertEqual(dear.get(17), 200)
+
+    def test_needs_weak_references(self) -> None:
+        """An instance that cannot be referred to weakly is a ConfigError that says how it could."""
+        cached = self.caches.cached
+
+        class Small:
+            __slots__ = ()
+
+            @cached(name="small")
+            def get(self) -> int:
+                return 1
+
+        self.assertRaisesRegex(ConfigError, "'small'.*__weakref__", lambda: Small().get())
+
+
+class WaitingTests(CacheTests):
+    """What functions that return Deferreds and coroutine functions have in common."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.under_way: list[Deferred[str]] = []
+        self.cancelled: list[Deferred[str]] = []
+
+        def start(order_id: int) -> Deferred[str]:
+            self.note(order_id)
+            self.under_way.append(Deferred(self.cancelled.append))
+            return self.under_way[-1]
+
+        @self.caches.cached()
+        def get(order_id: int) -> Deferred[str]:
+            return start(order_id)
+
+        @self.caches.cached()
+        async def fetch(order_id: int) -> str:
+            return await start(order_id)
+
+        self.get, self.fetch = get, fetch
+
+    def both(self, case: Callable[[Callable[[int], Deferred[str]], str], None]) -> None:
+        """Run a case with either kind of function."""
+        case(self.get, "get")
+        self.under_way.clear()
+        self.cancelled.clear()
+        self.computed.clear()
+        case(lambda order_id: ensureDeferred(self.fetch(order_id)), "fetch")
+
+    def test_callers_share_a_computation(self) -> None:
+        """Calls that come while it is under way wait for it; later ones have its value; each has its own Deferred."""
+
+        def case(get: Callable[[int], Deferred[str]], name: str) -> None:
+            first, second = get(17), get(17)
+            self.assertIsNot(first, second)
+            self.assertNoResult(second)
+            self.under_way[0].callback("placed")
+            first.addCallback(lambda _: "changed")
+            self.assertEqual(self.successResultOf(second), "placed")
+            third, fourth = get(17), get(17)
+            third.addCallback(lambda _: "changed")
+            self.assertEqual(self.successResultOf(fourth), "placed")
+            self.assertEqual(self.computed, [(17,)])
+            self.assertEqual(self.caches.stats()[name], (3, 1, 1, 0))
+
+        self.both(case)
+
+    def test_everybody_gets_the_exception_and_nobody_later(self) -> None:
+        """A failed computation fails all that wait for it, logs nothing, and is not kept."""
+
+        def case(get: Callable[[int], Deferred[str]], _: str) -> None:
+            first, second = get(17), get(17)
+            self.under_way[0].errback(LookupError("no such order"))
+            self.failureResultOf(first, LookupError)
+            self.failureResultOf(second, LookupError)
+            again = get(17)
+            self.under_way[1].callback("placed")
+            self.assertEqual(self.successResultOf(again), "placed")
+
+        self.both(case)
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_cancelling_one_leaves_the_others(self) -> None:
+        """The computation goes on as long as somebody waits."""
+
+        def case(get: Callable[[int], Deferred[str]], _: str) -> None:
+            first, second = get(17), get(17)
+            first.cancel()
+            self.failureResultOf(first, CancelledError)
+            self.assertEqual(self.cancelled, [])
+            self.under_way[0].callback("placed")
+            self.assertEqual(self.successResultOf(second), "placed")
+
+        self.both(case)
+
+    def test_cancelling_all_cancels_the_computation(self) -> None:
+        """Nobody joins a computation that is being cancelled; the next caller starts another."""
+
+        def case(get: Callable[[int], Deferred[str]], _: str) -> None:
+            first, second = get(17), get(17)
+            first.cancel()
+            second.cancel()
+            self.failureResultOf(first, CancelledError)
+            self.failureResultOf(second, CancelledError)
+            self.assertEqual(self.cancelled, self.under_way)
+            third = get(17)
+            self.under_way[1].callback("placed")
+            self.assertEqual(self.successResultOf(third), "placed")
+
+        self.both(case)
+
+    def test_a_computation_that_takes_its_time_to_be_cancelled(self) -> None:
+        """Nobody joins it meanwhile, and what it brings in the end is not kept."""
+        last_words: Deferred[None] = Deferred()
+
+        @self.caches.cached()
+        async def slow(order_id: int) -> int:
+            computation = self.note(order_id)
+            if computation == 1:
+                try:
+                    await Deferred()
+                except CancelledError:
+                    await last_words
+            return computation
+
+        first = ensureDeferred(slow(17))
+        first.cancel()
+        second = ensureDeferred(slow(17))
+        last_words.callback(None)
+        self.failureResultOf(first, CancelledError)
+        self.assertEqual(self.successResultOf(second), 2)
+        self.assertEqual(self.successResultOf(ensureDeferred(slow(17))), 2)
+
+    def test_invalidated_under_way(self) -> None:
+        """Who waited gets the value; it is not kept; who calls after the fact does not even join."""
+
+        def case(get: Callable[[int], Deferred[str]], name: str) -> None:
+            first = get(17)
+            self.fact(name, "17")
+            second = get(17)
+            self.assertEqual(len(self.under_way), 2)
+            self.under_way[1].callback("new")
+            self.under_way[0].callback("old")
+            self.assertEqual((self.successResultOf(first), self.successResultOf(second)), ("old", "new"))
+            self.assertEqual(self.successResultOf(get(17)), "new")
+
+        self.both(case)
+
+    def test_cleared_under_way(self) -> None:
+        """The same for a whole cache, and for a stale value that comes first."""
+
+        def case(get: Callable[[int], Deferred[str]], name: str) -> None:
+            first = get(17)
+            self.caches.apply([[name, None, NOW]])
+            self.under_way[0].callback("old")
+            self.assertEqual(self.successResultOf(first), "old")
+            self.assertEqual(self.caches.stats()[name].size, 0)
+            self.assertNoResult(get(17))
+
+        self.both(case)
+
+    def test_a_waiter_may_call_again(self) -> None:
+        """When a waiter hears of the value, it is kept already; it may invalidate it, or cancel its neighbour."""
+
+        def case(get: Callable[[int], Deferred[str]], name: str) -> None:
+            first, second, third = get(17), get(17), get(17)
+            heard: list[str] = []
+
+            def again(_: str) -> None:
+                get(17).addCallback(heard.append)
+                self.fact(name, "17")
+                second.cancel()
+
+            first.addCallback(again)
+            self.under_way[0].callback("placed")
+            self.assertEqual(heard, ["placed"])
+            self.failureResultOf(second, CancelledError)
+            self.assertEqual(self.successResultOf(third), "placed")
+            self.assertNoResult(get(17))
+
+        self.both(case)
+
+    def test_a_value_at_once(self) -> None:
+        """A Deferred that has fired before it is returned is as good."""
+
+        @self.caches.cached()
+        def known(order_id: int) -> Deferred[int]:
+            return succeed(self.note(order_id))
+
+        self.assertEqual([self.successResultOf(known(17)), self.successResultOf(known(17))], [1, 1])
+
+    def test_a_coroutine_in_disguise(self) -> None:
+        """A plain function that returns a coroutine is cached by the coroutine's result."""
+
+        async def look(order_id: int) -> int:
+            return self.note(order_id)
+
+        @self.caches.cached()
+        def traced(order_id: int) -> Coroutine[Any, Any, int]:
+            return look(order_id)
+
+        async def twice() -> list[int]:
+            return [await traced(17), await traced(17)]
+
+        self.assertEqual(self.successResultOf(ensureDeferred(twice())), [1, 1])
+
+    def test_a_coroutine_does_nothing_before_it_is_awaited(self) -> None:
+        """So it cannot bring what was true when it was made."""
+        first = ensureDeferred(self.fetch(17))
+        self.under_way[0].callback("old")
+        self.assertEqual(self.successResultOf(first), "old")
+        coroutine = self.fetch(17)
+        self.fact("fetch", "17")
+        second = ensureDeferred(coroutine)
+        self.under_way[1].callback("new")
+        self.assertEqual(self.successResultOf(second), "new")
+
+
+class StreamTests(CacheTests):
+    """Rows of the caches stream."""
+
+    def setUp(self) -> None:
+        super().setUp()
+
+        @self.caches.cached()
+        def get_order(order_id: object) -> int:
+            return self.note("order", order_id)
+
+        @self.caches.cached()
+        def get_total(order_id: object) -> int:
+            return self.note("total", order_id)
+
+        self.get_order, self.get_total = get_order, get_total
+
+    def test_keys_are_the_spelling_of_arguments(self) -> None:
+        """A row's strings meet every argument that is spelt like them, and no other."""
+        self.assertEqual([self.get_order(each) for each in (17, "17", None, "None", 2.5, 1, True)], [*range(1, 8)])
+        for key in ("17", "None", "2.5", "True"):
+            self.fact("get_order", key)
+        self.assertEqual((self.get_order(1), self.get_order.cache_info().currsize), (6, 1))
+        self.assertEqual(spell_key((17, True, None, "x")), ("17", "True", "None", "x"))
+
+    def test_null_clears_one_cache(self) -> None:
+        """All of it, and no other."""
+        for order_id in (17, 18):
+            self.get_order(order_id)
+            self.get_total(order_id)
+        self.caches.apply([["get_order", None, NOW]])
+        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 2])
+
+    def test_what_is_not_ours_is_ignored(self) -> None:
+        """Unknown names, keys of which there is nothing, fields of a later version."""
+        self.get_order(17)
+        self.caches.apply([["get_user", ["17"], NOW], ["get_order", ["18"], NOW], ["get_order", ["17", "1"], NOW]])
+        self.assertEqual(self.get_order(17), 1)
+        self.caches.apply([["get_order", ["17"], NOW, "later"]])
+        self.assertEqual(self.get_order(17), 2)
+
+    def test_applied_twice(self) -> None:
+        """That is harmless."""
+        row = ["get_order", ["17"], NOW]
+        self.get_order(17)
+        self.caches.apply([row, row])
+        self.assertEqual([self.get_order(17), self.get_order(17)], [2, 2])
+
+    def test_malformed_rows(self) -> None:
+        """Each is refused and shown; the rows beside it are applied all the same."""
+        bad: list[Any] = [
+            ["get_total", ["17"]],
+            ["get_total", "17", NOW],
+            ["get_total", [17], NOW],
+            ["get_total", {"0": "17"}, NOW],
+            ["get_total", ["17"], "now"],
+            [17, ["17"], NOW],
+            {"cache_func": "get_total"},
+            "get_total",
+            None,
+            [],
+        ]
+        self.get_total(17)
+        for row in bad:
+            before = self.get_order(17)
+            error = self.assertRaises(RowError, self.caches.apply, [row, ["get_order", ["17"], NOW]])
+            self.assertIsInstance(error, StreamError)
+            self.assertIn(repr(row), str(error))
+            self.assertNotEqual(self.get_order(17), before)
+        self.assertEqual(self.caches.stats()["get_total"], (0, 1, 1, 0))
+        long = self.assertRaises(RowError, self.caches.apply, [["%s" * 10_000]])
+        self.assertLess(len(str(long)), 400)
+
+    def test_fan_out(self) -> None:
+        """One fact about a special name, several caches: the same keys in each, null for all; late ones included."""
+        self.caches.fan_out("order_changed", "get_order", "get_history")
+        self.caches.fan_out("order_changed", "get_total")
+        self.fact("order_changed", "17")
+
+        @self.caches.cached()
+        def get_history(order_id: int) -> int:
+            return self.note("history", order_id)
+
+        for _ in range(2):
+            for order_id in (17, 18):
+                self.get_order(order_id)
+                self.get_total(order_id)
+                get_history(order_id)
+        self.fact("order_changed", "17")
+        self.assertEqual([each.size for each in self.caches.stats().values()], [1, 1, 1])
+        self.caches.apply([["order_changed", None, NOW]])
+        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 0, 0])
+
+    def test_fan_out_of_a_cache(self) -> None:
+        """A cache's own name may fan out: it is invalidated itself, too."""
+        self.caches.fan_out("get_order", "get_total")
+        self.get_order(17)
+        self.get_total(17)
+        self.fact("get_order", "17")
+        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 0])
+
+    def test_fan_out_has_one_step(self) -> None:
+        """A special name among those that another fans out to is a ConfigError, whichever comes first."""
+        self.caches.fan_out("order_changed", "get_order")
+        self.assertRaisesRegex(ConfigError, "order_changed", self.caches.fan_out, "shop_changed", "order_changed")
+        self.assertRaisesRegex(ConfigError, "get_order", self.caches.fan_out, "get_order", "get_total")
+        self.assertRaisesRegex(ConfigError, "itself", self.caches.fan_out, "itself", "itself")
+
+    def test_stats(self) -> None:
+        """Per cache: hits, misses, size and invalidations, those that met nothing included."""
+        self.caches.fan_out("order_changed", "get_order", "get_total")
+        for order_id in (17, 17, 18):
+            self.get_order(order_id)
+        self.fact("order_changed", "17")
+        self.fact("get_order", "99")
+        self.get_order.invalidate(99)
+        stats = self.caches.stats()
+        self.assertEqual(dict(stats), {"get_order": (1, 2, 1, 3), "get_total": (0, 0, 0, 1)})
+        self.assertEqual(stats["get_order"]._asdict(), {"hits": 1, "misses": 2, "size": 1, "invalidations": 3})
+
+    def test_trap_30_applied_when_apply_returns(self) -> None:
+        """A reader that waits for the position finds no old value: nothing of ``apply`` is left for later."""
+        self.get_order(17)
+        position, seen = 58, []
+        self.fact("get_order", "17")
+        seen.append(self.get_order.cache_info().currsize)
+        position = 59
+        self.assertEqual((position, seen, self.get_order(17)), (59, [0], 2))
+
+    def test_trap_43_one_fact_many_keys(self) -> None:
+        """All rows of a token count, not only the last."""
+        for order_id in (17, 18, 19):
+            self.get_order(order_id)
+        self.caches.apply([["get_order", ["17"], NOW], ["get_order", ["18"], NOW]])
+        self.assertEqual(self.get_order(19), 3)
+        self.assertEqual(self.get_order.cache_info().currsize, 1)
+
+
+ARGUMENTS = st.sampled_from([1, "1", True, "True", 1.0, (1,), (True,), None, "None"])
+PICKS = st.integers(min_value=0, max_value=1_000)
+
+
+@attrs.define(eq=False)
+class Started:
+    """The model of a computation under way."""
+
+    argument: Any
+    version: int
+    answer: Deferred[int]
+    waiters: list[Deferred[int]]
+
+
+class CachesMachine(RuleBasedStateMachine):
+    """Two caches beside a truth that changes, each change a fact.
+
+    The model tells stale from fresh by versions, which the code does not have: a value is fresh while the version of
+    what it was read from is the present one.
+    """
+
+    MAX_ENTRIES = 3
+
+    @initialize()
+    def start(self) -> None:
+        self.caches = Caches()
+        self.caches.fan_out("changed", "look", "fetch")
+        self.truth: dict[str, int] = {}
+        self.age = 0
+        self.change_while_looking: str | None = None
+        self.started: list[Started] = []
+        self.kept: dict[str, OrderedDict[Any, int]] = {"look": OrderedDict(), "fetch": OrderedDict()}
+        self.hits, self.misses = {"look": 0, "fetch": 0}, {"look": 0, "fetch": 0}
+
+        @self.caches.cached(max_entries=self.MAX_ENTRIES)
+        def look(argument: Any) -> int:
+            version = self.version(argument)
+            if self.change_while_looking is not None:
+                self.change(self.change_while_looking)
+            return version
+
+        @self.caches.cached(max_entries=self.MAX_ENTRIES)
+        async def fetch(argument: Any) -> int:
+            started = Started(argument, self.version(argument), Deferred(), [])
+            self.started.append(started)
+            await started.answer
+            return started.version
+
+        self.look, self.fetch = look, fetch
+
+    @staticmethod
+    def key(argument: Any) -> tuple[str, str]:
+        """Return what tells arguments apart."""
+        return type(argument).__name__, str(argument)
+
+    def version(self, argument: Any) -> int:
+        """Return what is true of an argument now."""
+        return self.truth.setdefault(str(argument), 0)
+
+    def change(self, spelt: str | None) -> None:
+        """Change what is true of one spelling, or of everything, and say so."""
+        self.age += 1
+        for each in [spelt] if spelt is not None else list(self.truth):
+            self.truth[each] = self.age
+        self.caches.apply([["changed", None if spelt is None else [spelt], NOW]])
+        for kept in self.kept.values():
+            for key in [key for key in kept if spelt in (None, key[1])]:
+                del kept[key]
+
+    def keep(self, name: str, argument: Any, version: int) -> None:
+        """Keep what is still true, and as much as there is room for."""
+        if version == self.version(argument):
+            self.kept[name][self.key(argument)] = version
+            if len(self.kept[name]) > self.MAX_ENTRIES:
+                self.kept[name].popitem(last=False)
+
+    def hit(self, name: str, argument: Any) -> bool:
+        """Whether the model has it; that makes it young again."""
+        kept = self.key(argument) in self.kept[name]
+        if kept:
+            self.kept[name].move_to_end(self.key(argument))
+        return kept
+
+    @rule(argument=ARGUMENTS, meanwhile=st.none() | ARGUMENTS.map(str))
+    def call(self, argument: Any, meanwhile: str | None) -> None:
+        """Call the plain function; if it computes, something may change meanwhile."""
+        now, hit = self.version(argument), self.hit("look", argument)
+        self.change_while_looking = meanwhile
+        assert self.look(argument) == now
+        if hit:
+            self.hits["look"] += 1
+        else:
+            self.misses["look"] += 1
+            self.keep("look", argument, now)
+
+    @rule(argument=ARGUMENTS)
+    def call_and_wait(self, argument: Any) -> None:
+        """Call the coroutine function: a kept value, a computation that is still good, or a new one."""
+        now, hit, before = self.version(argument), self.hit("fetch", argument), len(self.started)
+        good = [each for each in self.started if self.key(each.argument) == self.key(argument) and each.version == now]
+        waiter = ensureDeferred(self.fetch(argument))
+        self.hits["fetch"] += hit or bool(good)
+        self.misses["fetch"] += not (hit or good)
+        if hit:
+            values: list[int] = []
+            waiter.addCallback(values.append)
+            assert values == [now]
+        else:
+            assert not waiter.called
+            assert len(self.started) == before + (not good)
+            (good or self.started)[-1].waiters.append(waiter)
+
+    @precondition(lambda self: self.started)
+    @rule(pick=PICKS, fails=st.booleans())
+    def land(self, pick: int, fails: bool) -> None:  # noqa: FBT001
+        """Finish a computation: all that wait for it get what it read, or its exception."""
+        started = self.started.pop(pick % len(self.started))
+        heard: list[object] = []
+        for waiter in started.waiters:
+            waiter.addCallbacks(heard.append, lambda failure: heard.append(failure.type))
+        if fails:
+            started.answer.errback(LookupError())
+        else:
+            started.answer.callback(0)
+            self.keep("fetch", started.argument, started.version)
+        assert heard == [LookupError if fails else started.version] * len(started.waiters)
+
+    @precondition(lambda self: self.started)
+    @rule(pick=PICKS)
+    def cancel(self, pick: int) -> None:
+        """Cancel a waiter; the computation goes with the last one only."""
+        started = self.started[pick % len(self.started)]
+        waiter = started.waiters.pop(pick % len(started.waiters))
+        reasons: list[object] = []
+        waiter.addErrback(lambda failure: reasons.append(failure.type))
+        waiter.cancel()
+        assert reasons == [CancelledError]
+        assert started.answer.called == (not started.waiters)
+        if not started.waiters:
+            self.started.remove(started)
+
+    @rule(argument=ARGUMENTS)
+    def invalidate(self, argument: Any) -> None:
+        """Change what is true of one spelling."""
+        self.change(str(argument))
+
+    @rule()
+    def invalidate_all(self) -> None:
+        """Change everything."""
+        self.change(None)
+
+    @invariant()
+    def the_figures_agree(self) -> None:
+        """Each cache has what the model has, no more; and flights are those that could still be joined."""
+        for name, function in (("look", self.look), ("fetch", self.fetch)):
+            assert function.cache_info() == (self.hits[name], self.misses[name], self.MAX_ENTRIES, len(self.kept[name]))
+            memory = function._memory
+            assert sum(map(len, memory._spelt.values())) == sum(key[0] != "str" for key in self.kept[name])
+            good = [each for each in self.started if each.version == self.version(each.argument)]
+            assert sum(map(len, memory._flights.values())) == (len(good) if name == "fetch" else 0)
+
+
+CachesMachineTests = CachesMachine.TestCase
