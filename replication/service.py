@@ -98,7 +98,7 @@ class MasterOptions(_RoleOptions):
     synopsis = "Usage: twistd [-n] replication master [options]        (* may be given several times)"
     optParameters = [
         ["instance-name", None, None, "the writer's name in RDATA and POSITION [master]"],
-        ["database", None, None, "sqlite:///FILE, sqlite:// (memory), postgresql://… [sqlite:///replication.db]"],
+        ["database", None, None, "sqlite:///FILE or, to forget all, sqlite:// [sqlite:///replication.db]"],
         ["http", None, None, "server endpoint of appends, catch-up, status, metrics [tcp:9093:interface=127.0.0.1]"],
     ]
     opt_listen = _repeated("listen", "server endpoint that workers connect to [tcp:9092:interface=127.0.0.1] *")

@@ -11,11 +11,14 @@ import math
 import random
 from typing import TYPE_CHECKING
 
+import attrs
 from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet import defer
 from twisted.internet.endpoints import clientFromString
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
+from zope.interface import implementer
 
 from replication.errors import ConfigError
 from replication.net.protocol import Limits, ReplicationProtocol
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from twisted.internet.interfaces import IAddress
+    from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory
+    from twisted.python.failure import Failure
 
     from replication.session.connection import Heard
     from replication.wire.grammar import InstanceName, StreamName
@@ -36,8 +40,24 @@ FIRST_DELAY = 0.1  # seconds; protocol B5
 MAX_DELAY = 2.0
 
 
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _ToldEndpoint:
+    """An endpoint that tells why it cannot connect: ClientService keeps that to itself."""
+
+    endpoint: IStreamClientEndpoint
+    failed: Callable[[Failure], Failure]
+
+    def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+        """Connect."""
+        return self.endpoint.connect(protocolFactory).addErrback(self.failed)
+
+
 class WriterLink(Factory):
-    """Keeps one connection to ``endpoint`` and passes on what its writer says."""
+    """Keeps one connection to ``endpoint`` and passes on what its writer says.
+
+    ``server_name`` is what SERVER must say; None takes whoever answers.
+    """
 
     noisy = False
     log = Logger()
@@ -47,7 +67,7 @@ class WriterLink(Factory):
         reactor: Any,
         endpoint: str,
         *,
-        server_name: str,
+        server_name: str | None,
         instance_name: InstanceName,
         streams: Sequence[StreamName],
         limits: Limits,
@@ -75,7 +95,9 @@ class WriterLink(Factory):
             client = clientFromString(reactor, endpoint)
         except Exception as error:
             raise ConfigError(f"cannot connect to {endpoint!r}: not a client endpoint ({error})") from error
-        self._service = ClientService(client, self, retryPolicy=self._next_delay, clock=reactor)
+        self._service = ClientService(
+            _ToldEndpoint(client, self._connect_failed), self, retryPolicy=self._next_delay, clock=reactor
+        )
 
     def start(self) -> None:
         """Begin to connect."""
@@ -107,7 +129,7 @@ class WriterLink(Factory):
         """Check who speaks, then pass on the rest."""
         for command in heard:
             if isinstance(command, Server):
-                if command.name != self._server_name:
+                if self._server_name not in (None, command.name):
                     text = f"Wrong remote: this is {command.name[:100]!r}, {self._server_name!r} was expected"
                     self._tell(text)
                     peer.fail(Fault(text, "wrong server name"))
@@ -141,6 +163,11 @@ class WriterLink(Factory):
         self._on_lost(self)
 
     # ---- inside
+
+    def _connect_failed(self, failure: Failure) -> Failure:
+        if not failure.check(defer.CancelledError):
+            self._tell(f"cannot connect to {self.endpoint}: {failure.getErrorMessage()}")
+        return failure
 
     def _next_delay(self, attempt: int) -> float:  # noqa: ARG002 (ours counts since the last good conversation)
         """Return how many seconds to wait before the next attempt."""

@@ -1,0 +1,62 @@
+"""``replication COMMAND``: which command it is, and how it ends.
+
+Exit status 0: done; 1: failed, with one line on standard error that says what and what to do; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from replication import __version__
+from replication.cli.parser import Parser
+from replication.errors import ReplicationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Each is a module with main(arguments) -> exit status, imported when it is asked for.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "tail": ("replication.cli.tail", "print facts as they come"),
+    "append": ("replication.cli.append", "append rows to a stream"),
+    "status": ("replication.cli.status", "show streams, writers, positions and connections"),
+    "bench": ("replication.bench", "measure this machine"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    listing = "\n".join(f"  {name:8} {meaning}" for name, (_, meaning) in COMMANDS.items())
+    parser = Parser(
+        prog="replication",
+        usage="replication COMMAND …",
+        description=f"commands:\n{listing}\n\nreplication COMMAND --help explains each.",
+        epilog="The daemons are `twistd replication master` and `twistd replication worker`.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"replication {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    found = parser.parse_args(arguments)
+    module = import_module(COMMANDS[found.command][0])
+    try:
+        status: int = module.main(found.rest)
+    except ReplicationError as error:
+        print(f"replication {found.command}: {error}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        status = 1
+    except BrokenPipeError:
+        status = 0  # whoever reads our output has had enough
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would complain
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
