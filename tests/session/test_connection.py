@@ -119,13 +119,14 @@ def test_what_cannot_be_said_does_not_count_as_speaking() -> None:
 
 def test_consecutive_rows_of_one_stream_and_instance_come_as_one() -> None:
     data = (
-        b'RDATA s a 5 ["x y"]\nRDATA s a batch []\nRDATA s a 6 {}\nRDATA s b 7 []\nRDATA st b 8 []\n'
+        b'RDATA s a 5 ["x y"]\nRDATA s a batch []\nRDATA s a 6 {}\nRDATA s b 7 []\nRDATA s bb 7 []\nRDATA st b 8 []\n'
         b"\nRDATA s b 9 []\nPOSITION s b 9 10\nRDATA s b 11 []\nRDATA s b 12 []\nRDATA s"
     )
     heard = worker().receive_data(data, 1.0)
     assert heard == [
         Rows(StreamName("s"), InstanceName("a"), [Token(5), None, Token(6)], ['["x y"]', "[]", "{}"]),
         Rows(StreamName("s"), InstanceName("b"), [Token(7)], ["[]"]),
+        Rows(StreamName("s"), InstanceName("bb"), [Token(7)], ["[]"]),
         Rows(StreamName("st"), InstanceName("b"), [Token(8)], ["[]"]),
         Rows(StreamName("s"), InstanceName("b"), [Token(9)], ["[]"]),
         Position(StreamName("s"), InstanceName("b"), Token(9), Token(10)),
@@ -145,7 +146,7 @@ def test_rows_before_a_bad_one_in_the_same_run_are_heard() -> None:
 
 # Parts of lines that are close to each other, right and wrong, so that runs form and break.
 _streams = st.sampled_from(["s", "s", "s", "t", "", "s\x00", "s" * 256])
-_instances = st.sampled_from(["a", "a", "a", "b", "é", ""])
+_instances = st.sampled_from(["a", "a", "a", "aa", "é", ""])
 _places = st.sampled_from(
     ["batch", "5", "6", "77", "-3", str(2**63 - 1), str(2**63), "05", "-0", "1_0", "\u0663", "", "9" * 5000]
 )
@@ -306,6 +307,12 @@ def test_the_limit_is_of_bytes_and_the_cr_counts() -> None:
     assert fault_of(worker(9), "PING ééé\n".encode()).kind == "line too long"
     assert fault_of(worker(6), b"PING 1\r\n").kind == "line too long"
     assert worker(7).receive_data(b"PING 1\r\n", 1.0) == [Ping("1")]
+
+
+def test_a_line_cut_by_somebody_else_has_the_same_limit() -> None:
+    assert worker(6).receive_line(b"PING 1", 1.0) == [Ping("1")]
+    too_long = worker(6).receive_line(b"PING 12", 1.0)
+    assert too_long == [Fault("Line length exceeded: line 1 has more than 6 bytes", "line too long")]
 
 
 def test_the_limit_can_be_raised() -> None:

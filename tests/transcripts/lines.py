@@ -82,6 +82,8 @@ MALFORMED: list[tuple[str, str]] = [
     ("NEW_ACTIVE_TASK abc", "unknown command"),
     ("RDATA", "RDATA takes"),
     ("RDATA ", "RDATA takes"),
+    ("RDATA events", "RDATA takes"),
+    ("RDATA events master", "RDATA takes"),
     ("RDATA events 14 []", "RDATA takes"),
     ("RDATA events master 14", "RDATA takes"),
     ("RDATA events master 14 ", "not JSON"),
