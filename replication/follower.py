@@ -218,7 +218,7 @@ class StreamFollower:
         page = await self._process.fetch(self.name, writer, step, PAGE_ROWS)
         if page.upto <= step.after:
             raise CatchUpError(f"asked for ({step.after}, {step.upto}], got nothing beyond {page.upto}")
-        cursor.fetched(page)
+        cursor.fetched(step, page)
 
     def _take(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> Deferred[None]:
         return Deferred.fromCoroutine(self._apply(writer, cursor, step))

@@ -266,11 +266,10 @@ class Worker:
 
     def _invalidate(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
-            for row in fact.rows:
-                try:
-                    self.caches.apply([row])
-                except StreamError as error:
-                    self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
+            try:
+                self.caches.apply(fact.rows)
+            except StreamError as error:  # it has applied the other rows; a bad one must not hold up the stream
+                self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
 
     # ---- IFollowingProcess
 

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
 from replication.streams.facts import Fact
@@ -159,7 +160,7 @@ class Reservation:
         self.check_open()
         caches = self._process.caches_writer()
         fact = self._facts[caches][0] if caches in self._facts else self._open(caches, 1)[0]
-        spelt = None if keys is None else [str(key) for key in keys]
+        spelt = None if keys is None else list(spell_key(keys))
         fact.texts.append(caches.spell([cache, spelt, int(self._process.wall() * 1000)]))
 
     def _open(self, writer: StreamWriter, count: int) -> list[OpenFact]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import pytest
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
@@ -17,3 +21,8 @@ settings.register_profile(
 )
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the long tests be run at full size."""
+    parser.addoption("--full", action="store_true", help="run the system tests at full size")

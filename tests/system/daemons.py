@@ -1,0 +1,109 @@
+"""Real processes for system tests: started with what a user types, killed with SIGKILL, always cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0  # seconds; only ever reached by a test that fails
+_SERVED = re.compile(r"(the wire|HTTP) is served at (\S+)")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a user whose shell finds this Python's commands and this checkout's plugin."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"}
+
+
+def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Ask again and again until the answer is true; fail with ``what`` if it never is."""
+    deadline = time.monotonic() + patience
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {patience:g} s: {what}")
+        time.sleep(0.02)
+    return answer
+
+
+def get_json(url: str, path: str) -> Any:
+    """Return what an HTTP API says."""
+    with urllib.request.urlopen(url + path, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+class Daemon:
+    """``twistd -n replication ROLE …``; its log is a file beside its database."""
+
+    def __init__(self, folder: Path, role: str, *options: str, name: str | None = None) -> None:
+        self.folder = folder
+        self.role = role
+        self.options = options
+        self.name = name or role
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What the running process has logged."""
+        return (self.folder / f"{self.name}-{self.starts}.log").read_text()
+
+    def start(self) -> Self:
+        """Start it; use ``address`` or ``until`` to wait for it."""
+        self.starts += 1
+        with (self.folder / f"{self.name}-{self.starts}.log").open("wb") as log:
+            command = ["twistd", "-n", "--pidfile=", "replication", self.role, *self.options]
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=environment(), stdout=log, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def address(self, what: str) -> str:
+        """Wait until ``the wire`` or ``HTTP`` is served, and return where."""
+
+        def served() -> str | None:
+            if self._process is not None and self._process.poll() is not None:
+                raise AssertionError(f"{self.name} ended with {self._process.returncode}:\n{self.log}")
+            return dict(_SERVED.findall(self.log)).get(what)
+
+        address = until(served, f"{self.name} serves {what}")
+        assert isinstance(address, str)
+        return address
+
+    @property
+    def pid(self) -> int:
+        """The process's ID."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        status = self._process.wait(PATIENCE)
+        self._process = None
+        return status
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,148 @@
+"""200,000 facts appended while two workers follow, and everything is killed again and again: nothing lost, nothing twice.
+
+Smaller by default; the full size, as the figures in the README have it: ``pytest tests/system/test_kills.py --full``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+from tests.system.daemons import CHECKOUT, Daemon, environment, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+# The application keeps its own account of what it saw, in the transaction that it was called in.  A fact that is seen
+# twice in committed transactions breaks the primary key; a position that goes back is caught by the trigger.
+APP = '''
+from twisted.logger import Logger
+log = Logger()
+
+def register(worker):
+    for stream in ("caches", "events"):
+        worker.on(stream)(make(stream))
+
+def make(stream):
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (stream TEXT, token INTEGER, ord INTEGER, row TEXT, "
+                          "PRIMARY KEY (stream, token, ord))")
+        await txn.execute("""CREATE TRIGGER IF NOT EXISTS forward BEFORE UPDATE ON stream_positions
+                             WHEN new.stream_id < old.stream_id
+                             BEGIN SELECT RAISE(ABORT, 'a position went back'); END""")
+        await txn.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)",
+            [(stream, fact.token, n, text) for fact in facts for n, text in enumerate(fact.texts)])
+    return apply
+'''
+
+
+def make_facts(folder: Path, rows: int) -> dict[str, list[str]]:
+    """Return, per stream, facts as ``replication append --facts`` takes them, made by the recorded data's script."""
+    out = folder / "facts.ndjson"
+    subprocess.run(
+        [sys.executable, CHECKOUT / "tests/data/make_facts.py", "--rows", str(rows), "--seed", "5", "--out", out],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    facts: dict[str, list[str]] = {"caches": [], "events": []}
+    for line in out.read_text().splitlines():
+        head, rows_text = line.split(',"rows":', 1)
+        facts[head.split('"')[3]].append('{"rows":' + rows_text)
+    return facts
+
+
+def rows_of(database: Path, sql: str) -> list[tuple[object, ...]]:
+    """Read a database that others write to."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def table(database: Path, stream: str) -> list[tuple[object, ...]]:
+    """Return a stream's generic table."""
+    return rows_of(database, f'SELECT stream_id, ord, instance_name, row FROM "stream_{stream}" ORDER BY 1, 2')
+
+
+def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    full = bool(request.config.getoption("--full"))
+    facts = make_facts(tmp_path, 350_000 if full else 24_000)
+    limit = 100_000 if full else 6_000  # facts a stream
+    (tmp_path / "account.py").write_text(APP)
+    chance = random.Random(7)
+    with ExitStack() as stack:
+        # A first start finds free ports; every later one takes the same.
+        master = stack.enter_context(
+            Daemon(tmp_path, "master", "--stream=events", "--listen=tcp:0:interface=127.0.0.1", "--http=tcp:0:interface=127.0.0.1")
+        )
+        wire, http = master.address("the wire"), master.address("HTTP")
+        master.options = (
+            "--stream=events",
+            f"--listen=tcp:{wire.rpartition(':')[2]}:interface=127.0.0.1",
+            f"--http=tcp:{http.rpartition(':')[2]}:interface=127.0.0.1",
+        )
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        copy = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=copy", *follow, name="copy"))
+        seen = stack.enter_context(
+            Daemon(tmp_path, "worker", "--instance-name=seen", "--app=account", *follow, name="seen")
+        )
+        kills = (10, 20) if full else (3, 6)  # of the master, of the workers
+        victims = [master] * kills[0] + [copy, seen] * (kills[1] // 2)
+        chance.shuffle(victims)
+        slices = limit // len(victims)
+        appends = {stream: stack.enter_context(start_append(stream, http)) for stream in facts}
+        for turn, victim in enumerate(victims):
+            last = limit if turn == len(victims) - 1 else (turn + 1) * slices
+            for stream, process in appends.items():
+                assert process.stdin is not None
+                process.stdin.writelines(f"{line}\n" for line in facts[stream][turn * slices : last])
+                process.stdin.flush()
+            time.sleep(chance.uniform(0.0, 1.0))
+            victim.kill()
+            victim.start()
+        appended = {stream: process.communicate()[0].split() for stream, process in appends.items()}
+        assert [process.returncode for process in appends.values()] == [0, 0]
+
+        for stream in ("caches", "events"):
+            want = table(tmp_path / "replication.db", stream)
+            (last,) = rows_of(
+                tmp_path / "replication.db", f"SELECT stream_id FROM stream_positions WHERE stream_name = '{stream}'"
+            )
+            for name in ("copy", "seen"):
+                until(
+                    lambda name=name, stream=stream: rows_of(
+                        tmp_path / f"replication-{name}.db",
+                        f"SELECT stream_id FROM stream_positions WHERE stream_name = '{stream}'",
+                    )
+                    == [last],
+                    f"{name} reaches {last} on {stream}",
+                )
+            assert table(tmp_path / "replication-copy.db", stream) == want
+            saw = rows_of(
+                tmp_path / "replication-seen.db",
+                f"SELECT token, ord, 'master', row FROM seen WHERE stream = '{stream}' ORDER BY 1, 2",
+            )
+            assert saw == want
+            # The retries after a kill doubled nothing either: one ID a fact, and what was sent is what is there.
+            assert len(appended[stream]) == len(set(appended[stream])) == limit
+            assert {int(token) for token in appended[stream]} >= {token for token, *_ in want}
+            sent = [row for line in facts[stream][:limit] for row in split_rows(line)]
+            assert sorted(sent) == sorted(str(row) for *_, row in want)
+        assert "a position went back" not in seen.log
+
+
+def start_append(stream: str, http: str) -> subprocess.Popen[str]:
+    """Start what a user would pipe facts into."""
+    command = ["replication", "append", stream, "-", "--facts", "--http", f"http://{http}", "--retry", "120"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def split_rows(line: str) -> list[str]:
+    """Return the rows of one fact as their texts."""
+    return [json.dumps(row, separators=(",", ":")) for row in json.loads(line)["rows"]]
