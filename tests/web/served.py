@@ -1,0 +1,178 @@
+"""A stand-in for Master and Worker, and one real HTTP exchange with it over a transport in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.address import IPv4Address
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from replication.errors import NotAWriterError, RowError, StreamError, UnknownStreamError
+from replication.streams.facts import Fact
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
+from replication.web.site import make_site
+from replication.wire import grammar
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from twisted.internet.interfaces import IAddress
+    from twisted.web.server import Site
+
+HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
+ELSEWHERE = IPv4Address("TCP", "192.0.2.7", 40_000)
+
+
+def fact(token: int, *rows: object) -> Fact:
+    """Return a fact with these rows, spelt."""
+    return Fact(Token(token), tuple(grammar.spell_row(row) for row in rows))
+
+
+class FakeServed:
+    """Serves what is in ``histories``; ``error`` is raised instead, if there is one."""
+
+    role = "master"
+    server_name = "example.com"
+    instance_name = InstanceName("master")
+
+    def __init__(self) -> None:
+        self.definitions = [StreamDefinition("orders", row=("order_id", "state")), StreamDefinition("caches")]
+        self.histories: dict[tuple[str, str], list[Fact]] = {}
+        self.settled = 0  # no page reaches further
+        self.asked: list[tuple[str, str | None, int, int | None, int]] = []
+        self.appended: list[tuple[str, list[list[Any]], str | None]] = []
+        self.error: Exception | None = None
+        self.unwritable = ""
+
+    def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
+        self.histories[stream, writer] = list(facts)
+        self.settled = max(self.settled, settled or max((each.token for each in facts), default=0))
+
+    async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
+        self.asked.append((stream, writer, after, upto, limit))
+        self._complain(stream)
+        history = self.histories.get((stream, writer or self.instance_name))
+        if history is None:
+            raise StreamError(f"{writer} writes nothing to {stream}")
+        end = self.settled if upto is None else min(upto, self.settled)
+        found: list[Fact] = []
+        rows = 0
+        for each in history:
+            if after < each.token <= end:
+                if found and rows + len(each.texts) > limit:
+                    return Page(found, found[-1].token, limited=True)
+                found.append(each)
+                rows += len(each.texts)
+        return Page(found, Token(end), limited=False)
+
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+        self._complain(stream)
+        for index, rows in enumerate(facts):
+            if ["bad"] in rows:
+                error = RowError("a row has the wrong fields")
+                error.fact = index
+                raise error
+        self.appended.append((stream, [list(rows) for rows in facts], key))
+        return [Token(2 + index) for index in range(len(facts))]
+
+    async def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _complain(self, stream: str) -> None:
+        if self.error is not None:
+            raise self.error
+        if stream not in [each.name for each in self.definitions]:
+            raise UnknownStreamError(f"no stream {stream!r} here; known streams: orders, caches")
+        if stream == self.unwritable:
+            raise NotAWriterError(f"{stream} is written by worker2, not by master")
+
+    def stream_statuses(self) -> list[StreamStatus]:
+        here = WriterStatus(InstanceName("master"), Token(9), Token(11), "writing")
+        there = WriterStatus(InstanceName("worker2"), Token(7), Token(7), "stopped", "the function raised")
+        return [
+            StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5)),
+            *[StreamStatus(each, []) for each in self.definitions[1:]],
+        ]
+
+    def peer_statuses(self) -> list[PeerStatus]:
+        return [PeerStatus("worker1", "127.0.0.1:5", 1_700_000_000.0, 12, 345, 6, "PING")]
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample("position", "gauge", "Current ID.", 9, {"stream": "orders", "writer": "master"})
+        yield Sample("lines_total", "counter", "Lines sent.", 12, {"direction": "out"})
+        yield Sample("position", "gauge", "Current ID.", 7, {"stream": "orders", "writer": "worker2"})
+
+
+class Client:
+    """One connection to a site; ``say`` sends bytes, ``heard`` is what came back."""
+
+    def __init__(self, site: Site, peer: IAddress = HERE) -> None:
+        self.transport = StringTransport(peerAddress=peer)
+        protocol = site.buildProtocol(peer)
+        assert protocol is not None
+        self.protocol: Any = protocol
+        self.protocol.makeConnection(self.transport)
+
+    def say(self, data: bytes) -> None:
+        self.protocol.dataReceived(data)
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Sequence[tuple[str, str | bytes]] = ()
+    ) -> Heard:
+        """Send one request whole, and read one answer whole."""
+        self.transport.clear()
+        self.say(header(method, path, headers, None if body is None else len(body)) + (body or b""))
+        return self.heard()
+
+    def heard(self) -> Heard:
+        return read_answer(self.transport.value())
+
+
+@attrs.frozen
+class Heard:
+    """One answer."""
+
+    code: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        assert self.headers["content-type"] == "application/json", self.headers
+        return json.loads(self.body)
+
+    @property
+    def detail(self) -> str:
+        assert set(self.json) == {"error", "detail"}, self.json
+        return str(self.json["detail"])
+
+
+def header(method: str, path: str, headers: Sequence[tuple[str, str | bytes]] = (), length: int | None = None) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: here"]
+    lines += [name.encode() + b": " + (text if isinstance(text, bytes) else text.encode()) for name, text in headers]
+    lines += [] if length is None else [b"Content-Length: %d" % length]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def read_answer(data: bytes) -> Heard:
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *rest = head.decode("latin-1").split("\r\n")
+    pairs = (line.split(": ", 1) for line in rest)
+    return Heard(int(first.split()[1]), {name.lower(): text for name, text in pairs}, body)
+
+
+def served_site(
+    served: FakeServed | None = None, secret: str | None = None, max_body: int = 64 * 2**20
+) -> tuple[FakeServed, Site, Clock]:
+    served, clock = served or FakeServed(), Clock()
+    return served, make_site(served, secret=secret, max_body=max_body, reactor=clock), clock
+
+
+ORDERS = StreamName("orders")
+MASTER = InstanceName("master")

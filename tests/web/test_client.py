@@ -1,0 +1,455 @@
+"""Missed facts over HTTP: the client against our own site, a Synapse, and servers that do not keep their word."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from twisted.internet import error
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+from twisted.test.iosim import ConnectionCompleter, IOPump
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.web import client as module
+from replication.web.client import CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
+from replication.web.site import make_site
+from replication.wire.grammar import Token
+from tests.contract.catch_up import CatchUpContract
+from tests.web.served import MASTER, ORDERS, FakeServed, fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from replication.streams.facts import Fact
+    from replication.streams.seams import ICatchUp, Page
+    from replication.wire.grammar import InstanceName
+
+URL = "http://127.0.0.1:9093"
+
+
+class Network:
+    """A reactor without sockets, on which connections to whoever listens come about when ``settle`` is called."""
+
+    def __init__(self) -> None:
+        self.reactor: Any = MemoryReactorClock()
+        self._completer = ConnectionCompleter(self.reactor)
+        self.pumps: list[IOPump] = []
+
+    def listen(self, factory: Any, port: int = 9093) -> None:
+        self.reactor.tcpServers.clear()
+        self.reactor.listenTCP(port, factory)
+
+    def settle(self) -> None:
+        """Connect, and carry bytes, until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            while pump := self._completer.succeedOnce():
+                self.pumps.append(pump)
+                moved = True
+            for pump in self.pumps:
+                moved = pump.flush() or moved
+
+    def start(self, work: Coroutine[Any, Any, Page]) -> Deferred[Page]:
+        started = Deferred.fromCoroutine(work)
+        self.settle()
+        return started
+
+    def refuse(self, why: Exception) -> None:
+        self._completer.failOnce(Failure(why))
+        self.reactor.advance(1)  # the endpoint looks whether there is another address to try
+
+
+class OwnSiteTests(CatchUpContract):
+    """The contract, from a client of ours to a site of ours."""
+
+    __test__ = True
+
+    def make_source(self, histories: Mapping[InstanceName, Sequence[Fact]], settled: Token) -> ICatchUp:
+        self.network, self.served = Network(), FakeServed()
+        for writer, history in histories.items():
+            self.served.keep(ORDERS, writer, history, settled)
+        self.network.listen(make_site(self.served, secret="hidden", reactor=self.network.reactor))
+        return HttpCatchUp(self.network.reactor, URL + "/", "hidden")
+
+    def start(self, work: Coroutine[Any, Any, Page]) -> Deferred[Page]:
+        return self.network.start(work)
+
+    def test_pages_share_a_connection_that_is_closed_at_last(self) -> None:
+        self.page(0, 5)
+        self.page(5, 10)
+        self.assertEqual(len(self.network.pumps), 1)
+        assert isinstance(self.source, HttpCatchUp)
+        closed = Deferred.fromCoroutine(self.source.close())
+        self.network.settle()
+        self.successResultOf(closed)
+        self.assertEqual(self.network.reactor.getDelayedCalls(), [])
+
+    def test_a_connection_that_the_server_closed_is_opened_again(self) -> None:
+        self.page(0, 5)
+        self.network.pumps[0].serverIO.loseConnection()
+        self.assertEqual(len(self.page(5, 10).facts), 3)
+        self.assertEqual(len(self.network.pumps), 2)
+
+    def test_the_limit_is_brought_within_what_the_site_allows(self) -> None:
+        for limit in (-1, 0, 10_001, 10**9):
+            self.page(0, 5, limit)
+        self.assertEqual([asked[-1] for asked in self.served.asked], [1, 1, 10_000, 10_000])
+
+    def test_a_stream_that_is_unknown_there_is_no_reason_to_ask_as_a_synapse_would(self) -> None:
+        self.served.definitions.clear()
+        with self.assertRaisesRegex(CatchUpError, "HTTP 404: no stream 'orders' here"):
+            self.page(0, 5)
+        with self.assertRaisesRegex(CatchUpError, f"^{URL}/v1/streams/orders/updates"):
+            self.page(0, 5)
+
+    def test_a_wrong_secret_is_named_with_its_cure(self) -> None:
+        for secret in (None, "wrong"):
+            self.source = HttpCatchUp(self.network.reactor, URL, secret)
+            with self.assertRaisesRegex(CatchUpError, f"^{re.escape(URL)}/.*HTTP 401: .*--secret-file"):
+                self.page(0, 5)
+
+    def test_a_wrong_instance_is_an_error(self) -> None:
+        del self.served.histories[ORDERS, MASTER]
+        with self.assertRaisesRegex(CatchUpError, "HTTP 400: master writes nothing to orders"):
+            self.page(0, 5)
+
+    def test_a_store_that_fails_there_is_an_error_here(self) -> None:
+        self.served.error = StoreError("disk full")
+        with self.assertRaisesRegex(CatchUpError, "HTTP 503: disk full"):
+            self.page(0, 5)
+
+    def test_a_writer_that_was_reset_is_an_error(self) -> None:
+        self.served.settled = 3
+        with self.assertRaisesRegex(CatchUpError, "reaches to 3: .* was its database reset"):
+            self.page(5, 9)
+
+
+def reply(body: bytes | str | dict[str, Any], status: str = "200 OK", headers: str = "") -> bytes:
+    """Return a whole HTTP answer."""
+    data = json.dumps(body) if isinstance(body, dict) else body
+    data = data.encode() if isinstance(data, str) else data
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(data)}\r\n{headers}\r\n".encode() + data
+
+
+class Scripted(Protocol):
+    """Answers each request with ``factory.answer(path, query, header)``, and hangs up unless ``keep_open``."""
+
+    def connectionMade(self) -> None:
+        self._data = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        self._data += data
+        while b"\r\n\r\n" in self._data:
+            head, _, self._data = self._data.partition(b"\r\n\r\n")
+            url = urlsplit(head.split()[1].decode())
+            numbers = {key: int(text) for key, [text] in parse_qs(url.query).items() if text.isdigit()}
+            script: Any = self.factory
+            assert self.transport is not None
+            self.transport.write(script.answer(url.path, numbers, head))
+            if not script.keep_open:
+                self.transport.loseConnection()
+
+
+class ScriptedTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.network = Network()
+        self.script: Any = Factory.forProtocol(Scripted)
+        self.network.listen(self.script)
+        self.asked: list[str] = []
+        self.source = HttpCatchUp(self.network.reactor, URL, "hidden")
+
+    def serve(self, answer: Callable[[str, dict[str, int]], bytes] | bytes, *, keep_open: bool = True) -> None:
+        def answer_and_note(path: str, query: dict[str, int], head: bytes) -> bytes:
+            self.asked.append(path)
+            self.assertIn(b"\r\nAuthorization: Bearer hidden\r\n", head)
+            return answer if isinstance(answer, bytes) else answer(path, query)
+
+        self.script.answer, self.script.keep_open = answer_and_note, keep_open
+
+    def start(self, after: int = 2, upto: int = 9) -> Deferred[Page]:
+        work = self.source.facts(ORDERS, MASTER, after=Token(after), upto=Token(upto), limit=100)
+        return self.network.start(work)
+
+    def page(self, after: int = 2, upto: int = 9) -> Page:
+        return self.successResultOf(self.start(after, upto))
+
+    def assert_fails(self, *words: str, after: int = 2, upto: int = 9) -> None:
+        """It is a CatchUpError that begins with the URL that was asked."""
+        text = str(self.failureResultOf(self.start(after, upto), CatchUpError).value)
+        self.assertTrue(text.startswith(URL + "/"), text)
+        for word in words:
+            self.assertIn(word, text)
+
+
+class HostileTests(ScriptedTestCase):
+    """F27, and more: whatever happens is a CatchUpError that names the URL, and the next page is asked for afresh."""
+
+    def tearDown(self) -> None:
+        self.network.listen(self.script)
+        self.serve(reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False}))
+        self.assertEqual(self.page().facts, [fact(5, "row")])
+
+    def test_nobody_listens(self) -> None:
+        self.network.reactor.tcpServers.clear()
+        started = self.start()
+        self.network.refuse(error.ConnectionRefusedError())
+        text = str(self.failureResultOf(started, CatchUpError).value)
+        self.assertIn("refused", text)
+        self.assertIn("--http on that port", text)
+
+    def test_the_connection_is_not_taken_up(self) -> None:
+        self.network.reactor.tcpServers.clear()
+        started = self.start()
+        self.network.reactor.advance(CONNECT_PATIENCE - 1)
+        self.assertNoResult(started)
+        self.network.refuse(error.TimeoutError())
+        self.assertIn("timeout", str(self.failureResultOf(started, CatchUpError).value).lower())
+
+    def test_f27_a_proxy_says_502(self) -> None:
+        self.serve(reply("<html>Bad Gateway</html>", "502 Bad Gateway"))
+        self.assert_fails("HTTP 502: not an answer of ours: b'<html>Bad Gateway</html>'")
+
+    def test_f27_a_redirect_is_not_followed_and_the_secret_stays_here(self) -> None:
+        for status in ("301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"):
+            self.serve(reply("", status, "Location: http://elsewhere.example/\r\n"))
+            self.assert_fails(f"HTTP {status[:3]}", "'http://elsewhere.example/'")
+        self.assertEqual(self.network.reactor.tcpClients, [])
+
+    def test_f27_a_page_is_cut_off(self) -> None:
+        whole = reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False})
+        for length in (0, 5, 30, whole.index(b"\r\n\r\n") + 4, len(whole) - 1):
+            self.serve(whole[:length], keep_open=False)
+            self.assert_fails("cut off")
+
+    def test_f27_json_is_cut_off(self) -> None:
+        self.serve(reply('{"updates": [[5, "ro'))
+        self.assert_fails("not a page of updates")
+
+    def test_a_page_without_a_length_is_cut_off(self) -> None:
+        """Only the JSON shows it."""
+        self.serve(b'HTTP/1.1 200 OK\r\n\r\n{"updates": [[5, "row"]], "upto_token": 9', keep_open=False)
+        self.assert_fails("not a page of updates")
+
+    def test_what_answers_is_no_http(self) -> None:
+        self.serve(b"SERVER example.com\nPING 1\n", keep_open=False)
+        self.assert_fails("cut off")
+
+    def test_f27_the_answer_does_not_begin(self) -> None:
+        self.serve(b"")
+        started = self.start()
+        self.network.reactor.advance(PATIENCE - 1)
+        self.assertNoResult(started)
+        self.network.reactor.advance(1)
+        self.assertIn("no answer within 30 s", str(self.failureResultOf(started, CatchUpError).value))
+        self.assertTrue(self.network.pumps[0].clientIO.disconnecting)
+
+    def test_f27_a_body_that_only_trickles_is_given_up(self) -> None:
+        """It is not enough that something comes."""
+        self.serve(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        started = self.start()
+        server = self.network.pumps[0].server
+        for _ in range(int(PATIENCE)):
+            self.assertNoResult(started)
+            server.transport.write(b" ")
+            self.network.settle()
+            self.network.reactor.advance(1)
+        self.network.settle()
+        self.assertIn("stopped", str(self.failureResultOf(started, CatchUpError).value))
+        self.assertTrue(self.network.pumps[0].clientIO.disconnecting)
+        self.assertEqual(self.network.reactor.getDelayedCalls(), [])
+
+    def test_a_slow_body_that_keeps_coming_is_waited_for(self) -> None:
+        rows = [[token, "x" * STRIDE] for token in range(3, 9)]
+        whole = reply({"updates": rows, "upto_token": 9, "limited": False})
+        self.serve(whole[:100])
+        started = self.start()
+        for begin in range(100, len(whole), STRIDE + 1):
+            self.network.reactor.advance(PATIENCE - 1)
+            self.network.pumps[0].server.transport.write(whole[begin : begin + STRIDE + 1])
+            self.network.settle()
+        self.assertEqual(len(self.successResultOf(started).facts), 6)
+
+    def test_a_body_that_is_too_large_is_given_up(self) -> None:
+        self.patch(module, "BODY_LIMIT", 1_000)
+        self.serve(reply(b" " * 1_000 + b"{}"))
+        self.assert_fails("more than 1000 bytes", "fewer rows")
+        self.network.settle()
+        self.assertTrue(self.network.pumps[0].clientIO.disconnecting)
+
+    def test_a_page_that_lies_is_refused(self) -> None:
+        for tokens, upto, complaint in (
+            ([5, 4], 9, "out of order"),
+            ([2], 9, "token 2 comes after 2"),
+            ([10], 9, "token 10 is beyond 9"),
+            ([5], 10, "reaches to 10"),
+            ([5, 7], 6, "ends at 6"),
+            ([5, 7, 5], 9, "one fact in two pieces"),
+        ):
+            rows = [[token, "row"] for token in tokens]
+            self.serve(reply({"updates": rows, "upto_token": upto, "limited": False}))
+            self.assert_fails(complaint)
+
+    def test_an_error_in_our_form_is_quoted_in_part(self) -> None:
+        self.serve(reply({"error": "x", "detail": "100% %s {wrong} " + "x" * 10_000}, "500 Error"))
+        self.assert_fails("HTTP 500: 100% %s {wrong} xxx")
+        self.assertLess(len(str(self.failureResultOf(self.start()).value)), 1_000)
+
+    def test_an_error_that_is_deeply_nested_or_no_text_is_quoted_as_bytes(self) -> None:
+        for body in (b"[" * 100_000, b'{"detail": 5}', b"\xff"):
+            self.serve(reply(body, "500 Error"))
+            self.assert_fails("HTTP 500: not an answer of ours: b'")
+
+
+class CancelTests(ScriptedTestCase):
+    def test_who_no_longer_wants_the_page_cancels_it(self) -> None:
+        """While the answer has not begun, and in its middle."""
+        for begun in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"):
+            self.serve(begun)
+            started = self.start()
+            started.cancel()
+            self.failureResultOf(started, CancelledError)
+            self.network.settle()
+            self.assertTrue(self.network.pumps[-1].clientIO.disconnecting)
+            self.assertEqual(self.network.reactor.getDelayedCalls(), [])
+
+
+class SynapseTests(ScriptedTestCase):
+    """Against what a Synapse says: it knows nothing of our paths (protocol E5)."""
+
+    HTML = reply("<html><body>No Such Resource</body></html>", "404 Not Found")
+
+    def serve_synapse(self, rows: list[tuple[int, Any]], *, backwards: bool = False, lost: bytes = HTML) -> None:
+        def answer(path: str, query: dict[str, int]) -> bytes:
+            if not path.startswith("/_synapse/replication/get_repl_stream_updates/orders/"):
+                return lost
+            after, upto = query["from_token"], query["upto_token"]
+            found = sorted(row for row in rows if after < row[0] <= upto)
+            if backwards:
+                found.reverse()
+            limited = len(found) > 3
+            found = found[:3]
+            reached = found[-1][0] if limited else upto
+            body = {"updates": found, "upto_token": reached, "limited": limited}
+            return reply(json.dumps(body, separators=(",", ":"), ensure_ascii=False))
+
+        self.serve(answer)
+
+    def everything(self, upto: int) -> list[Fact]:
+        found: list[Fact] = []
+        after = 0
+        while after < upto:
+            page = self.page(after, upto)
+            self.assertGreater(page.upto, after)
+            self.assertEqual(page.limited, page.upto < upto)
+            found += page.facts
+            after = page.upto
+        return found
+
+    def test_it_is_asked_in_its_own_form_from_then_on(self) -> None:
+        self.serve_synapse([(5, "row")])
+        self.assertEqual(self.page().facts, [fact(5, "row")])
+        self.page()
+        self.assertEqual([path.startswith("/_synapse/") for path in self.asked], [False, True, True])
+
+    def test_every_request_has_a_transaction_id_of_its_own(self) -> None:
+        """Answers are remembered by it for half an hour."""
+        self.serve_synapse([(5, "row")])
+        self.page()
+        self.page()
+        words = [path.rpartition("/")[2] for path in self.asked[1:]]
+        self.assertEqual([len(word) for word in words], [10, 10])
+        self.assertNotEqual(*words)
+
+    def test_old_and_new_ways_to_say_that_a_path_is_unknown(self) -> None:
+        unrecognized = {"errcode": "M_UNRECOGNIZED", "error": "Unrecognized request"}
+        for lost in (
+            self.HTML,
+            reply(unrecognized, "404 Not Found"),
+            reply(unrecognized, "400 Bad Request"),
+            reply("", "405 Method Not Allowed"),
+        ):
+            self.source = HttpCatchUp(self.network.reactor, URL, "hidden")
+            self.serve_synapse([(5, "row")], lost=lost)
+            self.assertEqual(self.page().facts, [fact(5, "row")])
+
+    def test_limited_pages_are_asked_on_from(self) -> None:
+        rows = [(token, ["row", token]) for token in range(3, 40, 2)]
+        self.serve_synapse(rows)
+        self.assertEqual(self.everything(50), [fact(*row) for row in rows])
+
+    def test_trap_12_a_stream_that_comes_backwards_is_read_whole(self) -> None:
+        """Synapse's own workers keep the first row of such a page, and never see what lies below a limited one."""
+        rows = [(token, ["row", token]) for token in range(3, 40, 2)]
+        self.serve_synapse(rows, backwards=True)
+        self.assertEqual(self.everything(50), [fact(*row) for row in rows])
+
+    def test_rows_are_spelt_as_on_the_wire(self) -> None:
+        row = ["ev", {"k": "\u00e9 \U0001f600 \x7f/"}, 1.5, None]
+        self.serve_synapse([(5, row)])
+        self.assertEqual(self.page().facts, [fact(5, row)])
+
+    def test_its_errors_are_quoted(self) -> None:
+        self.serve_synapse([])
+        self.page()
+        self.serve(reply({"errcode": "M_UNKNOWN", "error": "Unknown stream"}, "400 Bad Request"))
+        self.assert_fails("/_synapse/", "HTTP 400: Unknown stream")
+
+    def test_its_500_may_be_a_wrong_secret(self) -> None:
+        self.serve_synapse([])
+        self.page()
+        self.serve(reply({"errcode": "M_UNKNOWN", "error": "Internal server error"}, "500 Error"))
+        self.assert_fails("HTTP 500: Internal server error", "secret")
+
+    def test_a_server_that_knows_neither_form_is_asked_in_both_again(self) -> None:
+        """Perhaps a proxy was not ready; ours may well be behind it next time."""
+        self.serve(self.HTML)
+        self.assert_fails("HTTP 404")
+        self.serve(reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False}))
+        self.page()
+        self.assertEqual([path.startswith("/_synapse/") for path in self.asked], [False, True, False])
+
+
+class AddressTests(SynchronousTestCase):
+    def test_an_address_that_cannot_be_is_a_config_error(self) -> None:
+        for url in (
+            "",
+            "127.0.0.1:9093",
+            "ftp://127.0.0.1",
+            "http://",
+            "http:///v1",
+            "http://user:word@host",
+            "http://host?x=1",
+            "http://host#x",
+            "http://host:port",
+            "http://host:99999",
+            "http://h\u00f6st",
+            "http://ho st",
+        ):
+            self.assertRaises(ConfigError, HttpCatchUp, MemoryReactorClock(), url)
+
+    def test_a_secret_that_cannot_be_is_a_config_error(self) -> None:
+        self.assertRaises(ConfigError, HttpCatchUp, MemoryReactorClock(), URL, "")
+
+    def test_the_api_may_lie_below_a_path(self) -> None:
+        network = Network()
+        script: Any = Factory.forProtocol(Scripted)
+        script.keep_open = True
+        asked = []
+
+        def answer(path: str, *_: object) -> bytes:
+            asked.append(path)
+            return reply({"updates": [], "upto_token": 9, "limited": False})
+
+        script.answer = answer
+        network.listen(script)
+        source = HttpCatchUp(network.reactor, URL + "/replication/")
+        work = source.facts(ORDERS, MASTER, after=Token(2), upto=Token(9), limit=100)
+        self.successResultOf(network.start(work))
+        self.assertEqual(asked, ["/replication/v1/streams/orders/updates"])

@@ -1,0 +1,216 @@
+"""Pages and additions as text."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from replication.errors import CatchUpError, RemoteProtocolError
+from replication.streams.facts import Fact
+from replication.streams.seams import Page
+from replication.web.facts import (
+    BackwardsPageError,
+    line_of,
+    read_addition,
+    read_additions,
+    read_page,
+    spell_page,
+)
+from replication.wire.grammar import Token, spell_row
+from tests.web.served import fact
+
+
+def page(*facts: Fact, upto: int | None = None, limited: bool = False) -> Page:
+    return Page(list(facts), Token(upto if upto is not None else facts[-1].token), limited)
+
+
+def read(body: bytes | str, after: int = 0, upto: int = 100, *, foreign: bool = False) -> Page:
+    data = body.encode() if isinstance(body, str) else body
+    return read_page(data, after=Token(after), upto=Token(upto), foreign=foreign)
+
+
+class TestSpelling:
+    def test_a_page_has_the_shape_of_the_contract(self) -> None:
+        body = spell_page(page(fact(2, ["a", None], "b"), fact(4, {"c": 1.5}), upto=7, limited=True))
+        assert body == b'{"updates":[[2,["a",null]],[2,"b"],[4,{"c":1.5}]],"upto_token":7,"limited":true}'
+
+    def test_an_empty_page_still_says_how_far_it_reaches(self) -> None:
+        assert json.loads(spell_page(page(upto=9))) == {"updates": [], "upto_token": 9, "limited": False}
+
+    def test_stored_texts_go_out_as_they_are(self) -> None:
+        """Even one that is oddly spelt: nothing that only passes through is decoded."""
+        assert b"[3,[ 1,  2 ]]" in spell_page(page(Fact(Token(3), ("[ 1,  2 ]",))))
+
+    def test_a_page_that_grows_too_large_is_cut_after_a_whole_fact(self) -> None:
+        facts = [fact(token, "x" * 50, "y" * 50) for token in range(2, 12)]
+        body = spell_page(page(*facts, upto=20), max_bytes=400)
+        assert len(body) < 460
+        assert read(body) == page(*facts[:3], limited=True)
+
+    @pytest.mark.parametrize("max_bytes", [0, 1, 59, 60, 118, 119, 120, 121, 500])
+    def test_a_cut_page_has_one_fact_at_least_and_asking_on_finds_all(self, max_bytes: int) -> None:
+        facts = [fact(token, "x" * 50) for token in range(2, 12)]
+        found: list[Fact] = []
+        after = 0
+        while after < 20:
+            rest = page(*[each for each in facts if each.token > after], upto=20)
+            answer = read(spell_page(rest, max_bytes), after)
+            assert answer.upto > after
+            assert answer.limited is (answer.upto < 20)
+            found += answer.facts
+            after = answer.upto
+        assert found == facts
+
+    def test_a_single_fact_is_never_cut(self) -> None:
+        large = page(fact(2, "x" * 500, "y" * 500))
+        assert read(spell_page(large, max_bytes=10)) == large
+
+
+class TestReadingPages:
+    def test_reading_undoes_spelling(self) -> None:
+        random = Random(7)
+        rows: list[Any] = [None, True, -1.5e300, 2**70, 'a b\t"\\/é\U0001f600\x7f\ud800', [], {"": [1, {"k": "v"}]}]
+        for _ in range(200):
+            tokens = sorted(random.sample(range(2, 99), random.randint(0, 20)))
+            facts = [fact(token, *random.choices(rows, k=random.randint(1, 4))) for token in tokens]
+            original = page(*facts, upto=random.randint(max(tokens, default=1), 100), limited=random.random() < 0.5)
+            assert read(spell_page(original)) == original
+
+    def test_row_text_is_taken_as_it_lies(self) -> None:
+        body = '{"updates":[[5,[ "a b",  1.0E2 ]]],"upto_token":5,"limited":false}'
+        assert read(body).facts == [Fact(Token(5), ('[ "a b",  1.0E2 ]',))]
+
+    @pytest.mark.parametrize("foreign", [False, True])
+    @pytest.mark.parametrize(
+        "row", ['["é"]', '["\x7f"]', '["\U0001f600 x"]', pytest.param('"\u2028"', id="line separator")]
+    )
+    def test_rows_that_are_not_plain_ascii_are_spelt_anew(self, row: str, *, foreign: bool) -> None:
+        body = f'{{"updates":[[5,{row}]],"upto_token":5,"limited":false}}'
+        assert read(body, foreign=foreign).facts == [Fact(Token(5), (spell_row(json.loads(row)),))]
+
+    @pytest.mark.parametrize("row", ["[1, 2]", '{"a" :1}', "[\n]", '"\\u00E9"', '"\\/"', '["a b"]', '"\\ud83d\\ude00"'])
+    def test_a_foreign_row_gets_the_one_spelling(self, row: str) -> None:
+        body = f'{{"updates":[[5,{row}]],"upto_token":5,"limited":false}}'
+        assert read(body, foreign=True).facts == [Fact(Token(5), (spell_row(json.loads(row)),))]
+
+    def test_fields_that_we_do_not_know_are_left_alone(self) -> None:
+        assert read('{"limited":false,"more":[1],"upto_token":5,"updates":[]}') == page(upto=5)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "",
+            "null",
+            "[]",
+            "{}",
+            '{"updates":[],"upto_token":5}',
+            '{"updates":[],"upto_token":"5","limited":false}',
+            '{"updates":[],"upto_token":5,"limited":1}',
+            '{"updates":{},"upto_token":5,"limited":false}',
+            '{"updates":[5],"upto_token":5,"limited":false}',
+            '{"updates":[[5]],"upto_token":5,"limited":false}',
+            '{"updates":[[5,1,1]],"upto_token":5,"limited":false}',
+            '{"updates":[["5",1]],"upto_token":5,"limited":false}',
+            '{"updates":[[true,1]],"upto_token":5,"limited":false}',
+            '{"updates":[[5.5,1]],"upto_token":5,"limited":false}',
+            '{"updates":[[5,NaN]],"upto_token":5,"limited":false}',
+            '{"updates":[[5,1]],"upto_token":5,"limited":false}x',
+            '{"updates":[[5,' + "[" * 100_000 + "]" * 100_000 + ']],"upto_token":5,"limited":false}',
+            b'{"updates":[[5,"\xff"]],"upto_token":5,"limited":false}',
+            b"\xff\xfe",
+            b"<html>",
+        ],
+    )
+    @pytest.mark.parametrize("foreign", [False, True])
+    def test_what_is_not_a_page_is_an_error(self, body: bytes | str, *, foreign: bool) -> None:
+        with pytest.raises(CatchUpError, match="not a page of updates"):
+            read(body, foreign=foreign)
+
+    def test_a_page_cut_at_any_byte_is_an_error(self) -> None:
+        body = spell_page(page(fact(2, ["a", 1]), fact(3, "b"), upto=7))
+        for length in range(len(body)):
+            with pytest.raises(CatchUpError):
+                read(body[:length])
+
+    @pytest.mark.parametrize(
+        ("tokens", "upto", "complaint"),
+        [
+            ([10], 20, "token 10 comes after 10"),
+            ([9], 20, "token 9 comes after 10"),
+            ([11, 13, 12], 20, "token 12 comes after 13: out of order"),
+            ([11, 12, 11], 20, "one fact in two pieces"),
+            ([11, 21], 20, "token 21 is beyond 20"),
+            ([11, 15], 14, "says that it ends at 14, but has token 15"),
+            ([], 9, "10 to 20 was asked for, the page reaches to 9"),
+            ([], 21, "reaches to 21"),
+            ([2**63], 20, "beyond 20"),
+        ],
+    )
+    def test_a_page_that_does_not_keep_its_word_is_an_error(self, tokens: list[int], upto: int, complaint: str) -> None:
+        body = json.dumps({"updates": [[token, "row"] for token in tokens], "upto_token": upto, "limited": False})
+        with pytest.raises(CatchUpError, match=complaint):
+            read(body, after=10, upto=20)
+
+    def test_a_page_that_reaches_less_far_is_fine(self) -> None:
+        """The source may have settled less than we know of, or cut the page."""
+        assert read('{"updates":[],"upto_token":10,"limited":true}', after=10, upto=20) == page(upto=10, limited=True)
+
+    def test_trap_12_a_foreign_page_in_descending_order_is_turned_round(self) -> None:
+        """Rows of one token keep their order."""
+        body = '{"updates":[[5,"c"],[5,"d"],[3,"b"],[2,"a"]],"upto_token":9,"limited":false}'
+        assert read(body, foreign=True) == page(fact(2, "a"), fact(3, "b"), fact(5, "c", "d"), upto=9)
+
+    def test_trap_12_a_limited_page_in_descending_order_is_of_no_use(self) -> None:
+        """It is the end of the range, and says ``upto_token`` 3: whoever asks on from there never sees token 2."""
+        body = '{"updates":[[5,"c"],[3,"b"]],"upto_token":3,"limited":true}'
+        with pytest.raises(BackwardsPageError):
+            read(body, foreign=True)
+
+
+class TestAdditions:
+    def test_an_addition_is_its_rows(self) -> None:
+        assert read_addition(b' {"rows": [["a", 1], null, {"b": [1e2]}]} ') == [["a", 1], None, {"b": [100.0]}]
+        assert read_addition(b'{"rows":[]}') == []
+
+    def test_it_takes_what_the_standard_library_takes(self) -> None:
+        assert read_addition(b'{"rows":["\\ud800", 123456789012345678901234567890]}') == [
+            "\ud800",
+            123456789012345678901234567890,
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            (b"", "not JSON"),
+            (b"rows", "not JSON"),
+            (b'{"rows":[1]', "not JSON"),
+            (b'{"rows":[1]}{"rows":[2]}', "not JSON"),
+            (b'{"rows":[NaN]}', "NaN is not JSON"),
+            (b'{"rows":["\x01"]}', "not JSON"),
+            (b'{"rows":' + b"[" * 100_000, "not JSON"),
+            (b'\xef\xbb\xbf{"rows":[1]}', "not JSON"),
+            (b'{"rows":["\xff"]}', "not UTF-8: byte 11 is 0xff"),
+            (b"[[1]]", "not an object"),
+            (b"null", "not an object"),
+            (b"{}", '"rows" is missing'),
+            (b'{"row":[1]}', '"rows" is missing'),
+            (b'{"rows":{}}', '"rows" must be a list'),
+            (b'{"rows":null}', '"rows" must be a list'),
+            (b'{"rows":[1],"token":5}', "unknown key 'token'"),
+        ],
+    )
+    def test_a_wrong_addition_is_named(self, text: bytes, complaint: str) -> None:
+        with pytest.raises(RemoteProtocolError, match=complaint):
+            read_addition(text)
+
+    def test_a_line_is_a_fact_and_blank_lines_are_none(self) -> None:
+        lines = [b'{"rows":[1]}\n', b"\n", b'  {"rows":[]} \r\n', b" \t\r\n", b'{"rows":[2,3]}']
+        assert read_additions(lines) == [[1], [], [2, 3]]
+        assert [line_of(lines, fact) for fact in range(3)] == [1, 3, 5]
+
+    def test_a_wrong_line_is_named_by_its_number(self) -> None:
+        with pytest.raises(RemoteProtocolError, match=r'^line 12: the list "rows" is missing$'):
+            read_additions([b'{"rows":[1]}\n', b"\n", b"{}\n"], first=10)
