@@ -37,7 +37,7 @@ STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we st
 class Master:
     """Streams over one database, and the connections that follow them.
 
-    ``database`` is a URL as in ``sqlite:///app.db``; ``streams`` are names or definitions; the stream ``caches`` is
+    ``database`` is a URL as in ``sqlite:///app.db``, or a store; ``streams`` are names or definitions; the stream ``caches`` is
     always there.  ``slow_open`` is the age in seconds at which an incomplete ID is named in the log.
     """
 
@@ -49,7 +49,7 @@ class Master:
         *,
         server_name: str = "localhost",
         instance_name: str = "master",
-        database: str = "sqlite:///replication.db",
+        database: str | IStreamStore = "sqlite:///replication.db",
         streams: Sequence[StreamDefinition | str] = (),
         reactor: Any = None,
         limits: Limits | None = None,
@@ -67,7 +67,7 @@ class Master:
         self.registry = StreamRegistry([StreamDefinition(each) if isinstance(each, str) else each for each in streams])
         if CACHES not in self.registry:
             self.registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
-        self.store: IStreamStore = open_store(database, reactor)
+        self.store = open_store(database, reactor) if isinstance(database, str) else database
         self.reservations: dict[Reservation, None] = {}  # the open ones, oldest first
         self.stopping = False
         self._running = False

@@ -47,7 +47,7 @@ STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we 
 class Worker:
     """Follows the writers at ``connect`` and keeps what they write, or hands it to the application's functions.
 
-    ``database`` is a URL, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` are
+    ``database`` is a URL or a store, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` are
     the names to follow, None means all.  ``catch_up`` lists sources of missed facts in the order in which they
     are tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the next port.
     ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is
@@ -64,7 +64,7 @@ class Worker:
         connect: Sequence[str] = ("tcp:127.0.0.1:9092",),
         server_name: str = "localhost",
         instance_name: str = "worker1",
-        database: str | None = None,
+        database: str | IStreamStore | None = None,
         streams: Sequence[str] | None = None,
         catch_up: Sequence[str] = (),
         copy: bool | None = None,
@@ -81,7 +81,8 @@ class Worker:
         self.limits = limits or Limits()
         self.clock = reactor
         self.wall = wall
-        self.store: IStreamStore = open_store(database or f"sqlite:///replication-{instance_name}.db", reactor)
+        database = database or f"sqlite:///replication-{instance_name}.db"
+        self.store = open_store(database, reactor) if isinstance(database, str) else database
         self.caches = Caches()
         self.cached = self.caches.cached
         self.faults = Counter[str]()
