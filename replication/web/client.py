@@ -50,16 +50,15 @@ class _Response:
         return CatchUpError(f"{self.url}: HTTP {self.code}: {self._meaning()}")
 
     def _meaning(self) -> str:
-        match self.code:
-            case 401:
+        match self.code, self.decoded():
+            case 401, _:
                 return "the secret is missing or wrong; both sides must be given the same --secret-file"
-            case 301 | 302 | 303 | 307 | 308:
+            case ((301 | 302 | 303 | 307 | 308), _):
                 return f"redirects to {self.location.decode('latin-1')!r:.200}; give the address that answers itself"
-        match self.decoded():
-            case {"detail": str(text)}:
+            case 500, {"errcode": _}:
+                return "an error in that Synapse, or a missing or wrong secret, of which it says no more"
+            case _, {"detail": str(text)} | {"error": str(text)}:
                 return text[:500]
-            case {"errcode": _, "error": str(text)}:
-                return f"{text[:500]}{' (or the secret is wrong: a Synapse says it so)' if self.code == 500 else ''}"  # noqa: PLR2004
         return f"not an answer of ours: {self.body[:100]!r}"
 
     def decoded(self) -> dict[str, object]:
@@ -233,4 +232,6 @@ def _why(error: BaseException, cause: BaseException) -> str:
             return f"{text} Is the process up, with --http on that port?"
         case ResponseFailed():
             return f"cut off, or not HTTP: {text}"
+        case NotImplementedError():
+            return f"{text}: pip install 'replication[tls]'"
     return text

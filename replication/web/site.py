@@ -82,7 +82,7 @@ class IServed(Protocol):
         ...
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
-        """Append facts, each a list of decoded rows, and return their tokens once all are durable.
+        """Append facts (perhaps none), each a list of decoded rows, and return their tokens once all are durable.
 
         A ``key`` that was used before returns what it returned then.  UnknownStreamError, NotAWriterError, RowError
         (its ``fact`` is the culprit's index) or StoreError: nothing was appended.
@@ -136,7 +136,7 @@ class Api(Resource):
     def render(self, request: Exchange) -> int:
         """Answer in due course."""
         answering = Deferred.fromCoroutine(self._serve(request))
-        answering.addErrback(lambda failure: _log.failure("could not answer {request}", failure, request=request))
+        answering.addErrback(lambda failure: _log.failure("{uri} could not be answered", failure, uri=request.uri))
         return NOT_DONE_YET
 
     async def _serve(self, request: Exchange) -> None:
@@ -151,7 +151,7 @@ class Api(Resource):
         except ReplicationError as error:
             answer = refuse(_status(error), str(error)).answer
         except Exception:  # noqa: BLE001  whatever it is, it is logged, and the daemon lives
-            _log.failure("{request} failed", request=request)
+            _log.failure("{method} {uri} failed", method=request.method, uri=request.uri)
             answer = refuse(500, "an error on this side; the log says more").answer
         self._answers[label, answer.code] += 1
         request.conclude(answer)

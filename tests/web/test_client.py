@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
 from twisted.internet import error
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorPluggableNameResolver
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from twisted.test.iosim import ConnectionCompleter, IOPump
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import Agent, HTTPConnectionPool
+from zope.interface import alsoProvides
 
 from replication.errors import CatchUpError, ConfigError, StoreError
 from replication.web import client as module
@@ -33,11 +38,24 @@ if TYPE_CHECKING:
 URL = "http://127.0.0.1:9093"
 
 
+class Names:
+    """Resolves every name to 127.0.0.1: before Twisted 26 a reactor for tests cannot resolve any."""
+
+    def resolveHostName(self, receiver: Any, _: str, **how: Any) -> object:
+        resolution = object()
+        receiver.resolutionBegan(resolution)
+        receiver.addressResolved(IPv4Address("TCP", "127.0.0.1", how["portNumber"]))
+        receiver.resolutionComplete()
+        return resolution
+
+
 class Network:
     """A reactor without sockets, on which connections to whoever listens come about when ``settle`` is called."""
 
     def __init__(self) -> None:
         self.reactor: Any = MemoryReactorClock()
+        alsoProvides(self.reactor, IReactorPluggableNameResolver)
+        self.reactor.nameResolver = cast("Any", Names())
         self._completer = ConnectionCompleter(self.reactor)
         self.pumps: list[IOPump] = []
 
@@ -90,6 +108,13 @@ class OwnSiteTests(CatchUpContract):
         self.network.settle()
         self.successResultOf(closed)
         self.assertEqual(self.network.reactor.getDelayedCalls(), [])
+
+    def test_a_pool_may_be_shared(self) -> None:
+        pool = HTTPConnectionPool(self.network.reactor)
+        for _ in range(2):
+            self.source = HttpCatchUp(self.network.reactor, URL, "hidden", pool)
+            self.page(0, 5)
+        self.assertEqual(len(self.network.pumps), 1)
 
     def test_a_connection_that_the_server_closed_is_opened_again(self) -> None:
         self.page(0, 5)
@@ -211,6 +236,10 @@ class HostileTests(ScriptedTestCase):
         self.assertNoResult(started)
         self.network.refuse(error.TimeoutError())
         self.assertIn("timeout", str(self.failureResultOf(started, CatchUpError).value).lower())
+
+    def test_https_without_its_library_says_how_to_get_it(self) -> None:
+        with patch.object(Agent, "request", side_effect=NotImplementedError("SSL support unavailable")):
+            self.assert_fails("SSL support unavailable: pip install 'replication[tls]'")
 
     def test_f27_a_proxy_says_502(self) -> None:
         self.serve(reply("<html>Bad Gateway</html>", "502 Bad Gateway"))
@@ -405,7 +434,7 @@ class SynapseTests(ScriptedTestCase):
         self.serve_synapse([])
         self.page()
         self.serve(reply({"errcode": "M_UNKNOWN", "error": "Internal server error"}, "500 Error"))
-        self.assert_fails("HTTP 500: Internal server error", "secret")
+        self.assert_fails("HTTP 500: an error in that Synapse, or a missing or wrong secret")
 
     def test_a_server_that_knows_neither_form_is_asked_in_both_again(self) -> None:
         """Perhaps a proxy was not ready; ours may well be behind it next time."""

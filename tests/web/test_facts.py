@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,6 +24,8 @@ from replication.web.facts import (
 )
 from replication.wire.grammar import Token, spell_row
 from tests.web.served import fact
+
+DATA = Path(__file__).parent.parent / "data"
 
 
 def page(*facts: Fact, upto: int | None = None, limited: bool = False) -> Page:
@@ -95,6 +100,30 @@ class TestReadingPages:
     def test_a_foreign_row_gets_the_one_spelling(self, row: str) -> None:
         body = f'{{"updates":[[5,{row}]],"upto_token":5,"limited":false}}'
         assert read(body, foreign=True).facts == [Fact(Token(5), (spell_row(json.loads(row)),))]
+
+    @pytest.mark.parametrize("recorded", ["synapse-sqlite", "synapse-postgres"])
+    def test_what_a_synapse_says_over_http_is_spelt_as_it_said_it_on_the_wire(self, recorded: str) -> None:
+        """Its HTTP leaves non-ASCII text as it is, its wire does not."""
+        lines = gzip.decompress((DATA / recorded / "recording.txt.gz").read_bytes()).decode().splitlines()
+        texts = [line.split(" ", 4)[4] for line in lines if line.startswith("RDATA ")]
+        assert len(texts) > 5_000
+        updates = [[token, json.loads(text)] for token, text in enumerate(texts, 1)]
+        answer = {"updates": updates, "upto_token": len(texts), "limited": False}
+        body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
+        assert not body.isascii()
+        assert [text for each in read(body, upto=len(texts), foreign=True).facts for text in each.texts] == texts
+
+    def test_no_bytes_make_it_fail_in_another_way(self) -> None:
+        random = Random(8)
+        body = spell_page(page(fact(2, ["a", {"b": "\u00e9"}], 1.5), fact(3, None), upto=7, limited=True))
+        for _ in range(2_000):
+            damaged = bytearray(body)
+            for _ in range(random.randint(1, 3)):
+                place = random.randrange(len(damaged))
+                damaged[place : place + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
+            for foreign in (False, True):
+                with contextlib.suppress(CatchUpError):
+                    read(bytes(damaged), foreign=foreign)
 
     def test_fields_that_we_do_not_know_are_left_alone(self) -> None:
         assert read('{"limited":false,"more":[1],"upto_token":5,"updates":[]}') == page(upto=5)
