@@ -9,10 +9,14 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     bench/       `replication bench`: a file per scenario; measures, decides nothing
     master.py    the writing role, wired from plain values: what an application embeds
     worker.py    the following role, likewise
+    writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
+    follower.py  one stream as a follower holds it: catch up, apply, move the position
+    sources.py   where missed facts come from, in order
     caches.py    functions whose results are forgotten when the caches stream says so
     net/         Twisted TCP: protocol.py (the LineReceiver skin) listener.py (factory) link.py (one followed writer)
     web/         Twisted HTTP: facts, catch-up, status, metrics
     storage/     IStreamStore: where facts and positions are kept
+    waiting.py   a Deferred for several who wait, or for work that goes on without us
     session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
     streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
     wire/        how things are spelt: grammar.py commands.py

@@ -12,7 +12,7 @@ import signal
 import sys
 from functools import partial
 from importlib import import_module
-from inspect import isawaitable
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -57,6 +57,7 @@ class _StrictOptions(usage.Options):
     """Options that end a wrong command line with one line and status 2; twistd would print a page, and say 1."""
 
     command: str
+    synopsis: str
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """Read the command line."""
@@ -65,6 +66,10 @@ class _StrictOptions(usage.Options):
         except usage.UsageError as error:
             _complain(f"{error}; see twistd {self.command} --help")
             raise SystemExit(2) from None
+
+    def getSynopsis(self) -> str:
+        """Return the first line of the help; by itself twistd would string those of all levels together."""
+        return self.synopsis
 
     def opt_version(self) -> NoReturn:
         """Show the version, and stop."""
@@ -344,5 +349,6 @@ def register_app(app: str, worker: Worker) -> None:
     register = getattr(module, name, None)
     if not callable(register):
         raise ConfigError(f"app: {module_name} ({module.__file__}) has no function {name}")
-    if isawaitable(register(worker)):
+    if iscoroutinefunction(register):
         raise ConfigError(f"app: {module_name}:{name} must be a plain function: it is called before the reactor runs")
+    register(worker)

@@ -1,0 +1,386 @@
+"""The daemon's wiring: what is listened on, in which order things start and stop, and how each failure ends."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.python.logfile import LogFile
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication import __version__, config, service
+from replication.errors import ConfigError, StoreError
+from replication.master import Master
+from replication.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.python import usage
+
+
+def temporary_folder(case: SynchronousTestCase) -> Path:
+    """Return a folder that goes with the test; trial's own mktemp() would leave it in the checkout."""
+    folder = tempfile.TemporaryDirectory()
+    case.addCleanup(folder.cleanup)
+    return Path(folder.name)
+
+
+class OptionsTests(SynchronousTestCase):
+    """What the command line means."""
+
+    def setUp(self) -> None:
+        self.stderr = io.StringIO()
+        self.patch(sys, "__stderr__", self.stderr)
+
+    def refusal(self, *arguments: str) -> str:
+        """Return the one line that ends a wrong command line, whose status is 2."""
+        stopped = self.assertRaises(SystemExit, service.Options().parseOptions, arguments)
+        self.assertEqual(stopped.code, 2)
+        said = self.stderr.getvalue()
+        self.assertEqual(said.count("\n"), 1)
+        return said
+
+    def test_every_option_of_a_role_is_taken_and_none_has_a_default(self) -> None:
+        """Else an option that was not given would win over the file."""
+        for role, options in (("master", service.MasterOptions()), ("worker", service.WorkerOptions())):
+            options.parseOptions([])
+            self.assertEqual({value for value in options.values() if value}, set())
+            keys = {field.name for field in config._KEYS.values() if field.metadata.get("role", role) == role}
+            offered = {each.rstrip("=").replace("-", "_") for each in options.longOpt} - {"help", "version", "config"}
+            self.assertEqual(offered - keys, set())
+
+    def test_the_contracts_options_are_there(self) -> None:
+        both = {"config", "server-name", "instance-name", "database", "http", "stream", "secret-file"}
+        self.assertLessEqual(both | {"listen"}, {each.rstrip("=") for each in service.MasterOptions().longOpt})
+        offered = {each.rstrip("=") for each in service.WorkerOptions().longOpt}
+        self.assertLessEqual(both | {"connect", "catch-up", "app"}, offered)
+
+    def test_an_option_may_be_repeated(self) -> None:
+        options = service.Options()
+        options.parseOptions(["worker", "--connect", "tcp:a:1", "--connect=tcp:b:2", "--catch-up", "http://c:3"])
+        self.assertEqual(options.subOptions["connect"], ["tcp:a:1", "tcp:b:2"])
+        self.assertEqual(options.subOptions["catch_up"], ["http://c:3"])
+
+    def test_the_help_of_each_role_fits_a_screen_and_explains_every_option(self) -> None:
+        for options in (service.MasterOptions(), service.WorkerOptions()):
+            lines = options.getUsage(80).splitlines()
+            self.assertLess(len(lines), 30)
+            self.assertLessEqual(max(map(len, lines)), 80)
+            for line in lines:
+                if line.lstrip().startswith("--"):
+                    self.assertRegex(line, r"--[\w-]+=? +\S")
+
+    def test_a_role_must_be_said(self) -> None:
+        self.assertEqual(self.refusal(), "replication: say master or worker; see twistd replication --help\n")
+
+    def test_another_role_is_refused(self) -> None:
+        self.assertIn("Unknown command: slave", self.refusal("slave"))
+
+    def test_an_unknown_option_is_named(self) -> None:
+        said = self.refusal("master", "--lisen", "tcp:1")
+        self.assertEqual(said, "replication: option --lisen not recognized; see twistd replication master --help\n")
+
+    def test_the_version_is_ours(self) -> None:
+        out = io.StringIO()
+        self.patch(sys, "stdout", out)
+        self.assertRaises(SystemExit, service.Options().parseOptions, ["--version"])
+        self.assertEqual(out.getvalue(), f"replication {__version__}\n")
+
+
+class FakeServer:
+    """Records what it is told, and takes its time to stop."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.started: Deferred[None] = Deferred()
+        self.stopped: Deferred[None] = Deferred()
+
+    def start(self) -> Deferred[None]:
+        self.events.append("start")
+        return self.started
+
+    def stop(self) -> Deferred[None]:
+        self.events.append("stop")
+        return self.stopped
+
+
+class FakePort:
+    """A listening port that records its end."""
+
+    def __init__(self, events: list[str], host: Any) -> None:
+        self.events = events
+        self.host = host
+
+    def getHost(self) -> Any:
+        return self.host
+
+    def stopListening(self) -> Deferred[None]:
+        self.events.append("port closed")
+        return succeed(None)
+
+
+class FakeEndpoint:
+    """Listens as it is told."""
+
+    def __init__(self, outcome: Deferred[Any]) -> None:
+        self.outcome = outcome
+
+    def listen(self, _: object) -> Deferred[Any]:
+        return self.outcome
+
+
+class Reactor(MemoryReactorClock):
+    """A running reactor without threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hasRun = True
+
+    def callFromThread(self, function: Callable[[], None]) -> None:
+        function()
+
+
+class DaemonTests(SynchronousTestCase):
+    """The life of a service that has sockets and a server."""
+
+    def setUp(self) -> None:
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
+        self.events: list[str] = []
+        self.reactor = Reactor()
+        self.server = FakeServer(self.events)
+        self.stderr = io.StringIO()
+        self.patch(sys, "__stderr__", self.stderr)
+        self.at_exit: list[object] = []
+        self.patch(atexit, "register", self.at_exit.append)
+
+    def daemon(self, *outcomes: Deferred[Any]) -> service.Daemon:
+        """Return a daemon with a socket per outcome of listening."""
+        sockets = [service.Socket("listen", "the wire", f"tcp:{n}", Factory) for n, _ in enumerate(outcomes)]
+        daemon = service.Daemon(self.reactor, self.server, sockets)
+        endpoints = [FakeEndpoint(each) for each in outcomes]
+        daemon._sockets = list(zip(sockets, endpoints, strict=True))
+        return daemon
+
+    def port(self, host: object = None) -> FakePort:
+        return FakePort(self.events, host or IPv4Address("TCP", "127.0.0.1", 4711))
+
+    def start(self, daemon: service.Daemon) -> list[str]:
+        """Start as twistd does, and return what is logged."""
+        with capturedLogs() as logged:
+            daemon.privilegedStartService()
+            daemon.startService()
+        self.flushLoggedErrors()
+        return [formatEvent(each) for each in logged]
+
+    def test_sockets_are_bound_while_privileged(self) -> None:
+        daemon = service.Daemon(self.reactor, self.server, [service.Socket("listen", "the wire", "tcp:0", Factory)])
+        daemon.privilegedStartService()
+        self.assertEqual(len(self.reactor.tcpServers), 1)
+        self.assertEqual(self.events, [])
+
+    def test_the_real_address_of_every_socket_is_logged(self) -> None:
+        hosts = [IPv4Address("TCP", "127.0.0.1", 1), IPv6Address("TCP", "::1", 2), UNIXAddress(b"r.sock")]
+        logged = self.start(self.daemon(*[succeed(self.port(each)) for each in hosts]))
+        self.assertEqual(
+            logged[:3],
+            [
+                "the wire is served at 127.0.0.1:1",
+                "the wire is served at [::1]:2",
+                "the wire is served at unix:r.sock",
+            ],
+        )
+
+    def test_the_server_starts_once_all_sockets_listen(self) -> None:
+        slow: Deferred[Any] = Deferred()
+        self.start(self.daemon(succeed(self.port()), slow))
+        self.assertEqual(self.events, [])
+        slow.callback(self.port())
+        self.assertEqual(self.events, ["start"])
+
+    def test_stopping_accepts_no_more_then_lets_the_server_finish(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.start(daemon)
+        stopping = daemon.stopService()
+        self.assertEqual(self.events, ["start", "port closed", "stop"])
+        self.assertNoResult(stopping)
+        self.server.stopped.callback(None)
+        self.successResultOf(stopping)
+
+    def test_a_port_in_use_ends_the_daemon_with_one_line_and_status_1(self) -> None:
+        in_use = CannotListenError("127.0.0.1", 9092, OSError(98, "Address already in use"))
+        self.start(self.daemon(succeed(self.port()), fail(in_use)))
+        self.assertEqual(
+            self.stderr.getvalue(), "replication: cannot listen on tcp:1 (listen): Address already in use\n"
+        )
+        self.assertTrue(self.reactor.hasStopped)
+        self.assertEqual(self.at_exit, [service._exit_with_status_1])
+        self.assertNotIn("start", self.events)
+
+    def test_a_server_that_cannot_start_ends_the_daemon_with_one_line_and_status_1(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.server.started = fail(StoreError("the disk is full: make room"))
+        self.start(daemon)
+        self.assertEqual(self.stderr.getvalue(), "replication: the disk is full: make room\n")
+        self.assertTrue(self.reactor.hasStopped)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+        self.assertIn("port closed", self.events)
+
+    def test_a_bug_while_starting_is_logged_with_its_traceback(self) -> None:
+        self.server.started = fail(ZeroDivisionError("oops"))
+        daemon = self.daemon()
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertTrue(self.reactor.hasStopped)
+
+    def test_a_stop_while_starting_is_no_failure(self) -> None:
+        slow: Deferred[Any] = Deferred()
+        daemon = self.daemon(slow)
+        self.start(daemon)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+        self.assertFalse(self.reactor.hasStopped)
+        self.assertEqual(self.stderr.getvalue(), "")
+
+    def test_an_endpoint_that_is_none_is_named_with_its_key(self) -> None:
+        socket = service.Socket("http", "HTTP", "tpc:1", Factory)
+        error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket])
+        self.assertIn("http: 'tpc:1' is not a server endpoint", str(error))
+
+    def test_sighup_opens_log_files_again_and_does_not_kill(self) -> None:
+        folder = temporary_folder(self)
+        log_file = LogFile("twistd.log", str(folder))
+        self.addCleanup(log_file.close)
+        closed = LogFile("closed.log", str(folder))
+        closed.close()
+        self.start(self.daemon())
+        path = folder / "twistd.log"
+        path.rename(folder / "twistd.log.1")
+        with capturedLogs() as logged:
+            os.kill(os.getpid(), signal.SIGHUP)
+        log_file.write("after")
+        log_file.flush()
+        self.assertEqual(path.read_text(), "after")
+        self.assertTrue(closed.closed)
+        self.assertIn("SIGHUP: opened 1 log files again", [formatEvent(each) for each in logged])
+
+
+class WiringTests(SynchronousTestCase):
+    """From options to a master or a worker."""
+
+    def setUp(self) -> None:
+        self.reactor = MemoryReactorClock()
+        self.stderr = io.StringIO()
+        self.patch(sys, "__stderr__", self.stderr)
+
+    def options(self, *arguments: str) -> usage.Options:
+        options = service.Options()
+        options.parseOptions(arguments)
+        return options
+
+    def daemon(self, *arguments: str) -> service.Daemon:
+        options = self.options(*arguments)
+        role: config.Role = "master" if options.subCommand == "master" else "worker"
+        return service.make_daemon(self.reactor, role, options.subOptions)
+
+    def test_a_master_has_the_streams_and_sockets_that_were_asked_for(self) -> None:
+        daemon = self.daemon(
+            "master", "--database", "sqlite://", "--stream", "a", "--stream", "b", "--listen", "unix:w"
+        )
+        master = daemon._server
+        assert isinstance(master, Master)
+        self.assertEqual([each.name for each in master.registry][:2], ["a", "b"])
+        self.assertEqual(
+            [(socket.key, socket.endpoint) for socket, _ in daemon._sockets],
+            [("listen", "unix:w"), ("http", "tcp:9093:interface=127.0.0.1")],
+        )
+
+    def test_a_masters_numbers_reach_its_connections(self) -> None:
+        path = temporary_folder(self) / "master.toml"
+        path.write_text("ping_after = 2\ngive_up_after = 7\nline_limit = 2048\nmax_queued_bytes = 9\n")
+        master = service.make_master(self.reactor, config.load("master", str(path), {"database": "sqlite://"}))
+        limits = master.limits
+        self.assertEqual((limits.keepalive.ping_after, limits.keepalive.give_up_after), (2.0, 7.0))
+        self.assertEqual((limits.line_limit, limits.max_queued_bytes, limits.max_queued_lines), (2048, 9, 100_000))
+
+    def test_a_worker_listens_on_nothing_unless_told(self) -> None:
+        daemon = self.daemon("worker", "--database", "sqlite://", "--instance-name", "w3")
+        self.assertIsInstance(daemon._server, Worker)
+        self.assertEqual(daemon._sockets, [])
+        daemon = self.daemon("worker", "--database", "sqlite://", "--http", "unix:h")
+        self.assertEqual([socket.key for socket, _ in daemon._sockets], ["http"])
+
+    def test_a_wrong_configuration_is_one_line_and_status_1(self) -> None:
+        for arguments in (
+            ["master", "--config", "absent.toml"],
+            ["master", "--database", "mysql://x"],
+            ["master", "--listen", "9092"],
+            ["worker", "--connect", "9092"],
+            ["worker", "--app", "no.such.module"],
+        ):
+            self.stderr.truncate(self.stderr.seek(0))
+            stopped = self.assertRaises(SystemExit, service.makeService, self.options(*arguments))
+            self.assertEqual(stopped.code, 1)
+            self.assertRegex(self.stderr.getvalue(), r"\Areplication: .+\n\Z")
+
+
+class AppTests(SynchronousTestCase):
+    """``--app MODULE[:NAME]``."""
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder(self)
+        self.addCleanup(os.chdir, Path.cwd())
+        os.chdir(self.folder)
+        self.patch(sys, "path", [each for each in sys.path if each])
+        self.worker = Worker(database="sqlite://", reactor=MemoryReactorClock())
+
+    def app(self, name: str, text: str) -> None:
+        """Write a module into the current directory."""
+        (self.folder / f"{name}.py").write_text(text)
+        self.addCleanup(sys.modules.pop, name, None)
+
+    def refusal(self, app: str) -> str:
+        return str(self.assertRaises(ConfigError, service.register_app, app, self.worker))
+
+    def test_register_is_called_with_the_worker_from_the_current_directory(self) -> None:
+        self.app("shop_one", "calls = []\ndef register(worker): calls.append(worker)\n")
+        service.register_app("shop_one", self.worker)
+        self.assertEqual(sys.modules["shop_one"].calls, [self.worker])
+
+    def test_another_name_may_be_given(self) -> None:
+        self.app("shop_two", "calls = []\ndef follow(worker): calls.append(worker)\n")
+        service.register_app("shop_two:follow", self.worker)
+        self.assertEqual(sys.modules["shop_two"].calls, [self.worker])
+
+    def test_a_module_that_is_not_there_is_named(self) -> None:
+        self.assertEqual(self.refusal("no.such"), "app: there is no module no.such, neither here nor installed")
+
+    def test_a_module_that_the_application_needs_is_named(self) -> None:
+        self.app("shop_three", "import no_such_library\n")
+        self.assertEqual(self.refusal("shop_three"), "app: shop_three needs no_such_library, which is not installed")
+
+    def test_a_function_that_is_not_there_is_named_with_its_file(self) -> None:
+        self.app("shop_four", "register = 1\n")
+        self.assertRegex(self.refusal("shop_four"), r"^app: shop_four \(.*shop_four\.py\) has no function register$")
+
+    def test_an_asynchronous_function_would_never_run_and_is_refused(self) -> None:
+        self.app("shop_five", "async def register(worker): pass\n")
+        self.assertIn("must be a plain function", self.refusal("shop_five"))
+
+    def test_a_bug_in_the_application_keeps_its_traceback(self) -> None:
+        self.app("shop_six", "def register(worker): 1 / 0\n")
+        self.assertRaises(ZeroDivisionError, service.register_app, "shop_six", self.worker)
