@@ -30,6 +30,7 @@ def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = Fals
     host, slash, path = rest.partition("/")
     if host or (slash and not path) or "?" in path:
         raise ConfigError(f"database {url!r} names no file and nothing else: write {_FORMS}")
-    if read_only and not path:
+    path = path or MEMORY
+    if read_only and path == MEMORY:
         raise ConfigError(f"database {url!r} is in memory, where nobody else has written: name a file")
-    return SqliteStore(path or MEMORY, reactor, read_only=read_only)
+    return SqliteStore(path, reactor, read_only=read_only)

@@ -16,6 +16,7 @@ import attrs
 from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
+from replication.storage.pages import check_limit
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -123,8 +124,7 @@ class SqliteConnection:
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""
-        if limit < 1:
-            raise StoreError(f"a page of {limit} rows was asked for: at least one")
+        check_limit(limit)
         with self._refusals():
             return table.page(self._opened, writer, after=after, upto=upto, limit=limit)
 
@@ -240,11 +240,6 @@ class SqliteConnection:
         )
 
     def _set_up(self) -> None:
-        if not self._read_only:
-            ((mode,),) = self._run("PRAGMA journal_mode = WAL")
-            if mode not in ("wal", "memory"):
-                raise StoreError(f"database {self.path!r} cannot have a WAL: keep it on a local disk")
-            self._run("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         try:
             if self._read_only:
                 check_version(installed(self._run), len(STEPS))
@@ -254,6 +249,11 @@ class SqliteConnection:
             if error.sqlite_errorname != "SQLITE_ERROR":
                 raise
             raise SchemaError(f"its tables are not ours: {error}") from error
+        if not self._read_only:  # only now: a file that we refuse stays as it is
+            ((mode,),) = self._run("PRAGMA journal_mode = WAL")
+            if mode not in ("wal", "memory"):
+                raise StoreError(f"database {self.path!r} cannot have a WAL: keep it on a local disk")
+            self._run("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
         self._file = self._identity()
 
     def _identity(self) -> tuple[int, int] | None:

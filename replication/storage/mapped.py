@@ -12,8 +12,9 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import RowError, SchemaError, StoreError
-from replication.storage.pages import cut_page, gather
+from replication.storage.pages import cut_page
 from replication.storage.tables import DOWN, UP
+from replication.streams.facts import Fact
 from replication.streams.seams import Page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
@@ -21,7 +22,6 @@ from replication.wire.grammar import InstanceName, Token
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
 
 MASTER: Final = InstanceName("master")  # who wrote the rows that name no writer
@@ -55,7 +55,8 @@ class MappedTable:
         self._newest = f"SELECT {instance}, {minus}{way.furthest}({place}) FROM {source} WHERE true{where}{group}"
         self._delete = f"DELETE FROM {source} WHERE {place} {way.above} :after{mine}{where}"
         names = ", ".join(f'"{column}"' for column in written)
-        self._insert = f'INSERT INTO "{definition.table}" ({names}) VALUES ({", ".join("?" * len(written))})'
+        values = ", ".join("?" * len(written))
+        self._insert = f'INSERT INTO "{definition.table}" ({names}) VALUES ({values})'
 
     def declare(self, database: sqlite3.Connection, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
         """Try what will be asked of the table: SchemaError if it cannot be, a warning if it would be slow."""
@@ -76,11 +77,24 @@ class MappedTable:
         return ()
 
     def insert(self, database: sqlite3.Connection, writer: InstanceName, facts: Sequence[Fact]) -> None:
-        """Store the rows of ``facts``, one value a column."""
+        """Store the rows of ``facts``, one value a column, unless the application has: StoreError if they do not match.
+
+        Each is read again, because a follower that reads it later must get what another one hears now: a column may
+        turn a number into a text, ``where`` may not pick the row, and the application may have written another one.
+        """
         start = [] if self.definition.instance_column is None else [writer]
-        sign = self.direction.sign
-        rows = [(sign * token, *start, *self._values(text)) for token, texts in facts for text in texts]
-        database.executemany(self._insert, rows)
+        for token, texts in facts:
+            place = self.direction.sign * token
+            kept = self._whole(database, writer, token)
+            if not kept:
+                rows = [(place, *start, *self._values(text)) for text in texts]
+                database.executemany(self._insert, rows)
+                kept = self._whole(database, writer, token)
+            if kept != [*texts]:
+                raise StoreError(
+                    f"stream {self.definition.name!r}: fact {token} is {_shown(texts)}, but table "
+                    f"{self.definition.table!r} has {_shown(kept)} for it"
+                )
 
     def delete(self, database: sqlite3.Connection, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
@@ -97,11 +111,8 @@ class MappedTable:
         page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
         if page is not None:
             return page
-        token = tokens[0]
-        whole = database.execute(
-            self._page, {"writer": writer, "after": sign * (token - 1), "upto": sign * token, "limit": -1}
-        ).fetchall()
-        return Page(gather([token] * len(whole), self._spell(whole)), token, limited=token < upto)
+        whole = Fact(tokens[0], tuple(self._whole(database, writer, tokens[0])))
+        return Page([whole], whole.token, limited=whole.token < upto)
 
     def newest(
         self, database: sqlite3.Connection, stored: Mapping[InstanceName, Token]
@@ -115,6 +126,11 @@ class MappedTable:
         if self.definition.instance_column is None and found:
             found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
         return {InstanceName(writer): token for writer, token in found.items() if token > 0}
+
+    def _whole(self, database: sqlite3.Connection, writer: InstanceName, token: Token) -> list[str]:
+        sign = self.direction.sign
+        span = {"writer": writer, "after": sign * (token - 1), "upto": sign * token, "limit": -1}
+        return self._spell(database.execute(self._page, span).fetchall())
 
     def _token(self, place: object) -> Token:
         if type(place) is not int:
@@ -145,13 +161,10 @@ class MappedTable:
     def _values(self, text: str) -> list[Any]:
         row = grammar.read_json(text)
         if not isinstance(row, list) or len(row) != len(self._columns):
-            raise StoreError(
-                f"stream {self.definition.name!r}: {text[:100]} is not an array of {', '.join(self._columns)}"
-            )
-        for column, value in zip(self._columns, row, strict=True):
-            if type(value) not in (int, float, str, type(None)):
-                raise StoreError(
-                    f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} takes a "
-                    f"number, a text or null, not {grammar.spell_row(value)[:100]}"
-                )
+            columns = ", ".join(self._columns)
+            raise StoreError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
         return row
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return " ".join(texts)[:200] or "no row"

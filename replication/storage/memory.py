@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import PositionMovedError, SchemaError, StoreError, UnknownStreamError
-from replication.storage.pages import cut_page
+from replication.storage.pages import check_limit, cut_page
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
 from replication.wire.grammar import Token
@@ -42,12 +42,12 @@ class _Shelf:
             for token in [each for each, (writer, _) in self.facts.items() if writer == write.writer and each > upto]:
                 del self.facts[token]
         for token, texts in write.facts:
-            if token in self.facts:
-                raise StoreError(f"stream {write.stream!r} has a fact {token} already")
-            if texts:
-                self.facts[token] = (write.writer, texts)
-            else:  # no row to remember it by
+            if not texts:  # no row to remember it by
                 upto = max(upto, token)
+            elif token in self.facts:
+                raise StoreError(f"stream {write.stream!r} has a fact {token} already")
+            else:
+                self.facts[token] = (write.writer, texts)
         self.positions[write.writer] = upto
 
 
@@ -85,6 +85,7 @@ class MemoryStore:
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
+        check_limit(limit)
         mine = sorted(
             (token, texts)
             for token, (source, texts) in self._shelf(stream).facts.items()

@@ -7,11 +7,18 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from replication.errors import StoreError
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
 
 if TYPE_CHECKING:
     from replication.wire.grammar import Token
+
+
+def check_limit(limit: int) -> None:
+    """Raise StoreError for a page that could not hold a row."""
+    if limit < 1:
+        raise StoreError(f"a page of {limit} rows was asked for: at least one")
 
 
 def gather(tokens: list[Token], texts: list[str]) -> list[Fact]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
-from replication.errors import SchemaError
+from replication.errors import SchemaError, StoreError
 from replication.storage.pages import cut_page
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
@@ -138,8 +138,10 @@ class GenericTable:
             return self.page(database, writer, after=after, upto=upto, limit=limit // 2)
         if ids is None:
             return Page((), upto, limited=False)
-        tokens = list(map(Token, map(int, ids.split(","))))
-        page = cut_page(tokens, texts.split("\x1e"), upto=upto, limit=limit)
+        tokens, texts = [Token(each) for each in map(int, ids.split(","))], texts.split("\x1e")
+        if len(tokens) != len(texts):
+            raise StoreError(f"table {self.name!r} has a row between {tokens[0]} and {tokens[-1]} that is not JSON")
+        page = cut_page(tokens, texts, upto=upto, limit=limit)
         if page is not None:
             return page
         whole = database.execute(self._fact, (sign * tokens[0],)).fetchall()

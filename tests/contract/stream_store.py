@@ -1,0 +1,495 @@
+"""What every store must do, a test per sentence of ``replication.streams.seams``; each store's own tests inherit it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from replication.errors import PositionMovedError, StoreError, UnknownStreamError
+from replication.streams.facts import Fact
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import Page, Receipt, Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from twisted.internet.defer import Deferred
+    from twisted.trial.unittest import SynchronousTestCase as _Case
+
+    from replication.streams.seams import IStreamStore
+else:
+    _Case = object
+
+_T = TypeVar("_T")
+
+DAY = 86_400.0
+ORDERS = StreamName("orders")
+ME = InstanceName("master")
+OTHER = InstanceName("worker2")
+
+
+def fact(token: int, *texts: str) -> Fact:
+    """Return a fact; without texts, one of a single row that tells its token."""
+    return Fact(Token(token), texts or (f'["row of",{token}]',))
+
+
+def facts(*tokens: int) -> list[Fact]:
+    """Return a fact of one row for each token."""
+    return [fact(token) for token in tokens]
+
+
+def empty(token: int) -> Fact:
+    """Return a fact without rows."""
+    return Fact(Token(token), ())
+
+
+def write(
+    upto: int,
+    stored: Sequence[Fact] = (),
+    *,
+    stream: str = ORDERS,
+    writer: InstanceName = ME,
+    expected: int | None = None,
+    reset: bool = False,
+) -> Write:
+    """Return a Write on the stream ``orders`` by ``master``, unless said."""
+    before = None if expected is None else Token(expected)
+    return Write(StreamName(stream), writer, Token(upto), stored, before, reset)
+
+
+class UsesStore(_Case):
+    """Makes a store, opens it with the stream ``orders`` declared, and asks it."""
+
+    time = 1_800_000_000.0
+
+    def make_store(self, now: Callable[[], float]) -> IStreamStore:
+        """Return a store that was never used and is not open; ``self.pump`` is its reactor."""
+        raise NotImplementedError
+
+    def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
+        """Return the result, or raise the error, of something that the store was asked."""
+        return self.pump.wait(awaited)
+
+    def begin(self, asked: Coroutine[Any, Any, _T]) -> Deferred[_T]:
+        """Begin something without waiting for it."""
+        return self.pump.start(asked)
+
+    def setUp(self) -> None:
+        self.pump = Pump()
+        self.store = self.make_store(lambda: self.time)
+        self.wait(self.store.open())
+        self.addCleanup(lambda: self.wait(self.store.close()))
+        self.declare(ORDERS)
+
+    def declare(self, name: str, *, negative: bool = False) -> None:
+        self.wait(self.store.declare(StreamDefinition(name, negative=negative)))
+
+    def commit(self, *writes: Write, receipt: Receipt | None = None) -> None:
+        self.wait(self.store.transaction().commit(writes, receipt))
+
+    def page(
+        self, *, after: int = 0, upto: int = 1000, limit: int = 1000, stream: str = ORDERS, writer: InstanceName = ME
+    ) -> Page:
+        asked = self.store.facts(StreamName(stream), writer, after=Token(after), upto=Token(upto), limit=limit)
+        return self.wait(asked)
+
+    def tokens(self, stream: str = ORDERS, writer: InstanceName = ME) -> list[int]:
+        return [each.token for each in self.page(stream=stream, writer=writer).facts]
+
+    def positions(self, stream: str = ORDERS) -> dict[InstanceName, Token]:
+        return dict(self.wait(self.store.positions(StreamName(stream))))
+
+
+class StreamStoreContract(UsesStore):
+    """Facts, positions, receipts: what every store does."""
+
+    # ---- facts
+
+    def test_committed_facts_come_back_as_they_were(self) -> None:
+        stored = [fact(2, '["a",1]'), fact(3, "null", "{}", '"x"'), fact(7, "3.5")]
+        self.commit(write(7, stored))
+        self.assertEqual(list(self.page().facts), stored)
+
+    def test_texts_come_back_character_for_character(self) -> None:
+        texts = [
+            '"\\u0000\\u001e\\n"',
+            '"\\ud800"',
+            '"snowman ☃, ,;\'\\""',
+            '{"a": [1,\t2]}',
+            '"' + "x" * 1_000_000 + '"',
+        ]
+        self.commit(write(3, [fact(2, *texts), fact(3, *reversed(texts))]))
+        self.assertEqual(list(self.page().facts), [fact(2, *texts), fact(3, *reversed(texts))])
+
+    def test_after_excludes_and_upto_includes(self) -> None:
+        self.commit(write(6, facts(2, 3, 4, 5, 6)))
+        self.assertEqual([each.token for each in self.page(after=2, upto=5).facts], [3, 4, 5])
+
+    def test_facts_are_ascending_in_whichever_order_they_were_committed(self) -> None:
+        for token in (9, 2, 10, 4):
+            self.commit(write(token, facts(token)))
+        self.assertEqual(self.tokens(), [2, 4, 9, 10])
+
+    def test_rows_of_a_fact_keep_their_order(self) -> None:
+        texts = [str(number) for number in range(300)]
+        self.commit(write(2, [fact(2, *texts)]))
+        self.assertEqual(self.page(limit=10).facts[0].texts, tuple(texts))
+
+    def test_each_writer_has_its_own_facts(self) -> None:
+        self.commit(write(5, facts(2, 5)), write(4, facts(3, 4), writer=OTHER))
+        self.assertEqual(self.tokens(), [2, 5])
+        self.assertEqual(self.tokens(writer=OTHER), [3, 4])
+        self.assertEqual(self.tokens(writer=InstanceName("nobody")), [])
+
+    def test_each_stream_has_its_own_facts(self) -> None:
+        self.declare("orders.old-2")
+        self.commit(write(2, facts(2)), write(3, facts(2, 3), stream="orders.old-2"))
+        self.assertEqual((self.tokens(), self.tokens("orders.old-2")), ([2], [2, 3]))
+
+    def test_a_page_that_is_not_limited_reaches_as_far_as_it_was_asked(self) -> None:
+        self.commit(write(3, facts(2, 3)))
+        self.assertEqual(self.page(upto=50), Page(self.page().facts, Token(50), limited=False))
+
+    def test_a_page_of_nothing_reaches_as_far_as_it_was_asked(self) -> None:
+        self.commit(write(3, facts(2, 3)))
+        page = self.page(after=3, upto=50)
+        self.assertEqual((list(page.facts), page.upto, page.limited), ([], 50, False))
+
+    def test_a_page_as_long_as_the_limit_is_not_limited(self) -> None:
+        self.commit(write(3, [fact(2, "1", "2"), fact(3)]))
+        page = self.page(upto=9, limit=3)
+        self.assertEqual((len(page.facts), page.upto, page.limited), (2, 9, False))
+
+    def test_trap_13_a_limited_page_ends_with_a_whole_fact_and_says_so(self) -> None:
+        """The limit falls into a fact: the page ends before it, and claims no more than that."""
+        self.commit(write(9, [fact(2, "1", "2"), fact(5, "1", "2", "3"), fact(9, "1")]))
+        for limit in (2, 3, 4):
+            page = self.page(limit=limit)
+            self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([2], 2, True))
+        page = self.page(limit=5)
+        self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([2, 5], 5, True))
+
+    def test_a_fact_longer_than_the_limit_comes_alone_and_whole(self) -> None:
+        long = fact(5, *map(str, range(25)))
+        self.commit(write(9, [long, *facts(9)]))
+        page = self.page(limit=10)
+        self.assertEqual((list(page.facts), page.upto, page.limited), ([long], 5, True))
+
+    def test_a_long_fact_with_nothing_asked_beyond_it_is_not_limited(self) -> None:
+        self.commit(write(5, [fact(5, "1", "2", "3")]))
+        page = self.page(upto=5, limit=2)
+        self.assertEqual((len(page.facts), page.upto, page.limited), (1, 5, False))
+
+    def test_pages_of_every_size_add_up_to_the_whole(self) -> None:
+        stored = [fact(2 + 3 * number, *map(str, range(1 + number % 4))) for number in range(12)]
+        self.commit(write(40, stored))
+        for limit in range(1, 35):
+            seen: list[Fact] = []
+            page = self.page(upto=40, limit=limit)
+            while page.limited:
+                self.assertGreater(len(page.facts), 0)
+                seen += page.facts
+                page = self.page(after=page.upto, upto=40, limit=limit)
+            self.assertEqual([*seen, *page.facts], stored)
+            self.assertEqual(page.upto, 40)
+
+    def test_a_page_of_no_rows_is_refused(self) -> None:
+        self.assertRaises(StoreError, self.page, limit=0)
+
+    def test_a_fact_without_rows_is_in_no_page_but_its_token_is_remembered(self) -> None:
+        self.commit(write(2, [fact(2), empty(6), empty(7)]))
+        self.assertEqual(self.tokens(), [2])
+        self.assertEqual(self.positions(), {ME: 7})
+
+    def test_a_token_is_used_once_whoever_writes(self) -> None:
+        self.commit(write(3, [fact(3, "1", "2")]))
+        for writer in (ME, OTHER):
+            self.assertRaises(StoreError, self.commit, write(9, facts(9, 3), writer=writer))
+        self.assertEqual(self.tokens(), [3])
+        self.assertEqual(self.positions(), {ME: 3})
+
+    def test_negative_streams_count_up_here_like_all_others(self) -> None:
+        self.declare("backfill", negative=True)
+        stored = [fact(2, "1", "2"), fact(3), fact(4, "1", "2", "3")]
+        self.commit(write(4, stored[1:], stream="backfill"))
+        self.commit(write(2, stored[:1], stream="backfill"))
+        self.assertEqual(list(self.page(stream="backfill").facts), stored)
+        self.assertEqual(list(self.page(stream="backfill", after=2, upto=3).facts), stored[1:2])
+        self.assertEqual(self.page(stream="backfill", limit=3).upto, 3)
+        self.assertEqual(list(self.page(stream="backfill", after=3, limit=2).facts), stored[2:])
+        self.assertEqual(self.positions("backfill"), {ME: 4})
+        self.commit(write(3, stream="backfill", reset=True))
+        self.assertEqual((self.tokens("backfill"), self.positions("backfill")), ([2, 3], {ME: 3}))
+
+    # ---- positions
+
+    def test_a_new_stream_has_no_positions(self) -> None:
+        self.assertEqual(self.positions(), {})
+
+    def test_a_position_is_per_writer_what_was_stored(self) -> None:
+        self.commit(write(7), write(0, writer=OTHER))
+        self.assertEqual(self.positions(), {ME: 7, OTHER: 0})
+
+    def test_a_position_is_the_largest_committed_token_if_that_is_more(self) -> None:
+        self.commit(write(3, facts(5, 9)), write(4, facts(6), writer=OTHER))
+        self.assertEqual(self.positions(), {ME: 9, OTHER: 6})
+
+    def test_the_positions_of_an_idle_writer_and_of_a_busy_one_are_both_right(self) -> None:
+        self.commit(write(2, facts(4), writer=OTHER))
+        for token in range(10, 20):
+            self.commit(write(token, facts(token)))
+        self.assertEqual(self.positions(), {ME: 19, OTHER: 4})
+
+    def test_upto_never_lowers_a_position(self) -> None:
+        self.commit(write(9))
+        self.commit(write(4, facts(3)))
+        self.assertEqual(self.positions(), {ME: 9})
+        self.commit(write(10, expected=9))
+        self.assertEqual(self.positions(), {ME: 10})
+
+    def test_expected_lets_a_position_move_on_from_where_it_is(self) -> None:
+        self.commit(write(5, facts(5), expected=0))
+        self.commit(write(6, facts(6), expected=5))
+        self.assertEqual(self.positions(), {ME: 6})
+
+    def test_expected_is_about_the_stored_position_not_about_committed_tokens(self) -> None:
+        self.commit(write(5, facts(8)))
+        self.assertRaises(PositionMovedError, self.commit, write(9, expected=8))
+        self.commit(write(9, expected=5))
+
+    def test_a_moved_position_fails_the_whole_transaction_and_is_named(self) -> None:
+        self.declare("others")
+        self.commit(write(5))
+        writes = [write(3, facts(3), stream="others"), write(6, facts(6), expected=4)]
+        error = self.assertRaises(PositionMovedError, self.commit, *writes)
+        for word in ("orders", "master", "5", "4"):
+            self.assertIn(word, str(error))
+        self.assertEqual((self.tokens(), self.tokens("others"), self.positions("others")), ([], [], {}))
+        self.assertRaises(PositionMovedError, self.commit, write(6, writer=OTHER, expected=1))
+
+    def test_reset_lowers_the_position_and_deletes_what_the_writer_has_above_it(self) -> None:
+        self.commit(write(9, facts(2, 5, 6, 9)), write(8, facts(4, 8), writer=OTHER))
+        self.commit(write(5, reset=True))
+        self.assertEqual((self.tokens(), self.tokens(writer=OTHER)), ([2, 5], [4, 8]))
+        self.assertEqual(self.positions(), {ME: 5, OTHER: 8})
+        self.commit(write(6, facts(6), expected=5))
+
+    def test_a_reset_may_bring_facts_and_expect_a_position(self) -> None:
+        self.commit(write(9, facts(2, 9)))
+        self.assertRaises(PositionMovedError, self.commit, write(3, reset=True, expected=8))
+        self.assertEqual(self.tokens(), [2, 9])
+        self.commit(write(3, facts(3), reset=True, expected=9))
+        self.assertEqual((self.tokens(), self.positions()), ([2, 3], {ME: 3}))
+
+    def test_writes_of_one_transaction_follow_each_other(self) -> None:
+        self.commit(write(2, facts(2), expected=0), write(3, facts(3), expected=2), write(1, reset=True, expected=3))
+        self.assertEqual((self.tokens(), self.positions()), ([], {ME: 1}))
+
+    # ---- receipts
+
+    def test_a_receipt_is_recalled_by_its_key(self) -> None:
+        self.commit(write(3, facts(2, 3)), receipt=Receipt("order 17", [Token(2), Token(3)]))
+        self.assertEqual(self.wait(self.store.recall("order 17")), [2, 3])
+        self.assertIsNone(self.wait(self.store.recall("order 18")))
+
+    def test_a_second_receipt_of_one_key_fails_its_transaction(self) -> None:
+        self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
+        self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=Receipt("k", [Token(3)]))
+        self.assertEqual((self.tokens(), self.wait(self.store.recall("k"))), ([2], [2]))
+
+    def test_a_receipt_of_a_failed_transaction_is_not_kept(self) -> None:
+        self.assertRaises(StoreError, self.commit, write(3, expected=1), receipt=Receipt("k", [Token(3)]))
+        self.assertIsNone(self.wait(self.store.recall("k")))
+
+    def test_a_receipt_is_forgotten_after_a_day_and_its_key_is_free_again(self) -> None:
+        self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
+        self.time += DAY - 1
+        self.assertEqual(self.wait(self.store.recall("k")), [2])
+        self.time += 1
+        self.assertIsNone(self.wait(self.store.recall("k")))
+        self.commit(write(3, facts(3)), receipt=Receipt("k", [Token(3)]))
+        self.assertEqual(self.wait(self.store.recall("k")), [3])
+
+    # ---- transactions
+
+    def test_a_transaction_ends_once(self) -> None:
+        for end in ("commit", "rollback"):
+            transaction = self.store.transaction()
+            self.wait(transaction.commit([]) if end == "commit" else transaction.rollback())
+            self.assertRaises(StoreError, self.wait, transaction.commit([write(9)]))
+            self.assertRaises(StoreError, self.wait, transaction.execute("SELECT 1"))
+        self.assertEqual(self.positions(), {})
+
+    def test_rollback_after_a_commit_that_failed_is_harmless_and_after_another_is_refused(self) -> None:
+        transaction = self.store.transaction()
+        self.assertRaises(StoreError, self.wait, transaction.commit([write(9, expected=1)]))
+        self.wait(transaction.rollback())
+        transaction = self.store.transaction()
+        self.wait(transaction.commit([write(9)]))
+        self.assertRaises(StoreError, self.wait, transaction.rollback())
+
+    def test_a_commit_of_nothing_is_done(self) -> None:
+        self.commit()
+        self.assertEqual(self.positions(), {})
+
+    def test_commits_that_are_asked_for_together_are_all_done(self) -> None:
+        asked = [self.store.transaction().commit([write(token, facts(token))]) for token in range(2, 102)]
+        for each in [self.begin(each) for each in asked]:
+            self.wait(each)
+        self.assertEqual(self.tokens(), [*range(2, 102)])
+
+    def test_of_commits_that_are_asked_for_together_the_bad_ones_fail_alone(self) -> None:
+        self.commit(write(5, facts(5)))
+        writes = [write(token, facts(token)) for token in range(10, 40)]
+        writes[3] = write(41, facts(41), expected=3)
+        writes[17] = write(42, facts(42, 5))
+        writes[18] = write(43, facts(43), expected=26)
+        asked = [self.begin(self.store.transaction().commit([each])) for each in writes]
+        failed = []
+        for number, each in enumerate(asked):
+            try:
+                self.wait(each)
+            except StoreError:
+                failed.append(number)
+        self.assertEqual(failed, [3, 17])
+        self.assertEqual(self.tokens(), [5, *(token for token in range(10, 40) if token not in (13, 27, 28)), 43])
+
+    # ---- the store
+
+    def test_a_stream_that_was_not_declared_is_refused_by_name(self) -> None:
+        for ask in (
+            lambda: self.page(stream="nowhere"),
+            lambda: self.positions("nowhere"),
+            lambda: self.commit(write(2, facts(2)), write(2, stream="nowhere")),
+        ):
+            self.assertIn("nowhere", str(self.assertRaises(UnknownStreamError, ask)))
+        self.assertEqual(self.tokens(), [])
+
+    def test_declaring_a_stream_twice_is_harmless(self) -> None:
+        self.commit(write(2, facts(2)))
+        self.declare(ORDERS)
+        self.assertEqual(self.tokens(), [2])
+
+    def test_any_name_that_a_stream_may_have_will_do(self) -> None:
+        for name in ("select", "_", "a.b-c", "Order", "x" * 100):
+            self.declare(name)
+            self.commit(write(2, facts(2), stream=name))
+            self.assertEqual((self.tokens(name), self.positions(name)), ([2], {ME: 2}))
+
+    def test_check_returns_while_the_store_works(self) -> None:
+        self.wait(self.store.check())
+        self.assertEqual(self.positions(), {})
+
+    def test_nothing_is_answered_before_open_and_after_close(self) -> None:
+        unopened = self.make_store(lambda: self.time)
+        self.wait(self.store.close())
+        self.wait(self.store.close())
+        for store in (unopened, self.store):
+            self.assertRaises(StoreError, self.wait, store.check())
+            self.assertRaises(StoreError, self.wait, store.recall("k"))
+            self.assertRaises(StoreError, self.wait, store.declare(StreamDefinition("orders")))
+            self.assertRaises(StoreError, self.wait, store.transaction().commit([]))
+        self.wait(unopened.close())
+
+
+class SqlTransactionContract(UsesStore):
+    """The application's own SQL in a transaction: what every store on a database does."""
+
+    mark = "?"  # the place of a parameter
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT)")
+        self.insert = f"INSERT INTO orders VALUES ({self.mark}, {self.mark})"
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement in a transaction of its own."""
+        transaction = self.store.transaction()
+        rows = self.wait(transaction.execute(sql, parameters))
+        self.wait(transaction.commit([]))
+        return rows
+
+    def orders(self) -> list[tuple[Any, ...]]:
+        return self.execute("SELECT id, state FROM orders ORDER BY id")
+
+    def test_a_statement_returns_its_rows(self) -> None:
+        self.execute(self.insert, (1, "placed"))
+        self.assertEqual(self.execute(f"SELECT state, id FROM orders WHERE id = {self.mark}", [1]), [("placed", 1)])
+        self.assertEqual(self.execute("SELECT * FROM orders WHERE id = 9"), [])
+
+    def test_executemany_runs_a_statement_per_item(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.executemany(self.insert, [(1, "placed"), (2, "paid")]))
+        self.wait(transaction.commit([]))
+        self.assertEqual(self.orders(), [(1, "placed"), (2, "paid")])
+
+    def test_commit_stores_facts_and_what_was_executed_together(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute(self.insert, (1, "placed")))
+        self.wait(transaction.commit([write(2, facts(2))], Receipt("k", [Token(2)])))
+        self.assertEqual((self.orders(), self.tokens(), self.wait(self.store.recall("k"))), ([(1, "placed")], [2], [2]))
+
+    def test_a_commit_that_fails_undoes_what_was_executed(self) -> None:
+        for bad in (write(3, facts(3), expected=1), write(3, stream="nowhere")):
+            transaction = self.store.transaction()
+            self.wait(transaction.execute(self.insert, (1, "placed")))
+            self.assertRaises(
+                (StoreError, UnknownStreamError), self.wait, transaction.commit([write(2, facts(2)), bad])
+            )
+            self.wait(transaction.rollback())
+            self.assertEqual((self.orders(), self.tokens()), ([], []))
+
+    def test_rollback_undoes_what_was_executed(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute(self.insert, (1, "placed")))
+        self.wait(transaction.rollback())
+        self.assertEqual(self.orders(), [])
+        self.assertRaises(StoreError, self.wait, transaction.execute(self.insert, (2, "late")))
+
+    def test_statements_run_one_after_the_other_however_they_are_awaited(self) -> None:
+        transaction = self.store.transaction()
+        asked = [self.begin(transaction.execute(self.insert, (number, "placed"))) for number in range(20)]
+        asked.append(self.begin(transaction.execute("UPDATE orders SET state = 'paid'")))
+        end = self.begin(transaction.commit([write(2, facts(2))]))
+        for each in asked:
+            self.wait(each)
+        self.wait(end)
+        self.assertEqual(self.orders(), [(number, "paid") for number in range(20)])
+
+    def test_a_refused_statement_names_what_the_database_said_and_can_be_rolled_back(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute(self.insert, (1, "placed")))
+        for sql, parameters, word in (
+            ("SELECT * FROM nowhere", (), "nowhere"),
+            ("SELEKT 1", (), "SELEKT"),
+            (self.insert, (1, [2]), ""),
+            (self.insert, (1,), ""),
+        ):
+            self.assertIn(word, str(self.assertRaises(StoreError, self.wait, transaction.execute(sql, parameters))))
+        self.wait(transaction.rollback())
+        self.assertEqual(self.orders(), [])
+
+    def test_an_application_may_not_begin_or_end_transactions_itself(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute(self.insert, (1, "placed")))
+        for sql in ("COMMIT", " begin", "-- so\n/* or\nso */ ;Rollback", "SAVEPOINT a", "release a", "END;"):
+            self.assertRaises(StoreError, self.wait, transaction.execute(sql))
+        self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
+        self.wait(transaction.rollback())
+        self.assertEqual(self.orders(), [])
+
+    def test_transactions_take_turns_in_the_order_in_which_they_began(self) -> None:
+        first, second = self.store.transaction(), self.store.transaction()
+        self.wait(first.execute(self.insert, (1, "first")))
+        waiting = self.begin(second.execute("UPDATE orders SET state = 'second' WHERE state = 'first'"))
+        alone = self.begin(self.store.transaction().commit([write(5, facts(5), expected=2)]))
+        third = self.store.transaction()
+        last = self.begin(third.execute("SELECT state FROM orders"))
+        self.wait(first.commit([]))
+        self.wait(waiting)
+        self.wait(second.commit([write(2, facts(2))]))
+        self.wait(alone)
+        self.assertEqual(self.wait(last), [("second",)])
+        self.wait(third.rollback())
+        self.assertEqual(self.tokens(), [2, 5])

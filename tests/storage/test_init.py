@@ -1,0 +1,71 @@
+"""``open_store``: which URL is which store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.errors import ConfigError
+from replication.storage import open_store
+from replication.storage.sqlite import SqliteStore
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///x.db", "x.db"),
+        ("sqlite:///below/x.db", "below/x.db"),
+        ("sqlite:////var/lib/x.db", "/var/lib/x.db"),
+        ("sqlite://", ":memory:"),
+        ("sqlite:///:memory:", ":memory:"),
+    ],
+)
+def test_a_url_names_a_file_or_memory(url: str, path: str) -> None:
+    store = open_store(url, Pump())
+    assert isinstance(store, SqliteStore)
+    assert store.path == path
+
+
+def test_a_url_may_be_opened_for_reading_only(tmp_path: Path) -> None:
+    pump = Pump()
+    written, read = (open_store(f"sqlite:///{tmp_path}/x.db", pump, read_only=each) for each in (False, True))
+    pump.wait(written.open())
+    pump.wait(read.open())
+    assert pump.wait(read.recall("k")) is None
+    pump.wait(read.close())
+    pump.wait(written.close())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("x.db", "write sqlite:///relative.db"),
+        ("mysql://here/x", "write sqlite:///relative.db"),
+        ("sqlite:x.db", "write sqlite:///relative.db"),
+        ("sqlite://x.db", "names no file"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///x.db?mode=ro", "names no file and nothing else"),
+        ("postgresql://me@here/x", "PostgreSQL comes with a later version"),
+    ],
+)
+def test_any_other_url_is_refused_by_name(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_store(url, Pump())
+    assert repr(url) in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_a_database_in_memory_cannot_be_opened_for_reading_only() -> None:
+    for url in ("sqlite://", "sqlite:///:memory:"):
+        with pytest.raises(ConfigError, match="in memory"):
+            open_store(url, Pump(), read_only=True)
+
+
+def test_a_store_is_not_open_until_it_is_opened(tmp_path: Path) -> None:
+    open_store(f"sqlite:///{tmp_path}/x.db", Pump())
+    assert not (tmp_path / "x.db").exists()
