@@ -296,7 +296,9 @@ class StreamWriter:
         try:
             return tuple([self.spell(row) for row in rows])
         except RowError as error:
-            raise RowError(f"fact {number}: {error}") from error
+            bad = RowError(f"fact {number}: {error}")
+            bad.fact = number - 1
+            raise bad from error
 
     def _ask_store(self, work: Any) -> None:
         """Run ``work`` while nothing else is announced, then look again."""

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.system.daemons import CHECKOUT, Daemon, environment, until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 # The application keeps its own account of what it saw, in the transaction that it was called in.  A fact that is seen
 # twice in committed transactions breaks the primary key; a position that goes back is caught by the trigger.
@@ -70,6 +71,7 @@ def table(database: Path, stream: str) -> list[tuple[object, ...]]:
     return rows_of(database, f'SELECT stream_id, ord, instance_name, row FROM "stream_{stream}" ORDER BY 1, 2')
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     full = bool(request.config.getoption("--full"))
     facts = make_facts(tmp_path, 350_000 if full else 24_000)
@@ -79,7 +81,13 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
     with ExitStack() as stack:
         # A first start finds free ports; every later one takes the same.
         master = stack.enter_context(
-            Daemon(tmp_path, "master", "--stream=events", "--listen=tcp:0:interface=127.0.0.1", "--http=tcp:0:interface=127.0.0.1")
+            Daemon(
+                tmp_path,
+                "master",
+                "--stream=events",
+                "--listen=tcp:0:interface=127.0.0.1",
+                "--http=tcp:0:interface=127.0.0.1",
+            )
         )
         wire, http = master.address("the wire"), master.address("HTTP")
         master.options = (
@@ -96,7 +104,7 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
         victims = [master] * kills[0] + [copy, seen] * (kills[1] // 2)
         chance.shuffle(victims)
         slices = limit // len(victims)
-        appends = {stream: stack.enter_context(start_append(stream, http)) for stream in facts}
+        appends = {stream: stack.enter_context(start_append(tmp_path, stream, http)) for stream in facts}
         for turn, victim in enumerate(victims):
             last = limit if turn == len(victims) - 1 else (turn + 1) * slices
             for stream, process in appends.items():
@@ -106,23 +114,18 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
             time.sleep(chance.uniform(0.0, 1.0))
             victim.kill()
             victim.start()
-        appended = {stream: process.communicate()[0].split() for stream, process in appends.items()}
+        for process in appends.values():
+            process.communicate()
         assert [process.returncode for process in appends.values()] == [0, 0]
+        appended = {stream: (tmp_path / f"{stream}.ids").read_text().split() for stream in facts}
 
         for stream in ("caches", "events"):
             want = table(tmp_path / "replication.db", stream)
-            (last,) = rows_of(
-                tmp_path / "replication.db", f"SELECT stream_id FROM stream_positions WHERE stream_name = '{stream}'"
-            )
+            of_stream = f"SELECT stream_id FROM stream_positions WHERE stream_name = '{stream}'"
+            last = rows_of(tmp_path / "replication.db", of_stream)
             for name in ("copy", "seen"):
-                until(
-                    lambda name=name, stream=stream: rows_of(
-                        tmp_path / f"replication-{name}.db",
-                        f"SELECT stream_id FROM stream_positions WHERE stream_name = '{stream}'",
-                    )
-                    == [last],
-                    f"{name} reaches {last} on {stream}",
-                )
+                position = partial(rows_of, tmp_path / f"replication-{name}.db", of_stream)
+                until(lambda position=position, last=last: position() == last, f"{name} reaches {last} on {stream}")
             assert table(tmp_path / "replication-copy.db", stream) == want
             saw = rows_of(
                 tmp_path / "replication-seen.db",
@@ -137,10 +140,11 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
         assert "a position went back" not in seen.log
 
 
-def start_append(stream: str, http: str) -> subprocess.Popen[str]:
-    """Start what a user would pipe facts into."""
+def start_append(folder: Path, stream: str, http: str) -> subprocess.Popen[str]:
+    """Start what a user would pipe facts into; the IDs go to a file."""
     command = ["replication", "append", stream, "-", "--facts", "--http", f"http://{http}", "--retry", "120"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+    with (folder / f"{stream}.ids").open("w") as ids:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=ids, text=True, env=environment())
 
 
 def split_rows(line: str) -> list[str]:
