@@ -1,4 +1,4 @@
-"""200,000 facts appended while two workers follow, and everything is killed again and again: nothing lost, nothing twice.
+"""200,000 facts appended while two workers follow, all of it killed again and again: nothing lost, nothing twice.
 
 Smaller by default; the full size, as the figures in the README have it: ``pytest tests/system/test_kills.py --full``.
 """
