@@ -9,6 +9,7 @@ written.  Rows of one ID are a fact; among them, ``rowid`` says the order.
 from __future__ import annotations
 
 import sqlite3
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import RowError, SchemaError, StoreError
@@ -143,19 +144,16 @@ class MappedTable:
     def _spell(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
         try:
             return [grammar.spell_row(row[1:]) for row in rows]
-        except RowError:
-            for row in rows:
-                for column, value in zip(self._columns, row[1:], strict=True):
-                    self._check(row[0], column, value)
-            raise
-
-    def _check(self, token: Token, column: str, value: object) -> None:
-        try:
-            grammar.spell_row(value)
         except RowError as error:
+            token, column = next(
+                (row[0], column)
+                for row in rows
+                for column, value in zip(self._columns, row[1:], strict=True)
+                if isinstance(value, bytes) or value in (inf, -inf)
+            )
             raise StoreError(
-                f"stream {self.definition.name!r}, ID {token}: column {column!r} of table {self.definition.table!r} "
-                f"holds what no row can: {error}"
+                f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
+                f"{token}, what is no JSON: {error}"
             ) from error
 
     def _values(self, text: str) -> list[Any]:

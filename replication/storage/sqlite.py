@@ -112,12 +112,11 @@ class SqliteStore:
 
     async def open(self) -> None:
         """Connect and bring the tables up to date; after a failure it may be tried again."""
-        await self._opening.acquire()
-        try:
-            if self._reader is None and not self._closed:
+        async with self._opening:
+            if self._closed:
+                raise StoreError(f"database {self.path!r} is closed")
+            if self._reader is None:
                 await self._open()
-        finally:
-            self._opening.release()
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table is there; SchemaError says what is wrong with it."""
@@ -150,9 +149,10 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish what runs, open transactions too, and let go of the database."""
-        if self._closed:
-            return
-        self._closed = True
+        async with self._opening:
+            if self._closed:
+                return
+            self._closed = True
         await self._line.acquire()
         if self._reader is not None and self._reader is not self._writer:
             await self._reader.close()
@@ -282,8 +282,7 @@ class SqliteTransaction:
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` with what was executed; after an error none of it is stored, and nothing is left to undo."""
-        await self._turn.acquire()
-        try:
+        async with self._turn:
             self._check_open()
             self._end = "handed over for its commit"
             try:
@@ -294,21 +293,16 @@ class SqliteTransaction:
                 self._end = _UNDONE
                 raise
             self._end = "committed"
-        finally:
-            self._turn.release()
 
     async def rollback(self) -> None:
         """Undo what was executed; harmless if a commit has failed, StoreError if it has not."""
-        await self._turn.acquire()
-        try:
+        async with self._turn:
             if self._end == _UNDONE:
                 return
             self._check_open()
             self._end = _UNDONE
             if self._holds:
                 await self._last(SqliteConnection.rollback)
-        finally:
-            self._turn.release()
 
     async def _statement(
         self, method: Callable[[SqliteConnection, str, Sequence[Any]], _T], sql: str, parameters: Sequence[Any]
@@ -316,15 +310,12 @@ class SqliteTransaction:
         word = _first_word(sql)
         if word in _OURS:
             raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
-        await self._turn.acquire()
-        try:
+        async with self._turn:
             self._check_open()
             if not self._holds:
                 await self._store.take_turn()
                 self._holds = True
             return await self._store.run(method, sql, parameters)
-        finally:
-            self._turn.release()
 
     async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         try:

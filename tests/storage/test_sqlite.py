@@ -19,6 +19,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
+from replication.storage.connection import SqliteConnection
 from replication.storage.memory import MemoryStore
 from replication.storage.sqlite import SqliteStore
 from replication.streams.facts import Fact
@@ -41,7 +42,6 @@ from tests.storage.pump import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replication.storage.connection import SqliteConnection
     from replication.streams.seams import IStreamStore
 
 _T = TypeVar("_T")
@@ -304,6 +304,39 @@ class LineTests(OnFile, SynchronousTestCase):
         self.wait(closed)
         self.assertEqual(self.sql("SELECT stream_id FROM stream_orders"), [(2,), (3,)])
         self.assertEqual(sorted(Path(self.path).parent.iterdir()), [Path(self.path)], "no WAL is left behind")
+
+    def test_a_closed_store_is_not_opened_again(self) -> None:
+        self.wait(self.store.close())
+        self.assertIn("closed", str(self.assertRaises(StoreError, self.wait, self.store.open())))
+
+    def test_closing_while_it_opens_closes_what_was_opened(self) -> None:
+        store = SqliteStore(self.path, self.pump)
+        opened, closed = self.begin(store.open()), self.begin(store.close())
+        self.wait(opened)
+        self.wait(closed)
+        self.assertRaises(StoreError, self.wait, store.check())
+
+    def test_whatever_happens_on_the_thread_those_who_wait_are_told(self) -> None:
+        self.patch(SqliteConnection, "commit_together", lambda *_: 1 // 0)
+        self.assertRaises(ZeroDivisionError, self.commit, write(2, facts(2)))
+        self.assertRaises(ZeroDivisionError, self.commit, write(3, facts(3)))
+
+    def test_a_second_connection_that_fails_takes_the_first_one_along(self) -> None:
+        connect = SqliteConnection._connect
+
+        def connect_to_write_only(connection: SqliteConnection) -> None:
+            if connection._read_only:
+                raise StoreError("too many open files")
+            connect(connection)
+
+        self.wait(self.store.close())
+        store = SqliteStore(self.path, self.pump)
+        patch = self.patch(SqliteConnection, "_connect", connect_to_write_only)
+        self.assertRaises(StoreError, self.wait, store.open())
+        self.assertEqual([each.name for each in threading.enumerate() if self.path in each.name], [])
+        patch.restore()
+        self.wait(store.open())
+        self.wait(store.close())
 
     def test_no_thread_outlives_its_store(self) -> None:
         self.wait(self.store.close())
