@@ -457,6 +457,18 @@ class SqlTransactionContract(UsesStore):
         self.wait(end)
         self.assertEqual(self.orders(), [(number, "paid") for number in range(20)])
 
+    def test_statements_that_are_asked_for_before_it_is_their_turn_keep_their_order(self) -> None:
+        first, second = self.store.transaction(), self.store.transaction()
+        self.wait(first.execute("SELECT 1"))
+        asked = [self.begin(second.execute(self.insert, (number, "placed"))) for number in range(3)]
+        asked.append(self.begin(second.execute("UPDATE orders SET state = 'paid'")))
+        end = self.begin(second.commit([]))
+        self.wait(first.rollback())
+        for each in asked:
+            self.wait(each)
+        self.wait(end)
+        self.assertEqual(self.orders(), [(number, "paid") for number in range(3)])
+
     def test_a_refused_statement_names_what_the_database_said_and_can_be_rolled_back(self) -> None:
         transaction = self.store.transaction()
         self.wait(transaction.execute(self.insert, (1, "placed")))
