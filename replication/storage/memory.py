@@ -60,6 +60,7 @@ class MemoryStore:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.now = now
+        self.warnings: list[str] = []
         self.closed = True
         self._shelves: dict[StreamName, _Shelf] = {}
         self._receipts: dict[str, tuple[float, Sequence[Token]]] = {}

@@ -89,7 +89,12 @@ class ITransaction(Protocol):
 
 
 class IStreamStore(ICatchUp, Protocol):
-    """Where facts and positions are kept."""
+    """Where facts and positions are kept.
+
+    ``warnings`` says what works but should be mended, a sentence each; ``declare`` may add to it.
+    """
+
+    warnings: list[str]
 
     async def open(self) -> None:
         """Connect and bring the tables up to date; SchemaError if they are newer than this code."""
