@@ -13,7 +13,7 @@ import stat
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -79,9 +79,10 @@ def main(arguments: Sequence[str]) -> int:
         except RemoteProtocolError as error:
             parser.error(f"""ROW: {error}; quote JSON for the shell, as in '["o1","placed"]'""")
         batches = iter([Batch([0], [line], len(line))])
-    appender = Appender(open_api(parser, found), found.stream, b"%b" if found.facts else b'{"rows":[%b]}', found.retry)
-    with _progress(shown=found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()) as advance:
-        appender.run(batches, advance)
+    template = b"%b" if found.facts else b'{"rows":[%b]}'
+    shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
+    with closing(open_api(parser, found)) as api, _progress(shown=shown) as advance:
+        Appender(api, found.stream, template, found.retry).run(batches, advance)
     return 0
 
 

@@ -46,6 +46,10 @@ class HttpApi:
         self._connection = connect(parts.hostname, port, timeout=PATIENCE)
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
+    def close(self) -> None:
+        """Close the connection; another call opens it again."""
+        self._connection.close()
+
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
         """Return the decoded answer; HttpError says what is wrong, and with which URL."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -33,17 +33,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
     parser.add_argument("--json", action="store_true", help="one JSON object: {streams, connections}")
     found = parser.parse_args(arguments)
-    api = open_api(parser, found)
     render = as_json if found.json else as_tables
     # A pipe gets no colours, and lines as long as they are.
     console = Console() if sys.stdout.isatty() else Console(force_terminal=False, color_system=None, width=100_000)
-    if not found.watch:
-        console.print(render(look(api)), soft_wrap=found.json)
-        return 0
-    try:
-        watch(api, render, console)
-    except KeyboardInterrupt:
-        return 0
+    with closing(open_api(parser, found)) as api:
+        if not found.watch:
+            console.print(render(look(api)), soft_wrap=found.json)
+            return 0
+        try:
+            watch(api, render, console)
+        except KeyboardInterrupt:
+            return 0
 
 
 def look(api: HttpApi) -> dict[str, Any]:

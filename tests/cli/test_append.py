@@ -1,0 +1,269 @@
+"""Rows from the command line and from standard input: batched, acknowledged, never appended twice."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.cli import append
+from replication.cli.append import Appender, AppendError, Batch, read_batches
+from replication.cli.http import HttpApi, HttpError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+AWAY = HttpError("cannot reach it", passing=True)
+
+
+class FakeApi(HttpApi):
+    """Hands out IDs as a master does, also for a batch that it has seen; fails as it is told."""
+
+    def __init__(self, *failures: HttpError | None) -> None:
+        super().__init__("http://h:1")
+        self.failures = list(failures)
+        self.calls: list[tuple[str, bytes, str]] = []
+        self.facts: list[bytes] = []
+        self.known: dict[str, list[int]] = {}
+
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
+        assert method == "POST"
+        assert body is not None
+        assert headers is not None
+        assert headers["Content-Type"] == "application/x-ndjson"
+        key = headers["Idempotency-Key"]
+        self.calls.append((path, body, key))
+        failure = self.failures.pop(0) if self.failures else None
+        if key not in self.known and (failure is None or failure.passing):  # what got lost was the answer
+            lines = body.split(b"\n")
+            self.known[key] = [*range(len(self.facts) + 2, len(self.facts) + len(lines) + 2)]
+            self.facts += lines
+        if failure is not None:
+            raise failure
+        return {"ids": self.known[key]}
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.naps: list[float] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds
+
+
+def run(api: HttpApi, *batches: Batch, patience: float = 60.0) -> list[tuple[int, int]]:
+    """Append ``batches`` and return the steps of the progress bar."""
+    steps: list[tuple[int, int]] = []
+    appender = Appender(api, "orders/x", b'{"rows":[%b]}', patience)
+    appender.run(batches, lambda facts, size: steps.append((facts, size)))
+    return steps
+
+
+def batch(*rows: bytes, first: int = 1) -> Batch:
+    return Batch(range(first, first + len(rows)), rows, sum(map(len, rows)))
+
+
+@contextmanager
+def piped(text: bytes) -> Iterator[int]:
+    """Yield the reading end of a pipe that holds ``text`` and is closed behind it."""
+    reader, writer = os.pipe()
+    os.write(writer, text)
+    os.close(writer)
+    yield reader
+    os.close(reader)
+
+
+def lines_of(batches: Sequence[Batch]) -> list[tuple[int, bytes]]:
+    return [pair for each in batches for pair in zip(each.numbers, each.lines, strict=True)]
+
+
+def test_lines_keep_their_numbers_and_blank_ones_are_left_out() -> None:
+    with piped(b"1\n\n  \r\n2\r\n3") as source:
+        assert lines_of([*read_batches(source)]) == [(1, b"1"), (4, b"2\r"), (5, b"3")]
+
+
+def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
+    reader, writer = os.pipe()
+    batches = read_batches(reader)
+    os.write(writer, b"1\n2\nhal")
+    assert next(batches).lines == [b"1", b"2"]
+    os.write(writer, b"f\n")
+    assert next(batches).lines == [b"half"]
+    os.close(writer)
+    assert [*batches] == []
+    os.close(reader)
+
+
+def test_a_batch_is_bounded_in_lines_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"1\n" * 2500 + b'"%b"\n' % (b"x" * 400_000) * 3)
+    with path.open("rb") as source:
+        batches = [*read_batches(source.fileno())]
+    assert all(len(each.lines) <= append.BATCH_LINES for each in batches)
+    assert all(sum(map(len, each.lines)) <= append.BATCH_BYTES for each in batches)
+    assert [len(each.lines) for each in batches][:2] == [1000, 1000]
+    assert len(lines_of(batches)) == 2503
+    assert sum(each.size for each in batches) == path.stat().st_size
+
+
+def test_one_line_larger_than_a_batch_goes_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b'1\n"%b"\n2\n' % (b"x" * append.BATCH_BYTES))
+    with path.open("rb") as source:
+        assert [len(each.lines) for each in read_batches(source.fileno())] == [1, 1, 1]
+
+
+def test_a_row_becomes_a_fact_and_its_id_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    api = FakeApi()
+    assert run(api, batch(b'["o1","placed"]', b"2"), batch(b"3", first=3)) == [(2, 16), (1, 1)]
+    assert api.facts == [b'{"rows":[["o1","placed"]]}', b'{"rows":[2]}', b'{"rows":[3]}']
+    assert capsys.readouterr().out == "2\n3\n4\n"
+    assert api.calls[0][0] == "/v1/streams/orders%2Fx/facts"
+
+
+def test_every_batch_has_a_key_of_its_own() -> None:
+    api = FakeApi()
+    run(api, batch(b"1"), batch(b"1", first=2))
+    assert len({key for _, _, key in api.calls}) == 2
+    assert len(api.facts) == 2
+
+
+def test_a_batch_whose_answer_was_lost_is_appended_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    api = FakeApi(AWAY, AWAY, None)
+    run(api, batch(b"1", b"2"))
+    assert len(api.calls) == 3
+    assert len({key for _, _, key in api.calls}) == 1
+    assert len(api.facts) == 2
+    assert capsys.readouterr().out == "2\n3\n"
+    assert clock.naps == [0.1, 0.2]
+
+
+def test_giving_up_says_what_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    api = FakeApi(None, *[AWAY] * 100)
+    with pytest.raises(AppendError) as caught:
+        run(api, batch(b"1", b"2"), batch(b"3", b"4", first=3), patience=10)
+    assert str(caught.value) == (
+        "cannot reach it; appended: 2, up to line 2 with ID 3; line 3 and what follows are not acknowledged"
+    )
+    assert capsys.readouterr().out == "2\n3\n"
+    assert clock.now <= 10
+    assert max(clock.naps) == append.LAST_DELAY
+
+
+def test_a_refusal_is_not_tried_again_and_names_the_line_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    api = FakeApi(None, HttpError("h says 400: line 2: a row of 'orders' is [id]", passing=False))
+    numbered = Batch([4, 7, 9], [b"1", b"2", b"3"], 3)
+    with pytest.raises(AppendError) as caught:
+        run(api, batch(b"1"), numbered)
+    assert str(caught.value) == "h says 400: line 7: a row of 'orders' is [id]; appended: 1, up to line 1 with ID 2"
+    assert clock.naps == []
+
+
+def test_a_line_that_is_not_json_is_named_before_anything_of_its_batch_is_sent() -> None:
+    api = FakeApi()
+    for bad in (b"{", b"1],[2", b"\xff", b"1 2"):
+        with pytest.raises(AppendError, match=r"^line 2: not .*; nothing was appended$"):
+            run(api, batch(b"1", bad))
+    assert api.facts == []
+
+
+def test_a_batch_of_blank_lines_is_not_sent() -> None:
+    api = FakeApi()
+    assert run(api, Batch([], [], 5)) == [(0, 5)]
+    assert api.calls == []
+
+
+def test_an_interruption_says_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApi()
+
+    def interrupted() -> Iterator[Batch]:
+        yield batch(b"1")
+        raise KeyboardInterrupt
+
+    with pytest.raises(AppendError, match=r"^interrupted; appended: 1, up to line 1 with ID 2$"):
+        Appender(api, "s", b"%b", 1.0).run(interrupted(), lambda *_: None)
+
+
+def test_a_closed_output_is_a_failure_because_rows_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(AppendError, match="standard output is closed"):
+        run(FakeApi(), batch(b"1"), batch(b"2"))
+
+
+def main(monkeypatch: pytest.MonkeyPatch, api: FakeApi, *arguments: str, stdin: Path | None = None) -> int:
+    monkeypatch.setattr(append, "open_api", lambda *_: api)
+    if stdin is None:
+        return append.main(arguments)
+    with stdin.open("rb") as source:
+        monkeypatch.setattr("sys.stdin", source)
+        return append.main(arguments)
+
+
+def test_a_row_may_be_an_argument(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    api = FakeApi()
+    assert main(monkeypatch, api, "orders", '["ö"]') == 0
+    assert api.facts == ['{"rows":[["ö"]]}'.encode()]
+    assert capsys.readouterr().out == "2\n"
+
+
+def test_an_argument_that_is_not_json_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(monkeypatch, FakeApi(), "orders", "[o1,placed]")
+    assert stopped.value.code == 2
+    assert "quote JSON for the shell" in capsys.readouterr().err
+
+
+def test_a_refused_argument_is_called_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApi(HttpError("h says 400: line 1: a row of 'orders' is [id]", passing=False))
+    with pytest.raises(AppendError, match=r"^h says 400: ROW: a row of 'orders' is .*; nothing was appended$"):
+        main(monkeypatch, api, "orders", "1")
+
+
+def test_standard_input_is_read_without_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "rows").write_text("1\n2\n")
+    api = FakeApi()
+    assert main(monkeypatch, api, "orders", stdin=tmp_path / "rows") == 0
+    assert capsys.readouterr() == ("2\n3\n", "")
+    assert api.facts == [b'{"rows":[1]}', b'{"rows":[2]}']
+
+
+def test_facts_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "facts").write_text('{"rows": [1, 2]}\n{"rows": []}\n')
+    api = FakeApi()
+    assert main(monkeypatch, api, "orders", "-", "--facts", stdin=tmp_path / "facts") == 0
+    assert api.facts == [b'{"rows": [1, 2]}', b'{"rows": []}']
+
+
+def test_a_terminal_gets_a_bar_and_the_ids_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "rows").write_text("1\n2\n")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main(monkeypatch, FakeApi(), "orders", stdin=tmp_path / "rows") == 0
+    said = capsys.readouterr()
+    assert said.out == "2\n3\n"
+    assert "2 facts" in said.err

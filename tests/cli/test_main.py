@@ -1,0 +1,115 @@
+"""Which command runs, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+import replication
+from replication.cli import main
+from replication.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def install(monkeypatch: pytest.MonkeyPatch, run: Callable[[Sequence[str]], int]) -> None:
+    """Make ``run`` the command ``status``."""
+    module = ModuleType("fake_status")
+    module.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_status", module)
+    monkeypatch.setattr(main, "COMMANDS", {"status": ("fake_status", "show")})
+
+
+def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
+    def run(_: Sequence[str]) -> int:
+        raise error
+
+    return run
+
+
+def test_a_command_gets_its_arguments_and_gives_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Sequence[str]] = []
+
+    def run(arguments: Sequence[str]) -> int:
+        seen.append(arguments)
+        return 7
+
+    install(monkeypatch, run)
+    assert main.main(["status", "--http", "x", "--help", "-"]) == 7
+    assert seen == [["--http", "x", "--help", "-"]]
+
+
+def test_a_failure_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, raising(StoreError("it is full: make room")))
+    assert main.main(["status"]) == 1
+    assert capsys.readouterr().err == "replication status: it is full: make room\n"
+
+
+def test_an_interruption_is_status_1_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, raising(KeyboardInterrupt()))
+    assert main.main(["status"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["--frobnicate"]])
+def test_wrong_usage_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(arguments)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("replication: ")
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    for name, (_, meaning) in main.COMMANDS.items():
+        assert f"{name:8} {meaning}" in said
+
+
+@pytest.mark.parametrize("name", ["tail", "append", "status"])
+def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        import_module(main.COMMANDS[name][0]).main(["--help"])
+    assert stopped.value.code == 0
+    assert f"replication {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["--version"])
+    assert capsys.readouterr().out == f"replication {replication.__version__}\n"
+
+
+def test_a_reader_who_has_had_enough_is_no_failure() -> None:
+    """Neither a traceback nor Python's complaint about its last flush."""
+    script = (
+        "import sys, types; from replication.cli import main; module = types.ModuleType('fake');"
+        "module.main = lambda _: print('x' * 100_000); sys.modules['fake'] = module;"
+        "main.COMMANDS = {'status': ('fake', '')}; sys.exit(main.main(['status']))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, check=False, cwd=_checkout()
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def _checkout() -> str:
+    return os.path.dirname(os.path.dirname(replication.__file__))  # noqa: PTH120

@@ -1,0 +1,20 @@
+"""How a wrong command line ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from replication.cli.parser import Parser
+
+
+def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="replication tail")
+    parser.add_argument("endpoint")
+    with pytest.raises(SystemExit) as stopped:
+        parser.parse_args([])
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "replication tail: the following arguments are required: endpoint; see replication tail --help\n"
+    )
