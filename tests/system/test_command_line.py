@@ -1,0 +1,125 @@
+"""The command line and the daemon as a user has them: real processes, signals, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.system.daemons import PATIENCE, Daemon, environment, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """What is entered here ends with the test, however that ends."""
+    with ExitStack() as found:
+        yield found
+
+
+def replication(stack: ExitStack, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """Start ``replication …``; it is killed at the end if it still runs."""
+    command = [sys.executable, "-m", "replication.cli.main", *arguments]
+    process = stack.enter_context(subprocess.Popen(command, env=environment(), **streams))
+    stack.callback(process.kill)
+    return process
+
+
+def free_ports() -> tuple[int, int]:
+    """Return two ports that nobody listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def make_master(folder: Path, wire: int, http: int) -> Daemon:
+    """Return a master of the stream ``orders`` that is not started."""
+    sockets = (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{http}:interface=127.0.0.1")
+    return Daemon(folder, "master", "--stream", "orders", *sockets)
+
+
+def test_rows_come_out_once_and_in_order_though_the_master_is_killed_while_they_go_in(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    wire, http = free_ports()
+    master = stack.enter_context(make_master(tmp_path, wire, http))
+    master.address("HTTP")
+    printed, ids = tmp_path / "printed", tmp_path / "ids"
+    with printed.open("wb") as out:
+        follow = (
+            "tail",
+            f"tcp:127.0.0.1:{wire}",
+            "--from",
+            "beginning",
+            "--http",
+            f"http://127.0.0.1:{http}",
+            "--json",
+        )
+        tail = replication(stack, *follow, stdout=out)
+    with ids.open("wb") as out:
+        append = replication(
+            stack, "append", "orders", "--http", f"http://127.0.0.1:{http}", stdin=subprocess.PIPE, stdout=out
+        )
+    assert append.stdin is not None
+    rows = [f"[{number}]\n".encode() for number in range(6000)]
+
+    append.stdin.write(b"".join(rows[:3000]))
+    append.stdin.flush()
+    until(ids.read_bytes, "something is acknowledged")
+    master.kill()
+    append.stdin.write(b"".join(rows[3000:]))
+    append.stdin.close()
+    master.start()
+    assert append.wait(PATIENCE) == 0
+    until(lambda: len(printed.read_bytes().splitlines()) >= len(rows), "every row is printed")
+    tail.send_signal(signal.SIGTERM)
+    assert tail.wait(PATIENCE) == 0
+
+    facts = [json.loads(line) for line in printed.read_bytes().splitlines()]
+    assert [fact["row"] for fact in facts] == [[number] for number in range(6000)]
+    assert [fact["token"] for fact in facts] == [int(line) for line in ids.read_bytes().splitlines()]
+
+
+def test_tail_stops_when_the_reader_of_its_output_does(tmp_path: Path, stack: ExitStack) -> None:
+    wire, http = free_ports()
+    stack.enter_context(make_master(tmp_path, wire, http)).address("HTTP")
+    reader, writer = os.pipe()
+    tail = replication(stack, "tail", f"tcp:127.0.0.1:{wire}", stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    os.close(reader)
+    assert tail.communicate(timeout=PATIENCE)[1] == b""
+    assert tail.returncode == 0
+
+
+def test_a_port_in_use_is_one_line_and_status_1(tmp_path: Path, stack: ExitStack) -> None:
+    wire, http = free_ports()
+    stack.enter_context(make_master(tmp_path, wire, http)).address("HTTP")
+    endpoint = f"tcp:{wire}:interface=127.0.0.1"
+    command = ["twistd", "-n", "--pidfile=", "replication", "master", f"--listen={endpoint}", "--database=sqlite://"]
+    second = subprocess.run(
+        command, cwd=tmp_path, env=environment(), timeout=PATIENCE, check=False, capture_output=True, text=True
+    )
+    assert second.returncode == 1
+    assert second.stderr == f"replication: cannot listen on {endpoint} (listen): Address already in use\n"
+    assert "Traceback" not in second.stdout
+
+
+def test_sighup_does_not_kill_and_sigterm_says_goodbye(tmp_path: Path, stack: ExitStack) -> None:
+    wire, http = free_ports()
+    master = stack.enter_context(make_master(tmp_path, wire, http))
+    master.address("HTTP")
+    os.kill(master.pid, signal.SIGHUP)
+    until(lambda: "SIGHUP: opened 0 log files again" in master.log, "SIGHUP is noticed")
+    with socket.create_connection(("127.0.0.1", wire), PATIENCE) as peer, peer.makefile("rb") as lines:
+        assert lines.readline() == b"SERVER localhost\n"
+        master.terminate()
+        assert lines.readlines()[-1] == b"ERROR server stopping\n"
