@@ -19,8 +19,14 @@ _COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 CACHES: Final = StreamName("caches")
 
 
-def _names(values: Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
+def _names(values: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise ConfigError(f"a list of names is wanted, not the text {values!r}")
+    return tuple(values)
+
+
+def _instances(values: Iterable[str]) -> tuple[InstanceName, ...]:
+    return tuple(map(InstanceName, _names(values)))
 
 
 @attrs.frozen
@@ -35,15 +41,13 @@ class StreamDefinition:
     """
 
     name: StreamName = attrs.field(converter=StreamName)
-    row: tuple[str, ...] | None = attrs.field(default=None, converter=_names, kw_only=True)
+    row: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_names), kw_only=True)
     table: str | None = attrs.field(default=None, kw_only=True)
     id_column: str = attrs.field(default="stream_id", kw_only=True)
     instance_column: str | None = attrs.field(default=None, kw_only=True)
     where: str | None = attrs.field(default=None, kw_only=True)
     negative: bool = attrs.field(default=False, kw_only=True)
-    writers: tuple[InstanceName, ...] = attrs.field(
-        default=(), converter=lambda names: tuple(map(InstanceName, names)), kw_only=True
-    )
+    writers: tuple[InstanceName, ...] = attrs.field(default=(), converter=_instances, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         """Refuse, by ConfigError, a definition that cannot work."""
