@@ -1,0 +1,58 @@
+"""A master's store to the function of a worker that has nothing yet, over HTTP and from the database.
+
+From ``start()`` to the moment when the last fact is applied: its rows decoded by the function, the position in SQLite.
+"""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.bench.children import PATIENCE, BenchError, Child, hear
+from replication.bench.daemons import Address, Wiring, database_in, make_worker, serve_master
+from replication.bench.rows import STREAM, WRITER, short_row
+from replication.bench.series import Stopwatch, rates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+    from replication.bench.series import Effort, Lap, Series
+
+BATCH: Final = 1_000  # facts in one transaction of the history
+
+
+def measure(effort: Effort) -> Iterator[Series]:
+    """Measure each source, with one history, a row a fact."""
+    rows = effort.size(200_000, 2 * BATCH)
+    with TemporaryDirectory(prefix="replication-bench-") as folder:
+        history = database_in(folder, "master")
+        with Child(_write, history, rows) as master:
+            address: Address = master.hear()
+            for name, source in (("HTTP", address.url), ("database", history)):
+                laps = []
+                for number in range(effort.rounds):
+                    wiring = Wiring(address.endpoint, source, database_in(folder, f"{name}-{number}"))
+                    with Child(_catch_up, wiring, rows) as worker:
+                        lap: Lap = worker.hear()
+                    if lap.count != rows:
+                        raise BenchError(f"there are {rows} rows, {lap.count} came to the function")
+                    laps.append(lap)
+                yield from rates(name, "rows", laps)
+
+
+async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, rows: int) -> None:
+    master, address = await serve_master(reactor, database)
+    for start in range(0, rows, BATCH):
+        await master.stream(STREAM).append([[short_row(number)] for number in range(start, start + BATCH)])
+    pipe.send(address)
+    await hear(reactor, pipe)  # until we are ended
+
+
+async def _catch_up(reactor: Any, pipe: Connection[Any, Any], wiring: Wiring, rows: int) -> None:
+    worker, taken = make_worker(reactor, wiring)
+    watch = Stopwatch.start()
+    await worker.start()
+    await worker.wait_for(STREAM, WRITER, rows + 1, timeout=PATIENCE)
+    pipe.send(watch.lap(sum(taken)))
+    await worker.stop()

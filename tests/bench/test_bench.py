@@ -1,0 +1,44 @@
+"""The command line of ``replication bench``."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication import bench
+from replication.bench import SCENARIOS
+from replication.bench.series import Effort, Result
+from tests.bench.scenarios import run_bench
+
+
+class CommandLineTests(SynchronousTestCase):
+    def test_every_scenario_runs_if_none_is_named(self) -> None:
+        """Each, in the order in which --help lists them."""
+        ran: list[str] = []
+
+        def measure(scenarios: list[str], effort: Effort) -> list[Result]:
+            self.assertEqual(effort, Effort(5, quick=False))
+            ran.extend(scenarios)
+            return []
+
+        with mock.patch.object(bench, "run", measure):
+            self.assertEqual(run_bench()[0], 0)
+        self.assertEqual(ran, [*SCENARIOS])
+
+    def test_table(self) -> None:
+        """Without --json, a line says what the machine is, then comes a line per result."""
+        status, out, _ = run_bench("--quick", "--rounds", "2", "ids")
+        first, *lines = out.splitlines()
+        self.assertEqual(status, 0)
+        self.assertIn("python ", first)
+        self.assertEqual(len(lines), 6)
+        self.assertRegex(lines[0], r"^ids +1 outstanding +pairs +[0-9,]+ pairs/s +spread \d+%$")
+
+    def test_wrong_usage(self) -> None:
+        """One line names the culprit, and the status is 2."""
+        for arguments, culprit in ((["spark"], "spark"), (["--rounds", "0"], "0 is not 1 or more"), (["-x"], "-x")):
+            with self.subTest(arguments):
+                status, out, err = run_bench(*arguments)
+                self.assertEqual((status, out, err.count("\n")), (2, "", 1))
+                self.assertIn(culprit, err)

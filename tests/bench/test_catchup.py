@@ -1,0 +1,11 @@
+"""``replication bench catchup`` at a tiny size."""
+
+from __future__ import annotations
+
+from tests.bench.scenarios import ScenarioTestCase
+
+
+class CatchupTests(ScenarioTestCase):
+    def test_rows_are_counted(self) -> None:
+        """A fresh worker gets the whole history from each source, or there would be no figure."""
+        self.assertEqual(self.variants("catchup"), {"HTTP", "database"})
