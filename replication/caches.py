@@ -464,6 +464,11 @@ class Caches:
             )
         self._fans[special] = (*self._fans.get(special, ()), *names)
 
+    def clear(self) -> None:
+        """Forget everything: nobody knows what has become untrue."""
+        for cache in self._caches.values():
+            cache.invalidate(None)
+
     def apply(self, rows: Sequence[Any]) -> None:
         """Invalidate what rows of the caches stream name: ``[function, [key, …] | null, time in ms, …]``.
 

@@ -10,7 +10,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from replication.errors import CatchUpError, ReplicationError, StoreError
@@ -22,14 +21,13 @@ from replication.wire.grammar import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from twisted.internet.interfaces import IReactorTime
-
     from replication.session.connection import Rows
-    from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore, ITransaction, Page
+    from replication.waiting import Waits
     from replication.wire.commands import Position
     from replication.wire.grammar import InstanceName, StreamName
 
+FIRST_ID = 2  # nobody's facts begin below it (protocol F5)
 PAGE_ROWS = 5_000
 FIRST_RETRY = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY = 10.0
@@ -66,8 +64,8 @@ class ApplyTransaction:
 class IFollowingProcess(Protocol):
     """What following needs from the process that it is part of."""
 
-    clock: IReactorTime
     store: IStreamStore
+    waits: Waits
     stopping: bool
 
     async def fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
@@ -82,7 +80,7 @@ class StreamFollower:
     """One stream, as a follower holds it, over all its writers.
 
     ``function`` is the application's: it is called with facts in ascending order and an :class:`ApplyTransaction`;
-    ``first`` is called with the facts before that, inside the process only (cache invalidation: trap 30).
+    ``first`` is called with each step before that, inside the process only (cache invalidation: trap 30).
     """
 
     log = Logger()
@@ -93,52 +91,65 @@ class StreamFollower:
         name: StreamName,
         keeping: Keeping,
         function: Callable[..., object] | None = None,
-        first: Callable[[Sequence[Fact]], None] | None = None,
+        first: Callable[[Apply | Reset], None] | None = None,
     ) -> None:
         self.name = name
         self.keeping = keeping
         self.cursors: dict[InstanceName, Cursor] = {}
         self.errors: dict[InstanceName, str] = {}  # why a writer's facts stand still
+        self.error: str | None = None  # why the stream cannot be opened
         self.catch_ups = self.resets = self.failures = 0
         self.applied_rows = 0
         self._process = process
         self._function = function
         self._first = first
         self._turn = DeferredLock()  # one transaction of this stream at a time, whoever wrote the facts
-        self._driving: dict[InstanceName, Deferred[None]] = {}
-        self._naps: set[Deferred[None]] = set()
+        self._driving: dict[InstanceName, Deferred[None] | None] = {}  # None: just begun
         self._positions: dict[InstanceName, Token] | None = None  # None until read from the store
-        self._early: list[Callable[[], None]] = []  # what was heard until then
+        self._early: list[Callable[[], None]] | None = None  # what is heard while they are being read
 
     # ---- what is heard
 
     async def open(self) -> None:
-        """Read the positions that were stored, then take in what was heard meanwhile."""
-        if self.keeping is Keeping.WATCHED:
-            self._positions = {}
-        else:
-            await self._process.store.declare(StreamDefinition(self.name))
-            self._positions = dict(await self._process.store.positions(self.name))
-        early, self._early = self._early, []
+        """Read the positions that were stored, then take in what was heard meanwhile.
+
+        If that fails, what was heard is let go: when it is tried again, the writers have to be asked again, too.
+        """
+        self._early = []
+        try:
+            stored = await self._read_positions()
+        except ReplicationError as error:
+            self._early = None
+            self.error = str(error)
+            self.failures += 1
+            raise
+        early, self._early, self._positions, self.error = self._early, None, stored, None
         for hear in early:
             hear()
+
+    async def _read_positions(self) -> dict[InstanceName, Token]:
+        if self.keeping is Keeping.WATCHED:
+            return {}
+        await self._process.store.declare(StreamDefinition(self.name))
+        return dict(await self._process.store.positions(self.name))
 
     def position_heard(self, link: Hashable, command: Position) -> None:
         """Take in a POSITION."""
         if self._positions is None:
-            self._early.append(lambda: self.position_heard(link, command))
+            self._hear_later(lambda: self.position_heard(link, command))
             return
         cursor = self.cursors.get(command.instance)
         if cursor is None:
             unknown = command.prev if self.keeping is Keeping.WATCHED else Token(0)
             cursor = self.cursors[command.instance] = Cursor(self._positions.get(command.instance, unknown))
-        cursor.position_heard(link, command.prev, command.new)
+        prev = command.prev if command.new >= FIRST_ID else min(command.prev, Token(0))
+        cursor.position_heard(link, prev, command.new)
         self._drive(command.instance, cursor)
 
     def rows_heard(self, link: Hashable, rows: Rows) -> None:
         """Take in a run of RDATA."""
         if self._positions is None:
-            self._early.append(lambda: self.rows_heard(link, rows))
+            self._hear_later(lambda: self.rows_heard(link, rows))
             return
         cursor = self.cursors.get(rows.instance)
         if cursor is not None:  # else nothing is known of that writer before its POSITION (trap 25)
@@ -147,16 +158,17 @@ class StreamFollower:
 
     def link_lost(self, link: Hashable) -> None:
         """A connection is gone: what it said in part is forgotten."""
-        if self._positions is None:
-            self._early.append(lambda: self.link_lost(link))
+        self._hear_later(lambda: self.link_lost(link))
         for cursor in self.cursors.values():
             cursor.link_lost(link)
 
-    def stop(self) -> list[Deferred[None]]:
-        """Begin nothing more; returns what has to fire before nothing of this stream is under way."""
-        for nap in list(self._naps):
-            nap.cancel()
-        return list(self._driving.values())
+    def _hear_later(self, hear: Callable[[], None]) -> None:
+        if self._early is not None:
+            self._early.append(hear)
+
+    def under_way(self) -> list[Deferred[None]]:
+        """Return what has to fire before nothing of this stream is under way; cancelling one gives it up."""
+        return [each for each in self._driving.values() if each is not None]
 
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return how one writer of the stream stands here."""
@@ -170,11 +182,14 @@ class StreamFollower:
     def _drive(self, writer: InstanceName, cursor: Cursor) -> None:
         if writer in self._driving or self._process.stopping or cursor.step() is None:
             return
-        done: Deferred[None] = Deferred()
-        self._driving[writer] = done
-        driving = Deferred.fromCoroutine(self._drive_on(writer, cursor))
+        self._driving[writer] = None  # before it begins: whom it wakes may come back here
+        driving = self._driving[writer] = Deferred.fromCoroutine(self._drive_on(writer, cursor))
         driving.addErrback(lambda failure: self.log.failure("following {name}", failure, name=self.name))
-        driving.addCallback(lambda _: self._driving.pop(writer).callback(None))
+
+        def done(_: None) -> None:
+            del self._driving[writer]
+
+        driving.addCallback(done)
 
     async def _drive_on(self, writer: InstanceName, cursor: Cursor) -> None:
         delay = FIRST_RETRY
@@ -185,23 +200,14 @@ class StreamFollower:
                 else:
                     await self._turn.run(self._take, writer, cursor, step)
             except Exception as error:  # noqa: BLE001 (whatever an application raises stops its stream, and only that)
+                if self._process.stopping and isinstance(error, CancelledError):
+                    return
                 self._stopped(writer, step, error, delay)
-                await self.nap(delay)
+                await self._process.waits.nap(delay)
                 delay = min(delay * 2, LAST_RETRY)
             else:
                 delay = FIRST_RETRY
                 self.errors.pop(writer, None)
-
-    async def nap(self, seconds: float) -> None:
-        """Wait, unless we are stopped."""
-        nap = deferLater(self._process.clock, seconds)
-        self._naps.add(nap)
-        try:
-            await nap
-        except CancelledError:
-            pass  # we are stopping
-        finally:
-            self._naps.discard(nap)
 
     def _stopped(self, writer: InstanceName, step: Apply | CatchUp | Reset, error: Exception, delay: float) -> None:
         what = "fetching" if isinstance(step, CatchUp) else "applying"
@@ -215,7 +221,8 @@ class StreamFollower:
 
     async def _catch_up(self, writer: InstanceName, cursor: Cursor, step: CatchUp) -> None:
         self.catch_ups += 1
-        page = await self._process.fetch(self.name, writer, step, PAGE_ROWS)
+        fetching = Deferred.fromCoroutine(self._process.fetch(self.name, writer, step, PAGE_ROWS))
+        page = await self._process.waits.add(fetching)
         if page.upto <= step.after:
             raise CatchUpError(f"asked for ({step.after}, {step.upto}], got nothing beyond {page.upto}")
         cursor.fetched(step, page)
@@ -224,8 +231,8 @@ class StreamFollower:
         return Deferred.fromCoroutine(self._apply(writer, cursor, step))
 
     async def _apply(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> None:
-        if self._first is not None and isinstance(step, Apply):
-            self._first(step.facts)
+        if self._first is not None:
+            self._first(step)
         if self.keeping is not Keeping.WATCHED:
             await self._store(writer, step)
         cursor.applied(step)

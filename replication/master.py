@@ -10,16 +10,17 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from replication.errors import ReplicationError, StreamError
+from replication.errors import ConfigError, LocalProtocolError, ReplicationError, StoreError, StreamError
 from replication.net.broadcast import Broadcast
 from replication.net.listener import ReplicationFactory
 from replication.net.protocol import Limits
+from replication.session.connection import Fault
 from replication.storage import open_store
 from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
-from replication.waiting import share
+from replication.waiting import Waits, share
 from replication.wire import grammar
-from replication.wire.commands import Error, Name, Ping, RemoteServerUp, Replicate, Server
+from replication.wire.commands import Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 from replication.wire.grammar import StreamName, Token
 from replication.writer import FIRST_SETTLED, Reservation, StreamWriter
 
@@ -27,18 +28,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from replication.net.protocol import ReplicationProtocol
-    from replication.session.connection import Fault, Heard
+    from replication.session.connection import Heard
     from replication.session.feed import Chunk
     from replication.streams.seams import IStreamStore
 
 STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
+GOODBYE_PATIENCE = 5.0  # seconds that peers have then to take what is still on its way to them
+NAME_LENGTH = 255  # of a peer's NAME, what is kept: as much as an instance's name may have
 
 
 class Master:
     """Streams over one database, and the connections that follow them.
 
-    ``database`` is a URL as in ``sqlite:///app.db``, or a store; ``streams`` are names or definitions; the stream ``caches`` is
-    always there.  ``slow_open`` is the age in seconds at which an incomplete ID is named in the log.
+    ``database`` is a URL as in ``sqlite:///app.db``, or a store; ``streams`` are names or definitions; the stream
+    ``caches`` is always there.  ``slow_open`` is the age in seconds at which an incomplete ID is named in the log.
     """
 
     role = "master"
@@ -61,25 +64,33 @@ class Master:
         self.server_name = server_name
         self.instance_name = grammar.instance_name(instance_name)
         self.limits = limits or Limits()
-        self.line_limit = self.limits.line_limit
+        try:
+            encode_line(Server(server_name), self.limits.line_limit)
+        except LocalProtocolError as error:
+            raise ConfigError(f"server_name {server_name[:40]!r}: {error}") from error
         self.clock = reactor
         self.wall = wall
         self.registry = StreamRegistry([StreamDefinition(each) if isinstance(each, str) else each for each in streams])
         if CACHES not in self.registry:
             self.registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
         self.store = open_store(database, reactor) if isinstance(database, str) else database
-        self.reservations: dict[Reservation, None] = {}  # the open ones, oldest first
+        self.waits = Waits(reactor)
         self.stopping = False
         self._running = False
+        self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
         self.faults = Counter[str]()
         self.connections = 0
         self.catch_up_rows = 0
         self._broadcast = Broadcast(reactor)
         self._early: dict[ReplicationProtocol, list[Replicate]] = {}  # connected before we had started, what they asked
+        self._transports: set[ReplicationProtocol] = set()  # all that there are, those that are being closed too
         self._gone = Counter[str]()  # lines and bytes of connections that have ended
         self._writers: dict[StreamName, StreamWriter] = {}
         self._start: Deferred[Exception | None] | None = None
-        self._idle: Deferred[None] | None = None
+        self._failed: Exception | None = None  # why we could not start
+        self._stop: Deferred[None] | None = None
+        self._idle: Deferred[None] | None = None  # fires once no reservation is open
+        self._alone: Deferred[None] | None = None  # fires once no transport is left
         self._slow_open = slow_open
         self._slow = LoopingCall(self._name_slow_reservations)
         self._slow.clock = reactor
@@ -105,7 +116,10 @@ class Master:
 
     def stop(self) -> Deferred[None]:
         """Let open transactions finish, tell every connection, close them and the database."""
-        return Deferred.fromCoroutine(self._stop())
+        if self._stop is None:
+            self.stopping = True
+            self._stop = Deferred.fromCoroutine(self._stopped())
+        return share(self._stop)
 
     def factory(self) -> ReplicationFactory:
         """Return the protocol factory to listen with; the master starts if it has not yet."""
@@ -127,9 +141,10 @@ class Master:
                 await self.store.declare(definition)
                 positions = await self.store.positions(definition.name)
                 self.stream(definition.name).begin(max([FIRST_SETTLED, *positions.values()]))
-        except ReplicationError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
+            self._failed = error
             for peer in list(self._early):
-                peer.close(str(error))
+                peer.close(_why(error))
             return error
         self._slow.start(max(1.0, self._slow_open / 4), now=False)
         self._running = True
@@ -140,22 +155,34 @@ class Master:
                 self._answer(peer, command.streams)
         return None
 
-    async def _stop(self) -> None:
-        if self.stopping:
-            return
-        self.stopping = True
+    async def _stopped(self) -> None:
         if self._start is not None:
             await share(self._start)
         if self._slow.running:
             self._slow.stop()
-        if self.reservations:
-            self._idle = Deferred()
-            self._idle.addTimeout(STOP_PATIENCE, self.clock, lambda _result, _seconds: None)
+        if self._reservations:
+            self._idle = self._in_time(STOP_PATIENCE)
             await self._idle
+        for reservation in list(self._reservations):
+            try:
+                await reservation.abandon()
+            except StoreError as error:
+                self.log.error("rolling back at the end: {error}", error=str(error))
+        self.waits.end()
         self._broadcast.flush()
-        for peer in (*self._broadcast, *self._early):
+        for peer in list(self._transports):
             peer.close("server stopping")
+        if self._transports:
+            self._alone = self._in_time(GOODBYE_PATIENCE)
+            await self._alone
+        for peer in list(self._transports):
+            peer.abort()
         await self.store.close()
+
+    def _in_time(self, seconds: float) -> Deferred[None]:
+        """Return a Deferred that fires after so many seconds unless somebody does it before."""
+        waiting: Deferred[None] = Deferred()
+        return waiting.addTimeout(seconds, self.clock, lambda _result, _seconds: None)
 
     # ---- IWritingProcess
 
@@ -167,10 +194,16 @@ class Master:
         """Hand lines to every connection that wants the stream, at the end of this reactor turn."""
         self._broadcast.put(stream, chunk)
 
+    def reservation_begins(self, reservation: Reservation) -> None:
+        """Remember who holds IDs; StreamError if we are stopping."""
+        if self.stopping:
+            raise StreamError(f"{self.instance_name!r} is stopping")
+        self._reservations[reservation] = None
+
     def reservation_ended(self, reservation: Reservation) -> None:
         """Forget a reservation whose IDs are complete."""
-        self.reservations.pop(reservation, None)
-        if self._idle is not None and not self.reservations and not self._idle.called:
+        del self._reservations[reservation]
+        if self._idle is not None and not self._reservations and not self._idle.called:
             self._idle.callback(None)
 
     # ---- Conversation
@@ -178,8 +211,11 @@ class Master:
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         """Introduce ourselves; from now on the connection gets all that is new."""
         self.connections += 1
+        self._transports.add(peer)
         if self.stopping:
             peer.close("server stopping")
+        elif self._failed is not None:
+            peer.close(_why(self._failed))
         elif self._running:
             self._greet(peer)
         else:
@@ -195,13 +231,13 @@ class Master:
                     else:
                         self._answer(peer, streams)
                 case Name(name):
-                    peer.name = name
+                    peer.name = name[:NAME_LENGTH]
                 case Error(text):
-                    self.log.warn("{name} ({address}) says: {text}", name=peer.name, address=peer.address, text=text)
+                    self.log.warn(
+                        "{name!r} ({address}) says: {text!r}", name=peer.name, address=peer.address, text=text[:200]
+                    )
                 case RemoteServerUp():
-                    for other in self._broadcast:
-                        if other is not peer:  # never back to where it came from (trap 9)
-                            other.say(command)
+                    self._relay(peer, command)
                 case _:
                     pass
 
@@ -209,7 +245,7 @@ class Master:
         """Count and log what a connection did wrong."""
         self.faults[fault.kind] += 1
         self.log.warn(
-            "closing {name} ({address}): {text}", name=peer.name or "a peer", address=peer.address, text=fault.text
+            "closing {name!r} ({address}): {text}", name=peer.name or "a peer", address=peer.address, text=fault.text
         )
 
     def peer_lost(self, peer: ReplicationProtocol) -> None:
@@ -219,9 +255,26 @@ class Master:
         for what in ("lines_in", "lines_out", "bytes_in", "bytes_out"):
             self._gone[what] += getattr(peer, what)
 
+    def peer_gone(self, peer: ReplicationProtocol) -> None:
+        """Forget a transport."""
+        self._transports.discard(peer)
+        if self._alone is not None and not self._transports and not self._alone.called:
+            self._alone.callback(None)
+
     def _greet(self, peer: ReplicationProtocol) -> None:
         peer.say(Server(self.server_name), Ping(str(int(self.wall() * 1000))))
         self._broadcast.add(peer)
+
+    def _relay(self, origin: ReplicationProtocol, command: RemoteServerUp) -> None:
+        """Pass on to all others what one connection said, never back to where it came from (trap 9)."""
+        try:
+            line = encode_line(command, self.limits.line_limit)
+        except LocalProtocolError as error:  # readable, but not to be said so: two CR at its end
+            origin.fail(Fault(str(error), "bad line"))
+            return
+        for peer in self._broadcast:
+            if peer is not origin:
+                peer.write(line, 1)
 
     def _answer(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
         """Answer REPLICATE, to this connection only, with what all of them have been told up to now (trap 19)."""
@@ -264,8 +317,9 @@ class Master:
         """Return where every stream stands."""
         oldest: dict[StreamName, tuple[Token, float]] = {}
         now = self.clock.seconds()
-        for reservation in reversed(self.reservations):
-            oldest[reservation.writer.definition.name] = (reservation.first, now - reservation.since)
+        for reservation in reversed(self._reservations):
+            for writer, first in reservation.held:
+                oldest[writer.definition.name] = (first, now - reservation.since)
         return [
             StreamStatus(
                 definition=writer.definition,
@@ -313,13 +367,19 @@ class Master:
 
     def _name_slow_reservations(self) -> None:
         now = self.clock.seconds()
-        for reservation in self.reservations:
+        for reservation in self._reservations:
             age = now - reservation.since
             if age < self._slow_open:
                 break
-            self.log.warn(
-                "ID {token} of stream {stream} has been open for {age:.0f} s: nothing after it can be announced",
-                token=reservation.first,
-                stream=reservation.writer.definition.name,
-                age=age,
-            )
+            for writer, first in reservation.held:
+                self.log.warn(
+                    "ID {token} of stream {stream} has been open for {age:.0f} s: nothing after it can be announced",
+                    token=first,
+                    stream=writer.definition.name,
+                    age=age,
+                )
+
+
+def _why(error: Exception) -> str:
+    """Return what peers are told if we cannot start."""
+    return str(error) if isinstance(error, ReplicationError) else f"cannot start: {type(error).__name__}"

@@ -62,7 +62,9 @@ class Sources:
         self._writers = writers
         self._secret = secret
         self._made: dict[str, DatabaseCatchUp | HttpCatchUp] = {}
-        self._urls = [self._check(url) for url in urls]
+        for url in urls:  # now, so that a wrong one is found before it is needed
+            self._at(self._check(url))
+        self._urls = list(urls)
 
     async def fetch(
         self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right, insort
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.logger import Logger
 
 from replication.caches import Caches
@@ -15,19 +17,19 @@ from replication.errors import (
     NotAWriterError,
     PositionTimeoutError,
     ReplicationError,
-    StoreError,
     StreamError,
     UnknownStreamError,
 )
-from replication.follower import Keeping, StreamFollower
+from replication.follower import FIRST_RETRY, LAST_RETRY, Keeping, StreamFollower
 from replication.net.link import WriterLink
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
 from replication.sources import Sources
 from replication.storage import open_store
+from replication.streams.cursor import Reset
 from replication.streams.registry import CACHES, StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus
-from replication.waiting import share
+from replication.waiting import Waits, share
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -36,20 +38,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from replication.session.connection import Fault, Heard
-    from replication.streams.cursor import CatchUp
-    from replication.streams.facts import Fact
+    from replication.streams.cursor import Apply, CatchUp
     from replication.streams.seams import IStreamStore
 
 F = TypeVar("F", bound="Callable[..., object]")
+T = TypeVar("T")
 STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
+
+_token_of = itemgetter(0)
 
 
 class Worker:
     """Follows the writers at ``connect`` and keeps what they write, or hands it to the application's functions.
 
-    ``database`` is a URL or a store, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.  ``streams`` are
-    the names to follow, None means all.  ``catch_up`` lists sources of missed facts in the order in which they
-    are tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the next port.
+    ``database`` is a URL or a store, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.
+    ``streams`` are the names to follow, None means all.  ``catch_up`` lists sources of missed facts in the order in
+    which they are tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the
+    next port.
     ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is
     copied into the database if ``copy``, which by default is so where there is no function at all; else only its
     position is followed.  ``secret`` is what the writers' HTTP wants.
@@ -86,6 +91,7 @@ class Worker:
         self.caches = Caches()
         self.cached = self.caches.cached
         self.faults = Counter[str]()
+        self.waits = Waits(reactor)
         self.stopping = False
         self._streams = None if streams is None else [grammar.stream_name(each) for each in streams]
         self._copy = copy
@@ -114,6 +120,8 @@ class Worker:
         self._source_of: dict[InstanceName, str] = {}  # the endpoint where a writer was heard
         self._first_positions: dict[WriterLink, Deferred[None]] = {link: Deferred() for link in self._links}
         self._start: Deferred[Exception | None] | None = None
+        self._stop: Deferred[None] | None = None
+        self._warned = False
 
     # ---- what an application says
 
@@ -128,6 +136,8 @@ class Worker:
         def register(function: F) -> F:
             if self._start is not None:
                 raise StreamError(f"on({stream!r}): register functions before start()")
+            if not self._wants(name):
+                raise ConfigError(f"on({stream!r}): that is not among the streams to follow: add it there")
             if self._functions.setdefault(name, function) is not function:
                 raise ConfigError(f"stream {stream!r} has a function already")
             return function
@@ -143,30 +153,36 @@ class Worker:
 
     def stop(self) -> Deferred[None]:
         """Let functions that are under way finish, close connections and the database."""
-        return Deferred.fromCoroutine(self._stop())
+        if self._stop is None:
+            self.stopping = True
+            self._stop = Deferred.fromCoroutine(self._stopped())
+        return share(self._stop)
 
     def wait_for(self, stream: str, writer: str, token: int, timeout: float = 10.0) -> Deferred[None]:
         """Fire once the facts of ``writer`` up to ``token`` are applied here.
 
-        PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is.
+        PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is; StreamError if we stop.
         """
         key = grammar.stream_name(stream), grammar.instance_name(writer)
-        waiting: Deferred[None] = Deferred()
         if self._position(*key) >= token:
-            waiting.callback(None)
-            return waiting
+            return succeed(None)
+        if self.stopping:
+            return fail(StreamError(f"{self.instance_name!r} is stopping"))
+        waiting: Deferred[None] = Deferred()
         entry = (Token(token), waiting)
-        self._waiters.setdefault(key, []).append(entry)
+        insort(self._waiters.setdefault(key, []), entry, key=_token_of)
         late = self.clock.callLater(
             timeout, lambda: waiting.errback(PositionTimeoutError(self._why(*key, token, timeout)))
         )
 
-        def forget(result: Any) -> Any:
+        def forget(result: T) -> T:
             if late.active():
                 late.cancel()
             waiters = self._waiters.get(key, [])
-            if entry in waiters:
+            if entry in waiters:  # else moved() has taken it
                 waiters.remove(entry)
+                if not waiters:
+                    del self._waiters[key]
             return result
 
         return waiting.addBoth(forget)
@@ -174,38 +190,48 @@ class Worker:
     # ---- life
 
     async def _started(self) -> None:
+        if self._start is None and not self.stopping:
+            self._start = Deferred.fromCoroutine(self._open())
+        if self._start is not None and (error := await share(self._start)) is not None:
+            raise error
+        for first in self._first_positions.values():
+            await share(first)
         if self.stopping:
             raise StreamError(f"{self.instance_name!r} is stopping")
-        if self._start is None:
-            self._start = Deferred.fromCoroutine(self._open())
-        error = await share(self._start)
-        if error is not None:
-            raise error
-        for link in self._links:
-            await share(self._first_positions[link])
 
     async def _open(self) -> Exception | None:
+        if self._copy is None:
+            self._copy = not self._functions and not len(self.caches)
+        if len(self.caches) and not self._wants(CACHES):
+            self.log.warn("nothing invalidates the cached functions: {name} is not among streams", name=CACHES)
         try:
             await self.store.open()
-            if self._streams is not None:
-                for name in self._streams:
-                    await self._follower(name).open()
-        except ReplicationError as error:
+            for name in self._streams or ():
+                await self._follower(name).open()
+        except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
             return error
         for link in self._links:
-            link.start()
+            if not self.stopping:
+                link.start()
         return None
 
-    async def _stop(self) -> None:
-        if self.stopping:
-            return
-        self.stopping = True
+    async def _stopped(self) -> None:
+        self.waits.end()
+        for first in self._first_positions.values():
+            if not first.called:
+                first.callback(None)  # so that start() ends, too
+        for waiters in list(self._waiters.values()):
+            for _, waiting in list(waiters):
+                if not waiting.called:
+                    waiting.errback(StreamError(f"{self.instance_name!r} is stopping"))
         if self._start is not None:
             await share(self._start)
         await DeferredList([link.stop() for link in self._links])
-        under_way = DeferredList([each for follower in self._followers.values() for each in follower.stop()])
-        under_way.addTimeout(STOP_PATIENCE, self.clock, lambda _result, _seconds: None)
-        await under_way
+        under_way = [each for follower in self._followers.values() for each in follower.under_way()]
+        ended = DeferredList([share(each) for each in under_way], consumeErrors=True)
+        await ended.addTimeout(STOP_PATIENCE, self.clock, lambda _result, _seconds: None)
+        for each in under_way:
+            each.cancel()
         await self._sources.close()
         await self.store.close()
 
@@ -215,7 +241,10 @@ class Worker:
         positions = False
         for each in heard:
             if isinstance(each, Rows | Position):
-                if each.instance == self.instance_name or not self._wants(each.stream):  # trap 34
+                if each.instance == self.instance_name:  # trap 34
+                    self._warn_of_loopback(link)
+                    continue
+                if not self._wants(each.stream):
                     continue
                 follower = self._followers.get(each.stream)
                 if isinstance(each, Rows):
@@ -232,15 +261,31 @@ class Worker:
             self._first_positions[link].callback(None)
 
     async def _open_follower(self, follower: StreamFollower) -> None:
-        delay = 1.0
+        delay = FIRST_RETRY
+        said = ""
         while not self.stopping:
             try:
                 await follower.open()
-            except StoreError as error:
-                self.log.error("cannot follow {stream}: {error}", stream=follower.name, error=str(error))
-                await follower.nap(delay)
+            except ReplicationError as error:
+                if said != str(error):
+                    said = str(error)
+                    self.log.error("cannot follow {stream}: {error}", stream=follower.name, error=said)
             else:
                 return
+            await self.waits.nap(delay)
+            delay = min(delay * 2, LAST_RETRY)
+            for link in self._links:
+                link.ask()  # what was heard meanwhile is lost
+
+    def _warn_of_loopback(self, link: WriterLink) -> None:
+        if not self._warned:
+            self._warned = True
+            self.log.warn(
+                "the writer at {endpoint} has our own name, {name}, so nothing of it is followed: give each an instance"
+                " name of its own",
+                endpoint=link.endpoint,
+                name=self.instance_name,
+            )
 
     def _lost(self, link: WriterLink) -> None:
         for follower in self._followers.values():
@@ -254,10 +299,9 @@ class Worker:
 
     def _follower(self, name: StreamName) -> StreamFollower:
         function = self._functions.get(name)
-        copy = not self._functions and not len(self.caches) if self._copy is None else self._copy
         if function is not None:
             keeping = Keeping.APPLIED
-        elif copy:
+        elif self._copy:
             keeping = Keeping.COPIED
         else:
             keeping = Keeping.WATCHED
@@ -265,8 +309,11 @@ class Worker:
         follower = self._followers[name] = StreamFollower(self, name, keeping, function, first)
         return follower
 
-    def _invalidate(self, facts: Sequence[Fact]) -> None:
-        for fact in facts:
+    def _invalidate(self, step: Apply | Reset) -> None:
+        if isinstance(step, Reset):
+            self.caches.clear()  # what the writer took back may be what they remember
+            return
+        for fact in step.facts:
             try:
                 self.caches.apply(fact.rows)
             except StreamError as error:  # it has applied the other rows; a bad one must not hold up the stream
@@ -281,8 +328,14 @@ class Worker:
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         """Wake whoever waits for this position or an earlier one."""
         waiters = self._waiters.get((stream, writer))
-        if waiters:
-            for _, waiting in [each for each in waiters if each[0] <= position]:  # fired after collecting (trap 32)
+        if waiters is None:
+            return
+        ready = waiters[: bisect_right(waiters, position, key=_token_of)]
+        del waiters[: len(ready)]
+        if not waiters:
+            del self._waiters[stream, writer]
+        for _, waiting in ready:  # which may wait again, or cancel one another (trap 32)
+            if not waiting.called:
                 waiting.callback(None)
 
     def _position(self, stream: StreamName, writer: InstanceName) -> Token:
@@ -293,7 +346,8 @@ class Worker:
     def _why(self, stream: StreamName, writer: InstanceName, token: int, timeout: float) -> str:
         follower = self._followers.get(stream)
         if follower is None or writer not in follower.cursors:
-            how = "nothing has been heard of it"
+            error = None if follower is None else follower.error
+            how = "nothing has been heard of it" if error is None else f"it cannot be followed: {error}"
         else:
             status = follower.status(writer)
             how = f"it is at {status.position}, {status.state}" + (f" ({status.error})" if status.error else "")
@@ -310,7 +364,7 @@ class Worker:
         if writer is None:
             if len(follower.cursors) != 1:
                 raise StreamError(f"say which writer of {stream!r}: {', '.join(follower.cursors) or 'none known'}")
-            (writer,) = follower.cursors
+            writer = next(iter(follower.cursors))
         source = grammar.instance_name(writer)
         reached = max(Token(0), self._position(follower.name, source))
         end = reached if upto is None else Token(min(upto, reached))
@@ -359,9 +413,9 @@ class Worker:
                     "lag", "gauge", "IDs announced and not applied.", cursor.announced - cursor.position, where
                 )
                 yield Sample("stopped", "gauge", "1 while a stream stands still.", writer in follower.errors, where)
-        for name, (hits, misses, size, invalidations) in self.caches.stats().items():
-            of = {"cache": name}
-            yield Sample("cache_hits_total", "counter", "Calls answered by a cache.", hits, of)
-            yield Sample("cache_misses_total", "counter", "Calls that computed.", misses, of)
-            yield Sample("cache_size", "gauge", "Entries of a cache.", size, of)
-            yield Sample("cache_invalidations_total", "counter", "Invalidations of a cache.", invalidations, of)
+        for cache, (hits, misses, size, invalidations) in self.caches.stats().items():
+            which = {"cache": cache}
+            yield Sample("cache_hits_total", "counter", "Calls answered by a cache.", hits, which)
+            yield Sample("cache_misses_total", "counter", "Calls that computed.", misses, which)
+            yield Sample("cache_size", "gauge", "Entries of a cache.", size, which)
+            yield Sample("cache_invalidations_total", "counter", "Invalidations of a cache.", invalidations, which)

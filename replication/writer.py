@@ -6,10 +6,10 @@ then complete.  When every smaller ID of the stream is complete too, the fact is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from replication.caches import spell_key
@@ -24,15 +24,19 @@ from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from twisted.internet.interfaces import IReactorTime
+    from twisted.python.failure import Failure
 
+    from replication.net.protocol import Limits
     from replication.session.feed import Chunk
     from replication.streams.registry import StreamDefinition
     from replication.streams.seams import IStreamStore, ITransaction
+    from replication.waiting import Waits
 
+T = TypeVar("T")
 FIRST_SETTLED = Token(1)  # an empty stream: its first ID is 2, as everywhere in this protocol (protocol F5)
 RETRY_AFTER = 1.0  # seconds, when the store fails between commit and announcement
 PAGE_ROWS = 5_000
@@ -42,11 +46,11 @@ class IWritingProcess(Protocol):
     """What a stream's writer needs from the process that it is part of."""
 
     instance_name: InstanceName
-    line_limit: int
+    limits: Limits
     store: IStreamStore
     clock: IReactorTime
     wall: Callable[[], float]
-    reservations: dict[Reservation, None]
+    waits: Waits
     stopping: bool
 
     async def started(self) -> None:
@@ -58,6 +62,9 @@ class IWritingProcess(Protocol):
 
     def tell(self, stream: StreamName, chunk: Chunk) -> None:
         """Hand lines to every connection that wants the stream."""
+
+    def reservation_begins(self, reservation: Reservation) -> None:
+        """IDs are about to be reserved; StreamError if that may not be."""
 
     def reservation_ended(self, reservation: Reservation) -> None:
         """All IDs of a reservation are complete."""
@@ -71,6 +78,10 @@ class OpenFact:
         self.texts: list[str] = []
         self._writer = writer
         self._reservation = reservation
+
+    def whole(self) -> Fact:
+        """Return it as it is now."""
+        return Fact(self.token, tuple(self.texts))
 
     @property
     def stream_id(self) -> int:
@@ -109,15 +120,16 @@ class Reservation:
         self._process = process
         self._count = count
         self._transaction: ITransaction | None = None
+        self._held: dict[StreamWriter, Sequence[Token]] = {}
         self._facts: dict[StreamWriter, list[OpenFact]] = {}
-        self._ended = False
+        self._ended: str | None = None  # how, for whoever comes too late
+        self._complete = False
 
     async def __aenter__(self) -> Any:
         """Reserve; returns the open fact, or a list of them if a count was given."""
         await self._process.started()
-        facts = self._open(self.writer, 1 if self._count is None else self._count)
-        self.since = self._process.clock.seconds()
-        self._process.reservations[self] = None
+        self.begin()
+        facts = self._open(self.writer)
         return facts[0] if self._count is None else facts
 
     async def __aexit__(
@@ -125,7 +137,8 @@ class Reservation:
     ) -> None:
         """Commit or roll back; whatever becomes of the caller, that runs to its end before the IDs are complete."""
         if kind is None:
-            await shield(self._commit())
+            whole = {writer: [each.whole() for each in opened] for writer, opened in self._facts.items()}
+            await shield(self.commit(whole))
             return
         rolled_back = shield(self._roll_back())
         if issubclass(kind, GeneratorExit):  # the coroutine was dropped: it may not wait for anything
@@ -133,20 +146,39 @@ class Reservation:
         else:
             await rolled_back
 
-    @property
-    def first(self) -> Token:
-        """The first ID that this reservation holds of its stream."""
-        return self._facts[self.writer][0].token
+    def begin(self) -> Sequence[Token]:
+        """Reserve, once, and return the IDs; StreamError if the process is stopping."""
+        if self._held:
+            raise StreamError("a reservation is used once: call reserve() again")
+        self._process.reservation_begins(self)
+        self.since = self._process.clock.seconds()
+        return self._hold(self.writer, 1 if self._count is None else self._count)
+
+    async def commit(self, facts: Mapping[StreamWriter, Sequence[Fact]], receipt: Receipt | None = None) -> None:
+        """Store a fact for each ID, and complete the IDs whatever comes of it."""
+        try:
+            transaction = self.transaction()
+            self._ended = "complete: write inside its 'async with' block"
+            await transaction.commit([writer.write_of(some) for writer, some in facts.items()], receipt)
+        except BaseException:
+            self._complete_all({})
+            raise
+        self._complete_all(facts)
+
+    async def abandon(self) -> None:
+        """Roll back what is still being written: nobody can wait for it any longer."""
+        if self._ended is None:
+            await self._roll_back("rolled back: this process is stopping")
 
     @property
-    def held(self) -> Iterable[StreamWriter]:
-        """The streams of which this reservation holds IDs."""
-        return self._facts
+    def held(self) -> Iterable[tuple[StreamWriter, Token]]:
+        """The streams of which this reservation holds IDs, each with the first of those."""
+        return [(writer, tokens[0]) for writer, tokens in self._held.items()]
 
     def check_open(self) -> None:
-        """Raise StreamError if the block has been left."""
-        if self._ended:
-            raise StreamError("this fact is complete: write inside its 'async with' block")
+        """Raise StreamError if the block has been left, or the process could not wait for that."""
+        if self._ended is not None:
+            raise StreamError(f"this fact is {self._ended}")
 
     def transaction(self) -> ITransaction:
         """Return the one transaction of all these facts."""
@@ -159,39 +191,36 @@ class Reservation:
         """Add a row to this transaction's fact on the caches stream."""
         self.check_open()
         caches = self._process.caches_writer()
-        fact = self._facts[caches][0] if caches in self._facts else self._open(caches, 1)[0]
+        caches.check_writer()
         spelt = None if keys is None else list(spell_key(keys))
-        fact.texts.append(caches.spell([cache, spelt, int(self._process.wall() * 1000)]))
+        text = caches.spell([cache, spelt, int(self._process.wall() * 1000)])
+        if caches not in self._held:
+            self._hold(caches, 1)
+            self._open(caches)
+        self._facts[caches][0].texts.append(text)
 
-    def _open(self, writer: StreamWriter, count: int) -> list[OpenFact]:
-        facts = [OpenFact(writer, Token(token), self) for token in writer.pending.reserve(count)]
-        self._facts[writer] = facts
+    def _hold(self, writer: StreamWriter, count: int) -> Sequence[Token]:
+        self._held[writer] = tokens = [Token(each) for each in writer.pending.reserve(count)]
+        return tokens
+
+    def _open(self, writer: StreamWriter) -> list[OpenFact]:
+        self._facts[writer] = facts = [OpenFact(writer, token, self) for token in self._held[writer]]
         return facts
 
-    async def _commit(self) -> None:
-        whole = {
-            writer: [Fact(each.token, tuple(each.texts)) for each in opened] for writer, opened in self._facts.items()
-        }
-        try:
-            transaction = self.transaction()
-            self._ended = True
-            await transaction.commit([writer.write_of(facts) for writer, facts in whole.items()])
-        except BaseException:
-            self._complete({})
-            raise
-        self._complete(whole)
-
-    async def _roll_back(self) -> None:
-        self._ended = True
+    async def _roll_back(self, how: str = "rolled back") -> None:
+        self._ended = how
         try:
             if self._transaction is not None:
                 await self._transaction.rollback()
         finally:
-            self._complete({})
+            self._complete_all({})
 
-    def _complete(self, committed: Mapping[StreamWriter, Sequence[Fact]]) -> None:
-        for writer, opened in self._facts.items():
-            writer.complete([each.token for each in opened], committed.get(writer, ()))
+    def _complete_all(self, committed: Mapping[StreamWriter, Sequence[Fact]]) -> None:
+        if self._complete:
+            return
+        self._complete = True
+        for writer, tokens in self._held.items():
+            writer.complete(tokens, committed.get(writer, ()))
         self._process.reservation_ended(self)
 
 
@@ -216,9 +245,11 @@ class StreamWriter:
     def reserve(self, count: int | None = None) -> Reservation:
         """Return the context in which one fact, or a list of ``count`` facts in one transaction, is written.
 
-        NotAWriterError if this instance may not write here.
+        NotAWriterError if this instance may not write here, StreamError for a ``count`` below 1.
         """
-        self._check_writer()
+        self.check_writer()
+        if count is not None and count < 1:
+            raise StreamError(f"reserve({count}): reserve one ID at least")
         return Reservation(self._process, self, count)
 
     async def append(self, facts: Sequence[Sequence[object]], key: str | None = None) -> Sequence[Token]:
@@ -227,8 +258,8 @@ class StreamWriter:
         ``key`` names this append for a day: another one under the same key appends nothing and gets the same answer.
         RowError says which fact (counted from 1) is bad; then nothing is appended.
         """
-        self._check_writer()
-        texts = [self._spell_all(number, rows) for number, rows in enumerate(facts, 1)]
+        self.check_writer()
+        texts = [self._spell_all(index, rows) for index, rows in enumerate(facts)]
         await self._process.started()
         if key is not None and (known := await self._process.store.recall(key)) is not None:
             return known
@@ -273,44 +304,53 @@ class StreamWriter:
         return spell_position(self.definition.name, self._process.instance_name, self.announced, self.announced)
 
     def _tell(self, facts: Sequence[Fact], after: Token, upto: Token) -> None:
-        name, me = self.definition.name, self._process.instance_name
-        for chunk in spell_facts(name, me, facts, after=after, upto=upto, line_limit=self._process.line_limit):
+        name, me, limits = self.definition.name, self._process.instance_name, self._process.limits
+        chunks = list(spell_facts(name, me, facts, after=after, upto=upto, line_limit=limits.line_limit))
+        size, lines = sum(len(each.data) for each in chunks), sum(each.lines for each in chunks)
+        if size > limits.max_queued_bytes or lines > limits.max_queued_lines:
+            chunks = [spell_position(name, me, upto, upto)]  # more than may wait for a peer: let each fetch it in pages
+        for chunk in chunks:
             self._process.tell(name, chunk)
         self.announced = upto
 
     async def _append(self, texts: Sequence[tuple[str, ...]], key: str | None) -> Sequence[Token]:
-        tokens = [Token(each) for each in self.pending.reserve(len(texts))]
-        facts = list(map(Fact, tokens, texts))
+        reservation = Reservation(self._process, self, len(texts))
+        tokens = reservation.begin()
         receipt = None if key is None else Receipt(key, tokens)
         try:
-            await self._process.store.transaction().commit([self.write_of(facts)], receipt)
-        except BaseException:
-            self.complete(tokens, ())
+            await reservation.commit({self: list(map(Fact, tokens, texts))}, receipt)
+        except StoreError:
             if key is not None and (known := await self._process.store.recall(key)) is not None:
                 return known  # the same append came twice at once, and the other one was first
             raise
-        self.complete(tokens, facts)
         return tokens
 
-    def _spell_all(self, number: int, rows: Sequence[object]) -> tuple[str, ...]:
+    def _spell_all(self, index: int, rows: Sequence[object]) -> tuple[str, ...]:
         try:
             return tuple([self.spell(row) for row in rows])
         except RowError as error:
-            bad = RowError(f"fact {number}: {error}")
-            bad.fact = number - 1
+            bad = RowError(f"fact {index + 1}: {error}")
+            bad.fact = index
             raise bad from error
 
-    def _ask_store(self, work: Any) -> None:
-        """Run ``work`` while nothing else is announced, then look again."""
+    def _ask_store(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` while nothing else is announced, then look again.
+
+        If it fails, which it does only when we stop, nothing is announced any more: rows after a part that is left out
+        would tell followers that there is no such part.
+        """
         self._busy = True
 
-        def done(_: object) -> None:
+        async def work_and_look() -> None:
+            await work
             self._busy = False
             self.announce()
 
-        asked = Deferred.fromCoroutine(work)
-        asked.addErrback(lambda failure: self.log.failure("announcing {name}", failure, name=self.definition.name))
-        asked.addCallback(done)
+        def failed(failure: Failure) -> None:
+            if not self._process.stopping:
+                self.log.failure("{name}: nothing is announced any more", failure, name=self.definition.name)
+
+        Deferred.fromCoroutine(work_and_look()).addErrback(failed)
 
     async def _store_position(self, settled: Token) -> None:
         write = Write(self.definition.name, self._process.instance_name, settled)
@@ -320,24 +360,27 @@ class StreamWriter:
     async def _announce_from_store(self, after: Token, upto: Token) -> None:
         name, me, store = self.definition.name, self._process.instance_name, self._process.store
         while after < upto:
-            page = await self._until_it_works(
-                lambda after=after: store.facts(name, me, after=after, upto=upto, limit=PAGE_ROWS)
-            )
+            ask = partial(store.facts, name, me, after=after, upto=upto, limit=PAGE_ROWS)
+            page = await self._until_it_works(ask)
             self._tell(page.facts, after, page.upto)
             after = page.upto
 
-    async def _until_it_works(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _until_it_works(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store until it answers: what is committed has to be announced, however long that takes."""
+        said = ""
         while True:
             try:
                 return await ask()
             except StoreError as error:
                 if self._process.stopping:
                     raise
-                self.log.error("{name} waits: {error}", name=self.definition.name, error=str(error))
-                await deferLater(self._process.clock, RETRY_AFTER)
+                if said != str(error):
+                    said = str(error)
+                    self.log.error("{name} waits: {error}", name=self.definition.name, error=said)
+                await self._process.waits.nap(RETRY_AFTER)
 
-    def _check_writer(self) -> None:
+    def check_writer(self) -> None:
+        """Raise NotAWriterError if this instance may not write here."""
         if not self.definition.written_by(self._process.instance_name):
             raise NotAWriterError(
                 f"{self._process.instance_name!r} may not write to {self.definition.name!r}; "

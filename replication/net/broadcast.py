@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from twisted.internet.interfaces import IReactorTime
+    from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
     from replication.net.protocol import ReplicationProtocol
     from replication.session.feed import Chunk
@@ -26,6 +26,7 @@ class Broadcast:
         self._clock = clock
         self._wanted: dict[ReplicationProtocol, frozenset[StreamName] | None] = {}  # None: every stream
         self._waiting: list[tuple[StreamName, Chunk]] = []
+        self._due: IDelayedCall | None = None  # there while something waits
 
     def __iter__(self) -> Iterator[ReplicationProtocol]:
         """All connections, oldest first; it may change meanwhile."""
@@ -54,15 +55,18 @@ class Broadcast:
         """Send ``chunk`` to whoever wants ``stream``, at the end of this reactor turn."""
         if not self._wanted:
             return
-        if not self._waiting:
-            self._clock.callLater(0, self.flush)
+        if self._due is None:
+            self._due = self._clock.callLater(0, self.flush)
         self._waiting.append((stream, chunk))
 
     def flush(self) -> None:
         """Send what waits now."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        if self._due is None:
             return
+        if self._due.active():
+            self._due.cancel()
+        self._due = None
+        waiting, self._waiting = self._waiting, []
         joined: dict[frozenset[StreamName] | None, list[tuple[bytes, int]]] = {}
         for peer, wanted in list(self._wanted.items()):
             if wanted not in joined:

@@ -1,19 +1,19 @@
 """A follower's link to one writer: connect, and connect again, for as long as it is wanted.
 
 A ``ClientService`` with one rule of ours: the wait between attempts is only short again once the peer has said the
-right SERVER and a first POSITION.  Until then every loss lengthens it, so a master that hangs up on us is not called in
-a tight loop (protocol B5, trap 7).
+right SERVER and a first POSITION, and nothing wrong after that.  Else every loss lengthens it, so a master that we hang
+up on, or that hangs up on us, is not called in a tight loop (protocol B5, trap 7).
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 from typing import TYPE_CHECKING
 
 import attrs
 from twisted.application.internet import ClientService, backoffPolicy
-from twisted.internet import defer
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory
     from twisted.python.failure import Failure
 
@@ -45,10 +46,15 @@ MAX_DELAY = 2.0
 class _ToldEndpoint:
     """An endpoint that tells why it cannot connect: ClientService keeps that to itself."""
 
+    name: str
     endpoint: IStreamClientEndpoint
     failed: Callable[[Failure], Failure]
 
-    def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+    def __str__(self) -> str:
+        """Return what ClientService's log lines call it."""
+        return self.name
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
         """Connect."""
         return self.endpoint.connect(protocolFactory).addErrback(self.failed)
 
@@ -89,26 +95,31 @@ class WriterLink(Factory):
         self._on_fault = on_fault
         self._said = ""
         self._server_heard = False
-        self._attempts = 0  # since the last good one; ClientService counts since the last TCP connection
+        self._faulted = False
+        self._attempts = 0  # since the last good conversation; ClientService counts since the last TCP connection
         self._backoff = backoffPolicy(FIRST_DELAY, MAX_DELAY, math.e, jitter=lambda: random.uniform(0.0, 0.1))  # noqa: S311
         try:
             client = clientFromString(reactor, endpoint)
         except Exception as error:
             raise ConfigError(f"cannot connect to {endpoint!r}: not a client endpoint ({error})") from error
         self._service = ClientService(
-            _ToldEndpoint(client, self._connect_failed), self, retryPolicy=self._next_delay, clock=reactor
+            _ToldEndpoint(endpoint, client, self._connect_failed), self, retryPolicy=self._next_delay, clock=reactor
         )
 
     def start(self) -> None:
         """Begin to connect."""
         self._service.startService()
 
-    def stop(self) -> defer.Deferred[None]:
+    def stop(self) -> Deferred[None]:
         """Close; fires once the connection is gone."""
         if self.peer is not None:
             self.peer.close("server stopping")
-        stopped = self._service.stopService()
-        return stopped if isinstance(stopped, defer.Deferred) else defer.succeed(None)
+        return self._service.stopService()
+
+    def ask(self) -> None:
+        """Have the writer tell its positions again, if it is there."""
+        if self.peer is not None:
+            self.peer.say(Replicate(self._streams))
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
         """Return a protocol that speaks as a worker."""
@@ -121,7 +132,7 @@ class WriterLink(Factory):
         self.peer = peer
         self.connections += 1
         self.state = "connected"
-        self._server_heard = False
+        self._server_heard = self._faulted = False
         now = int(self._reactor.seconds() * 1000)
         peer.say(Name(self._instance_name), Ping(str(now)), Replicate(self._streams))
 
@@ -131,26 +142,23 @@ class WriterLink(Factory):
             if isinstance(command, Server):
                 if self._server_name not in (None, command.name):
                     text = f"Wrong remote: this is {command.name[:100]!r}, {self._server_name!r} was expected"
-                    self._tell(text)
                     peer.fail(Fault(text, "wrong server name"))
                     return
                 self._server_heard = True
                 peer.name = command.name
             elif isinstance(command, ErrorCommand):
-                self._tell(f"the writer at {self.endpoint} says: {command.text[:200]}")
+                self._tell(f"the writer at {self.endpoint} says: {command.text[:200]!r}")
             elif not self._server_heard:
                 text = "Wrong remote: a writer speaks its SERVER line first"
-                self._tell(f"{self.endpoint}: {text}")
                 peer.fail(Fault(text, "wrong server name"))
                 return
         self._on_heard(self, heard)
         if self.state == "connected" and any(isinstance(each, Position) for each in heard):
             self.state = "following"
-            self._said = ""
-            self._attempts = 0
 
     def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:  # noqa: ARG002 (one peer at a time)
         """Say what was wrong with it."""
+        self._faulted = True
         self._tell(f"the writer at {self.endpoint}: {fault.text}")
         self._on_fault(fault)
 
@@ -158,14 +166,20 @@ class WriterLink(Factory):
         """Note the loss; ClientService connects again."""
         if peer is not self.peer:
             return
+        if self.state == "following" and not self._faulted:  # all was well: what comes now is new trouble
+            self._said = ""
+            self._attempts = 0
         self.peer = None
         self.state = "not connected"
         self._on_lost(self)
 
+    def peer_gone(self, peer: ReplicationProtocol) -> None:
+        """Do nothing: ClientService knows."""
+
     # ---- inside
 
     def _connect_failed(self, failure: Failure) -> Failure:
-        if not failure.check(defer.CancelledError):
+        if self._service.running:  # else it is stop() that ended the attempt
             self._tell(f"cannot connect to {self.endpoint}: {failure.getErrorMessage()}")
         return failure
 
@@ -187,11 +201,11 @@ def http_beside(endpoint: str) -> str | None:
 
     None where that cannot be told: only ``tcp:`` endpoints have a host and a port.
     """
-    kind, *parts = endpoint.split(":")
+    kind, *parts = [part.replace("\\", "") for part in re.split(r"(?<!\\):", endpoint)]
     named = dict(part.split("=", 1) for part in parts if "=" in part)
     plain = [part for part in parts if "=" not in part]
     host = named.get("host") or (plain.pop(0) if plain else "")
     port = named.get("port") or (plain.pop(0) if plain else "")
     if kind != "tcp" or not host or not port.isdecimal():
         return None
-    return f"http://{host}:{int(port) + 1}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{int(port) + 1}"

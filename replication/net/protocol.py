@@ -6,8 +6,9 @@ the protocol as the LineReceiver that it is; a property in the tests holds the t
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from twisted.internet.interfaces import IPushProducer
@@ -46,6 +47,9 @@ class Conversation(Protocol):
 
     def peer_lost(self, peer: ReplicationProtocol) -> None:
         """The connection is gone, or about to be closed by us; called once."""
+
+    def peer_gone(self, peer: ReplicationProtocol) -> None:
+        """The transport is gone, too; called once, after ``peer_lost``."""
 
 
 @attrs.frozen
@@ -88,6 +92,7 @@ class ReplicationProtocol(LineReceiver):
 
     delimiter = b"\n"
     log = Logger()
+    transport: Any  # Twisted's annotation knows only what every transport has
 
     def __init__(
         self,
@@ -137,6 +142,10 @@ class ReplicationProtocol(LineReceiver):
         self.bytes_in += len(line) + 1
         self._heard(self.session.receive_line(line, self._clock.seconds()))
 
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Refuse what a LineReceiver found too long: the session says why."""
+        self.lineReceived(line)
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: ARG002 (Twisted's signature)
         """Let go of everything."""
         if self._timer is not None and self._timer.active():
@@ -144,6 +153,7 @@ class ReplicationProtocol(LineReceiver):
         self._timer = None
         self._outbox.clear()
         self._finish()
+        self._conversation.peer_gone(self)
 
     # ---- what the owner calls
 
@@ -189,8 +199,12 @@ class ReplicationProtocol(LineReceiver):
         self.session.closed = True
         self._finish()
         self.transport.unregisterProducer()
-        self.transport.loseConnection()
         self._arm(self._clock.seconds() + self.limits.keepalive.give_up_after)
+        self.transport.loseConnection()
+
+    def abort(self) -> None:
+        """Drop the connection, with whatever the transport still holds."""
+        self.transport.abortConnection()
 
     def status(self) -> PeerStatus:
         """Return what a status page shows of this connection."""
@@ -217,6 +231,8 @@ class ReplicationProtocol(LineReceiver):
             self._conversation.peer_said(self, heard)
         if isinstance(fault, Fault):
             self.fail(fault)
+        elif not self._over and self._timer is not None and self.session.wake_at() < self._timer.getTime():
+            self._arm(self.session.wake_at())  # its first PING: from now on its silence counts
 
     def _put(self, lines: bytes, count: int) -> None:
         self.lines_out += count
@@ -240,7 +256,7 @@ class ReplicationProtocol(LineReceiver):
     def _tick(self) -> None:
         self._timer = None
         if self._over:
-            self.transport.abortConnection()  # a peer that will not even take its ERROR line
+            self.abort()  # it will not even take its ERROR line
             return
         said = self.session.tick(self._clock.seconds(), int(self._wall() * 1000))
         if isinstance(said, Fault):
@@ -259,4 +275,6 @@ class ReplicationProtocol(LineReceiver):
 
 def _spell_address(address: object) -> str:
     host, port = getattr(address, "host", None), getattr(address, "port", None)
-    return f"{host}:{port}" if host is not None else f"unix:{getattr(address, 'name', None) or ''}"
+    if host is None:
+        return f"unix:{os.fsdecode(getattr(address, 'name', None) or b'')}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

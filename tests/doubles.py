@@ -1,0 +1,286 @@
+"""Stand-ins: a network in memory, a transport with a slow peer behind it, a store that waits and fails when told to."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionRefusedError  # noqa: A004 - Twisted's name
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.python.failure import Failure
+from twisted.test.iosim import FakeTransport, IOPump
+
+from replication.storage.memory import MemoryStore, MemoryTransaction
+from replication.waiting import share
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+
+    from twisted.internet.interfaces import IProtocolFactory
+    from twisted.internet.protocol import Protocol
+
+    from replication.streams.registry import StreamDefinition
+    from replication.streams.seams import Page, Receipt, Write
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+T = TypeVar("T")
+
+
+# ---- waiting and logging
+
+
+def begin(work: Coroutine[Any, Any, T] | Deferred[T]) -> list[T | Failure]:
+    """Start ``work``; the list that is returned gets its outcome once it has one."""
+    outcome: list[T | Failure] = []
+    deferred = work if isinstance(work, Deferred) else Deferred.fromCoroutine(work)
+    deferred.addBoth(outcome.append)
+    return outcome
+
+
+def now(work: Coroutine[Any, Any, T] | Deferred[T]) -> T:
+    """Return or raise what ``work`` comes to, which must be at once."""
+    outcome = begin(work)
+    assert outcome, f"{work} waits"
+    if isinstance(outcome[0], Failure):
+        outcome[0].raiseException()
+    return outcome[0]
+
+
+def error_of(outcome: Sequence[object]) -> BaseException:
+    """Return the error in an outcome that :func:`begin` returned."""
+    assert outcome, "it waits"
+    failure = outcome[0]
+    assert isinstance(failure, Failure), failure
+    assert failure.value is not None
+    return failure.value
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect what is logged as a warning or worse; the list is complete once the block is left."""
+    said: list[str] = []
+    with capturedLogs() as events:
+        yield said
+    said += [formatEvent(each) for each in events if each["log_level"] >= LogLevel.warn]
+
+
+# ---- transports
+
+
+class Wire(StringTransport):
+    """What is written waits for a peer that reads when it is told to; ``room`` is how many bytes fit meanwhile.
+
+    ``lost`` says whether it is gone: at once after an abort, and once all is read after a close.
+    """
+
+    def __init__(self, protocol: Any, room: int = 64 * 1024) -> None:
+        super().__init__(peerAddress=IPv4Address("TCP", "127.0.0.1", 40_000))
+        self.room = room
+        self.aborted = self.lost = False
+        self.no_delay = False
+        self.protocol = protocol
+        protocol.makeConnection(self)
+
+    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: FBT001 - Twisted's signature
+        self.no_delay = enabled
+
+    def write(self, data: bytes) -> None:
+        assert not self.lost
+        if self.disconnecting:
+            return  # as a real one does
+        super().write(data)
+        if self.producer is not None and len(self.value()) > self.room:
+            self.producer.pauseProducing()
+
+    def read(self, size: int | None = None) -> bytes:
+        """Be the peer: take some of what waits, or all."""
+        data: bytes = self.value()
+        taken, rest = (data, b"") if size is None else (data[:size], data[size:])
+        self.clear()
+        self.io.write(rest)
+        if self.producer is not None and len(rest) <= self.room:
+            self.producer.resumeProducing()
+        if self.disconnecting and not rest:
+            self.lose()
+        return taken
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+        super().abortConnection()
+        self.lose()
+
+    def lose(self) -> None:
+        """Be the network: the connection is gone."""
+        if not self.lost:
+            self.lost = True
+            self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
+class Net(MemoryReactorClock):
+    """A reactor whose TCP connections reach what is served on the same one, or are refused; ``run`` moves the bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.serving: dict[int, IProtocolFactory] = {}
+        self.hanging = False  # whether attempts to connect are not answered
+        self.attempts = 0
+        self._pumps: list[IOPump] = []
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Let time pass in small steps, and everything happen that then can."""
+        while True:
+            self._settle()
+            calls = [each.getTime() - self.seconds() for each in self.getDelayedCalls()]
+            step = min([seconds, *[each for each in calls if each > 0]])
+            if seconds <= 0:
+                return
+            self.advance(step)
+            seconds -= step
+
+    def cut(self) -> None:
+        """Lose every connection, as a broken network does."""
+        for pump in self._pumps:
+            for each in (pump.clientIO, pump.serverIO):
+                if not each.disconnected:
+                    each.disconnecting = each.disconnected = True
+                    each.stream = []
+                    each.protocol.connectionLost(Failure(ConnectionDone()))
+        self._pumps.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        for _ in range(1_000):
+            self.advance(0)
+            connected = self._connect()
+            moved = [pump.pump(advanceClock=False) for pump in self._pumps]
+            self._pumps = [p for p in self._pumps if not (p.clientIO.disconnected and p.serverIO.disconnected)]
+            if not connected and not any(moved):
+                return
+        raise AssertionError("it never comes to rest")
+
+    def _connect(self) -> bool:
+        if self.hanging or not self.tcpClients:
+            return False
+        clients, self.tcpClients = self.tcpClients, []
+        for _host, port, factory, _timeout, _bind in clients:
+            self.attempts += 1
+            if port not in self.serving:
+                factory.clientConnectionFailed(cast("Any", None), Failure(ConnectionRefusedError()))
+                continue
+            here, there = IPv4Address("TCP", "127.0.0.1", 40_000), IPv4Address("TCP", "127.0.0.1", port)
+            server, client = self.serving[port].buildProtocol(here), factory.buildProtocol(there)
+            assert server is not None
+            assert client is not None
+            self._pumps.append(_pump(self, server, client, here, there))
+        return True
+
+
+def _pump(net: Net, server: Any, client: Any, here: IPv4Address, there: IPv4Address) -> IOPump:
+    server_io = FakeTransport(server, isServer=True, hostAddress=there, peerAddress=here)
+    client_io = FakeTransport(client, isServer=False, hostAddress=here, peerAddress=there)
+    server.makeConnection(server_io)
+    client.makeConnection(client_io)
+    return IOPump(client, server, client_io, server_io, debug=False, clock=net)
+
+
+# ---- stores
+
+
+class FragileStore(MemoryStore):
+    """A MemoryStore; the operations named in ``gates`` wait for those, the ones in ``errors`` fail.
+
+    ``executed`` are the statements of its transactions, ``ends`` how those ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: dict[str, Deferred[None]] = {}
+        self.errors: dict[str, Exception] = {}
+        self.asked: list[str] = []
+        self.executed: list[str] = []
+        self.ends: list[str] = []
+
+    async def operation(self, name: str) -> None:
+        self.asked.append(name)
+        if name in self.gates:
+            await share(self.gates[name])
+        if name in self.errors:
+            raise self.errors[name]
+
+    def close_gate(self, name: str) -> None:
+        self.gates[name] = Deferred()
+
+    def open_gate(self, name: str) -> None:
+        self.gates.pop(name).callback(None)
+
+    async def open(self) -> None:
+        await self.operation("open")
+        await super().open()
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        await self.operation("declare")
+        await super().declare(definition)
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        await self.operation("positions")
+        return await super().positions(stream)
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        await self.operation("facts")
+        return await super().facts(stream, writer, after=after, upto=upto, limit=limit)
+
+    async def recall(self, key: str) -> Sequence[Token] | None:
+        await self.operation("recall")
+        return await super().recall(key)
+
+    async def close(self) -> None:
+        await self.operation("close")
+        await super().close()
+
+    def transaction(self) -> MemoryTransaction:
+        return _FragileTransaction(self)
+
+
+class _FragileTransaction(MemoryTransaction):
+    def __init__(self, store: FragileStore) -> None:
+        super().__init__(store)
+        self._fragile = store
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        await self._fragile.operation("execute")
+        self._fragile.executed.append(sql)
+        return []
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        await self.execute(sql)
+
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        await self._fragile.operation("commit")
+        await super().commit(writes, receipt)
+        self._fragile.ends.append("committed")
+
+    async def rollback(self) -> None:
+        await self._fragile.operation("rollback")
+        await super().rollback()
+        self._fragile.ends.append("rolled back")
+
+
+def lines_of(data: bytes) -> list[str]:
+    """Return whole lines as text."""
+    assert not data or data.endswith(b"\n"), data
+    return data.decode().splitlines()
+
+
+def words_of(data: bytes) -> list[str]:
+    """Return the first word of each line."""
+    return [line.split(" ", 1)[0] for line in lines_of(data)]
+
+
+def connect(factory: IProtocolFactory, room: int = 64 * 1024) -> Wire:
+    """Connect to what a factory serves; what comes back is read with ``read``."""
+    protocol: Protocol | None = cast("Protocol | None", factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 40_000)))
+    assert protocol is not None
+    return Wire(protocol, room)
