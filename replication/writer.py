@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from replication.net.protocol import Limits
     from replication.session.feed import Chunk
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStreamStore, ITransaction
+    from replication.streams.seams import IStatements, IStreamStore, ITransaction
     from replication.waiting import Waits
 
 T = TypeVar("T")
@@ -99,6 +99,10 @@ class OpenFact:
         From the first statement on, the transaction holds the database's write lock: do not wait for the network here.
         """
         return await self._reservation.transaction().execute(sql, parameters)
+
+    async def run(self, function: Callable[[IStatements], T]) -> T:
+        """Run ``function`` in this fact's transaction, on the database's thread; returns or raises what it does."""
+        return await self._reservation.transaction().run(function)
 
     def invalidate(self, cache: str, keys: Sequence[object] | None) -> Deferred[None]:
         """Add, to this transaction, a fact that empties ``cache`` at ``keys`` everywhere; all of it if None.

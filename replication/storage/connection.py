@@ -9,7 +9,7 @@ import json
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -20,10 +20,12 @@ from replication.storage.pages import check_limit
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from replication.storage.tables import Table
-    from replication.streams.seams import Page, Receipt, Write
+    from replication.streams.seams import IStatements, Page, Receipt, Write
+
+_T = TypeVar("_T")
 
 MEMORY: Final = ":memory:"
 
@@ -82,6 +84,23 @@ class Batch:
     now: float
 
 
+class SqliteStatements:
+    """A connection to a function that runs on its thread; what the driver raises is for the caller to say better."""
+
+    dialect = "sqlite"
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows."""
+        return self._database.execute(sql, parameters).fetchall()
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        self._database.executemany(sql, parameters)
+
+
 class SqliteConnection:
     """One connection to the file ``path``, or to a memory database of its own."""
 
@@ -135,6 +154,15 @@ class SqliteConnection:
                 return [Token(each) for each in json.loads(tokens)]
         return None
 
+    def read(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function`` on one snapshot."""
+        with self._refusals():
+            self._run("BEGIN")
+            try:
+                return function(SqliteStatements(self._opened))
+            finally:
+                self._run("ROLLBACK")
+
     # ---- writing
 
     def declare(self, table: Table) -> list[str]:
@@ -153,6 +181,12 @@ class SqliteConnection:
         with self._refusals():
             self._begin()
             self._opened.executemany(sql, parameters)
+
+    def run(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function`` inside the transaction."""
+        with self._refusals():
+            self._begin()
+            return function(SqliteStatements(self._opened))
 
     def commit(self, batch: Batch) -> None:
         """Store a batch with what was executed; if that fails, all of it is undone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from replication.errors import PositionMovedError, SchemaError, StoreError, UnknownStreamError
 from replication.storage.pages import check_limit, cut_page
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import Receipt, Write
+    from replication.streams.seams import IStatements, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName
+
+_T = TypeVar("_T")
 
 RECEIPT_LIFE: Final = 86_400.0  # seconds: "the last day" of IStreamStore.recall
 
@@ -100,6 +102,10 @@ class MemoryStore:
         """Return a transaction that has not begun."""
         return MemoryTransaction(self)
 
+    async def read(self, function: Callable[[IStatements], _T]) -> _T:  # noqa: ARG002
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store knows no SQL: use a database")
+
     async def recall(self, key: str) -> Sequence[Token] | None:
         """Return the tokens of the receipt that was committed under ``key`` in the last day."""
         self.check_open()
@@ -152,6 +158,10 @@ class MemoryTransaction:
         raise StoreError("the memory store knows no SQL: use a database")
 
     async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:  # noqa: ARG002
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store knows no SQL: use a database")
+
+    async def run(self, function: Callable[[IStatements], _T]) -> _T:  # noqa: ARG002
         """Raise StoreError: there is no SQL here."""
         raise StoreError("the memory store knows no SQL: use a database")
 

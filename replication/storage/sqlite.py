@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from replication.storage.tables import Table
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import Page, Receipt, Write
+    from replication.streams.seams import IStatements, Page, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _P = ParamSpec("_P")
@@ -137,6 +137,10 @@ class SqliteStore:
     def transaction(self) -> SqliteTransaction:
         """Return a transaction that has not begun."""
         return SqliteTransaction(self)
+
+    async def read(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function``, which only reads, on one snapshot."""
+        return await self._read(SqliteConnection.read, function)
 
     async def recall(self, key: str) -> Sequence[Token] | None:
         """Return the tokens of the receipt that was committed under ``key`` in the last day."""
@@ -280,6 +284,10 @@ class SqliteTransaction:
         """Run one statement once per item; if one is refused, those before it have been done."""
         await self._statement(SqliteConnection.executemany, sql, parameters)
 
+    async def run(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function`` inside the transaction, on the database's thread."""
+        return await self._job(SqliteConnection.run, function)
+
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` with what was executed; after an error none of it is stored, and nothing is left to undo."""
         async with self._turn:
@@ -310,12 +318,17 @@ class SqliteTransaction:
         word = _first_word(sql)
         if word in _OURS:
             raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+        return await self._job(method, sql, parameters)
+
+    async def _job(
+        self, method: Callable[Concatenate[SqliteConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
         async with self._turn:
             self._check_open()
             if not self._holds:
                 await self._store.take_turn()
                 self._holds = True
-            return await self._store.run(method, sql, parameters)
+            return await self._store.run(method, *args, **kwargs)
 
     async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
 
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
     from replication.wire.grammar import InstanceName, StreamName
+
+_T = TypeVar("_T")
 
 
 @attrs.frozen
@@ -65,6 +67,23 @@ class Receipt:
     tokens: Sequence[Token]
 
 
+class IStatements(Protocol):
+    """A database, to a function that runs on the database's own thread; both raise what ITransaction's do.
+
+    ``dialect`` is ``sqlite`` or ``postgresql``.  Parameters are ``?`` in SQLite and ``%s`` in PostgreSQL.
+    """
+
+    dialect: str
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows."""
+        ...
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        ...
+
+
 class ITransaction(Protocol):
     """A transaction of the application: it begins with the first statement, and holds the database's write lock then.
 
@@ -77,6 +96,13 @@ class ITransaction(Protocol):
 
     async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement once per item of ``parameters``."""
+        ...
+
+    async def run(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function`` inside the transaction, on the database's thread: many statements for one trip there.
+
+        It returns what ``function`` does, or raises it.
+        """
         ...
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
@@ -110,6 +136,10 @@ class IStreamStore(ICatchUp, Protocol):
 
     def transaction(self) -> ITransaction:
         """Return a transaction that has not begun; one that only commits shares its commit with others that wait."""
+        ...
+
+    async def read(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function``, which only reads, on the database's thread; all its statements see one moment."""
         ...
 
     async def recall(self, key: str) -> Sequence[Token] | None:

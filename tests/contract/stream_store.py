@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
-    from replication.streams.seams import IStreamStore
+    from replication.streams.seams import IStatements, IStreamStore
 else:
     _Case = object
 
@@ -423,6 +423,31 @@ class SqlTransactionContract(UsesStore):
         self.wait(transaction.executemany(self.insert, [(1, "placed"), (2, "paid")]))
         self.wait(transaction.commit([]))
         self.assertEqual(self.orders(), [(1, "placed"), (2, "paid")])
+
+    def test_a_function_runs_inside_the_transaction(self) -> None:
+        def work(database: IStatements) -> list[tuple[Any, ...]]:
+            database.executemany(self.insert, [(2, "paid"), (3, "sent")])
+            return database.execute("SELECT id FROM orders ORDER BY id")
+
+        transaction = self.store.transaction()
+        self.wait(transaction.execute(self.insert, (1, "placed")))
+        self.assertEqual(self.wait(transaction.run(work)), [(1,), (2,), (3,)])
+        self.wait(transaction.commit([]))
+        self.assertEqual(self.wait(self.store.read(lambda it: it.execute("SELECT count(*) FROM orders"))), [(3,)])
+
+    def test_what_a_function_raises_comes_back_and_its_statements_can_be_undone(self) -> None:
+        def work(database: IStatements) -> None:
+            database.execute(self.insert, (1, "placed"))
+            raise ZeroDivisionError
+
+        transaction = self.store.transaction()
+        self.assertRaises(ZeroDivisionError, self.wait, transaction.run(work))
+        self.wait(transaction.rollback())
+        self.assertEqual(self.orders(), [])
+        transaction = self.store.transaction()
+        self.assertRaises(StoreError, self.wait, transaction.run(lambda database: database.execute("SELECT nothing")))
+        self.wait(transaction.rollback())
+        self.assertRaises(StoreError, self.wait, self.store.read(lambda database: database.execute("SELECT nothing")))
 
     def test_commit_stores_facts_and_what_was_executed_together(self) -> None:
         transaction = self.store.transaction()
