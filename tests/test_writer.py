@@ -1,0 +1,769 @@
+"""Writing facts: whatever becomes of a transaction, its IDs complete, and followers hear of it in order and in time."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication import writer as writer_module
+from replication.errors import NotAWriterError, RowError, StoreError, StreamError
+from replication.net.protocol import Limits
+from replication.storage import open_store
+from replication.streams.registry import CACHES, StreamDefinition
+from replication.streams.settling import Settling
+from replication.waiting import Waits
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer import OpenFact, Reservation, StreamWriter
+from tests.doubles import FragileStore, begin, error_of, lines_of, logged, now
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.python.failure import Failure
+
+    from replication.session.feed import Chunk
+    from replication.streams.seams import IStreamStore
+
+ORDERS = StreamName("orders")
+ME = InstanceName("master")
+
+
+class Process:
+    """What a writer needs of a master, and notes of what it said: ``told`` are the lines of all streams."""
+
+    def __init__(self, store: IStreamStore, *, limits: Limits | None = None) -> None:
+        self.instance_name = ME
+        self.limits = limits or Limits()
+        self.store = store
+        self.clock: Any = Clock()
+        self.waits = Waits(self.clock)
+        self.wall: Callable[[], float] = lambda: 1700.5
+        self.stopping = False
+        self.told: list[str] = []
+        self.reservations: list[Reservation] = []
+        self.ready: Deferred[None] = Deferred()
+        self.ready.callback(None)
+        self.writers: dict[StreamName, StreamWriter] = {}
+
+    async def started(self) -> None:
+        if not self.ready.called:
+            await self.ready
+
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        await self.store.open()
+        for definition in definitions:
+            await self.store.declare(definition)
+            writer = self.writers[definition.name] = StreamWriter(self, definition)
+            writer.begin(max([Token(1), *(await self.store.positions(definition.name)).values()]))
+
+    def caches_writer(self) -> StreamWriter:
+        return self.writers[CACHES]
+
+    def tell(self, stream: StreamName, chunk: Chunk) -> None:
+        lines = lines_of(chunk.data)
+        assert chunk.lines == len(lines)
+        assert all(line.split(" ")[1] == stream for line in lines)
+        self.told += lines
+
+    def reservation_begins(self, reservation: Reservation) -> None:
+        if self.stopping:
+            raise StreamError("stopping")
+        self.reservations.append(reservation)
+
+    def reservation_ended(self, reservation: Reservation) -> None:
+        self.reservations.remove(reservation)
+
+    def news(self) -> list[str]:
+        """Return what was told since the last time."""
+        news, self.told = self.told, []
+        return news
+
+
+DEFINITIONS = (
+    StreamDefinition("orders", row=("order_id", "state")),
+    StreamDefinition("notes"),
+    StreamDefinition("debts", negative=True),
+    StreamDefinition("foreign", writers=("somebody",)),
+    StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")),
+)
+
+
+class WriterCase(SynchronousTestCase):
+    limits = Limits()
+
+    def setUp(self) -> None:
+        self.store = FragileStore()
+        self.process = Process(self.store, limits=self.limits)
+        now(self.process.declare(*DEFINITIONS))
+        self.store.asked.clear()
+        self.orders, self.notes = self.process.writers[ORDERS], self.process.writers[StreamName("notes")]
+
+    def tearDown(self) -> None:
+        self.assertEqual(self.process.reservations, [])
+        self.assertEqual(self.process.clock.getDelayedCalls(), [])
+
+    def hold(self, writer: StreamWriter | None = None, count: int | None = None) -> Any:
+        """Reserve now; returns the reservation and what it gave."""
+        reservation = (writer or self.notes).reserve(count)
+        return reservation, now(reservation.__aenter__())
+
+    def leave(self, reservation: Reservation, error: BaseException | None = None) -> list[Failure | None]:
+        """Leave the block, with an error or without."""
+        kind = None if error is None else type(error)
+        return begin(reservation.__aexit__(kind, error, None))
+
+    def stored(self, name: str = "notes", after: int = 0) -> dict[int, tuple[str, ...]]:
+        page = now(self.store.facts(StreamName(name), ME, after=Token(after), upto=Token(10**6), limit=10**6))
+        return {fact.token: fact.texts for fact in page.facts}
+
+    def position(self, name: str = "notes") -> int:
+        return now(self.store.positions(StreamName(name))).get(ME, Token(0))
+
+
+class ReserveTests(WriterCase):
+    def test_a_fact_is_stored_and_told_when_its_block_is_left(self) -> None:
+        async def place() -> int:
+            async with self.orders.reserve() as fact:
+                await fact.write(["o1", "placed"])
+                await fact.write(("o1", "paid"))
+                self.assertEqual((self.stored("orders"), self.process.told), ({}, []))
+                return int(fact.token)
+
+        self.assertEqual(now(place()), 2)
+        self.assertEqual(self.stored("orders"), {2: ('["o1","placed"]', '["o1","paid"]')})
+        self.assertEqual(
+            self.process.news(), ['RDATA orders master batch ["o1","placed"]', 'RDATA orders master 2 ["o1","paid"]']
+        )
+
+    def test_facts_are_told_in_order_whatever_order_they_complete_in(self) -> None:
+        """The example of protocol F1."""
+        held = {token: self.hold()[0] for token in (2, 3)}
+        self.leave(held[3])
+        self.assertEqual(self.process.news(), [])
+        self.leave(held[2])
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 3"])
+        held = {token: self.hold()[0] for token in (4, 5, 6)}
+        self.leave(held[5])
+        self.assertEqual(self.process.news(), [])
+        self.leave(held[4])
+        self.assertEqual(self.process.news(), ["POSITION notes master 3 5"])
+        self.leave(held[6])
+        self.assertEqual(self.process.news(), ["POSITION notes master 5 6"])
+
+    def test_an_exception_rolls_back_completes_and_comes_out(self) -> None:
+        async def fail() -> None:
+            async with self.notes.reserve() as fact:
+                await fact.write("never")
+                await fact.execute("INSERT …")
+                raise ZeroDivisionError
+
+        self.assertIsInstance(error_of(begin(fail())), ZeroDivisionError)
+        self.assertEqual(self.store.ends[0], "rolled back")
+        self.assertEqual(self.stored(), {})
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+        self.assertEqual(now(self.notes.append([[1]])), [3])
+
+    def test_a_fact_without_rows_moves_the_position_only(self) -> None:
+        reservation, _ = self.hold()
+        self.leave(reservation)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+        self.assertEqual(self.position(), 2)
+
+    def test_several_facts_in_one_transaction_each_have_their_own_rows(self) -> None:
+        reservation, facts = self.hold(count=3)
+        self.assertEqual([fact.token for fact in facts], [2, 3, 4])
+        now(facts[2].write("last"))
+        now(facts[0].write("first"))
+        now(facts[0].execute("one"))
+        now(facts[1].execute("two"))
+        self.leave(reservation)
+        self.assertEqual(self.store.ends, ["committed"])
+        self.assertEqual(self.store.executed, ["one", "two"])
+        self.assertEqual(self.stored(), {2: ('"first"',), 4: ('"last"',)})
+        self.assertEqual(self.process.news(), ['RDATA notes master 2 "first"', 'RDATA notes master 4 "last"'])
+
+    def test_one_of_several_gives_a_list_even_if_it_is_one(self) -> None:
+        reservation, facts = self.hold(count=1)
+        self.assertIsInstance(facts[0], OpenFact)
+        self.leave(reservation)
+
+    def test_no_facts_at_all_cannot_be_reserved(self) -> None:
+        for count in (0, -1):
+            with self.assertRaisesRegex(StreamError, "one ID at least"):
+                self.notes.reserve(count)
+
+    def test_a_reservation_is_good_for_one_block(self) -> None:
+        reservation, _ = self.hold()
+        self.assertIsInstance(error_of(begin(reservation.__aenter__())), StreamError)
+        self.leave(reservation)
+        self.assertIsInstance(error_of(begin(reservation.__aenter__())), StreamError)
+        self.assertEqual(self.notes.pending.open_count, 0)
+
+    def test_a_fact_is_closed_once_its_block_is_left(self) -> None:
+        for error in (None, ValueError("no")):
+            reservation, fact = self.hold()
+            self.leave(reservation, error)
+            self.assertIsInstance(error_of(begin(fact.write(1))), StreamError)
+            self.assertIsInstance(error_of(begin(fact.execute("x"))), StreamError)
+            with self.assertRaises(StreamError):
+                fact.invalidate("get", ["1"])
+
+    def test_a_fact_is_closed_while_it_is_being_committed(self) -> None:
+        reservation, fact = self.hold()
+        self.store.close_gate("commit")
+        left = self.leave(reservation)
+        self.assertIsInstance(error_of(begin(fact.write("too late"))), StreamError)
+        self.store.open_gate("commit")
+        self.assertEqual(left, [None])
+        self.assertEqual(self.stored(), {})
+
+    def test_a_row_must_be_json_and_have_the_declared_fields(self) -> None:
+        reservation, fact = self.hold(self.orders)
+        for row, why in [
+            (["o1"], "is [order_id, state], not an array of 1"),
+            (["o1", "x", "y"], "not an array of 3"),
+            ({"order_id": 1, "state": 2}, "not a dict"),
+            ("o1", "not a str"),
+            (["o1", float("nan")], "must be JSON"),
+            (["o1", {1, 2}], "must be JSON"),
+        ]:
+            error = error_of(begin(fact.write(row)))
+            self.assertIsInstance(error, RowError)
+            self.assertIn(why, str(error))
+        now(fact.write(["o1", "placed"]))  # a refusal that the application survives harms nothing
+        self.leave(reservation)
+        self.assertEqual(self.stored("orders"), {2: ('["o1","placed"]',)})
+
+    def test_without_declared_fields_a_row_is_any_json(self) -> None:
+        now(self.notes.append([[None, 1, "a", [], {"é": "é"}]]))
+        self.assertEqual(self.stored()[2], ("null", "1", '"a"', "[]", '{"\\u00e9":"\\u00e9"}'))
+
+    def test_a_negative_stream_has_negative_ids_in_its_table_and_positive_ones_on_the_wire(self) -> None:
+        reservation, fact = self.hold(self.process.writers[StreamName("debts")])
+        self.assertEqual((fact.token, fact.stream_id), (2, -2))
+        self.leave(reservation)
+        self.assertEqual(self.process.news(), ["POSITION debts master 1 2"])
+        reservation, fact = self.hold()
+        self.assertEqual(fact.stream_id, 2)
+        self.leave(reservation)
+
+    def test_only_a_writer_may_write(self) -> None:
+        foreign = self.process.writers[StreamName("foreign")]
+        with self.assertRaisesRegex(NotAWriterError, "'master' may not write to 'foreign'; its writers: somebody"):
+            foreign.reserve()
+        self.assertIsInstance(error_of(begin(foreign.append([[1]]))), NotAWriterError)
+
+    def test_what_must_wait_for_the_start_holds_nothing(self) -> None:
+        self.process.ready = Deferred()
+        entering = begin(self.notes.reserve().__aenter__())
+        self.assertEqual((self.notes.pending.open_count, self.process.reservations), (0, []))
+        self.process.stopping = True
+        self.process.ready.callback(None)
+        self.assertIsInstance(error_of(entering), StreamError)
+        self.assertEqual(self.notes.pending.highest, 1)
+
+    def test_streams_do_not_wait_for_one_another(self) -> None:
+        reservation, _ = self.hold()
+        now(self.orders.append([[["o", "p"]]]))
+        self.assertEqual(len(self.process.news()), 1)
+        self.leave(reservation)
+
+    def test_a_writer_that_begins_again_is_above_all_that_was_announced(self) -> None:
+        """Traps 38, 40 and 41: a restart after commits, rollbacks and a crash in the middle."""
+        chance = random.Random(3)
+        held: list[Reservation] = []
+        announced = 1
+        for _ in range(60):
+            if held and chance.random() < 0.5:
+                error = ValueError("no") if chance.random() < 0.5 else None
+                self.leave(held.pop(chance.randrange(len(held))), error)
+            else:
+                held.append(self.hold()[0])
+            for line in self.process.news():
+                announced = max(announced, int(line.rpartition(" ")[2]))
+            self.assertEqual(self.notes.announced, announced)
+            again = Process(self.store)
+            now(again.declare(StreamDefinition("notes")))
+            self.assertGreater(again.writers[StreamName("notes")].pending.reserve(1)[0], announced)
+        for each in held:
+            self.leave(each)
+
+
+class FailureTests(WriterCase):
+    def test_a_commit_that_fails_is_told_to_the_caller_and_completes(self) -> None:
+        self.store.errors["commit"] = StoreError("disk full")
+        reservation, _ = self.hold()
+        with logged() as said:
+            self.assertEqual(str(error_of(self.leave(reservation))), "disk full")
+        self.assertEqual(self.notes.pending.open_count, 0)
+        self.assertEqual(self.process.news(), [], "nothing durable says so")
+        self.assertEqual(len(said), 1)
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_a_position_of_rolled_back_ids_is_durable_before_it_is_told(self) -> None:
+        reservation, _ = self.hold()
+        self.store.close_gate("commit")
+        self.assertEqual(len(self.leave(reservation, ValueError("no"))), 1, "the caller does not wait for that")
+        self.assertEqual((self.process.news(), self.position()), ([], 0))
+        self.store.open_gate("commit")
+        self.assertEqual((self.process.news(), self.position()), (["POSITION notes master 1 2"], 2))
+
+    def test_rolled_back_ids_below_a_committed_one_cost_no_transaction(self) -> None:
+        one, two = self.hold()[0], self.hold()[0]
+        self.leave(one, ValueError("no"))
+        self.store.asked.clear()
+        self.leave(two)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+    def test_facts_that_commit_while_a_position_is_stored_are_told_after_that(self) -> None:
+        reservation, _ = self.hold()
+        self.store.close_gate("commit")
+        self.leave(reservation, ValueError("no"))
+        gate = self.store.gates.pop("commit")
+        now(self.notes.append([["later"]]))
+        self.assertEqual(self.process.news(), [])
+        gate.callback(None)
+        self.assertEqual(self.process.news(), ['RDATA notes master 3 "later"'])
+
+    def test_a_store_that_fails_for_long_is_asked_again_and_again_and_complained_of_once(self) -> None:
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged() as said:
+            self.leave(reservation, ValueError("no"))
+            self.process.clock.pump([1.0] * 10)
+            self.store.errors["commit"] = StoreError("disk on fire")
+            self.process.clock.pump([1.0] * 10)
+        self.assertEqual(said, ["notes waits: disk full", "notes waits: disk on fire"])
+        self.assertEqual(self.store.asked.count("commit"), 21)
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_a_rollback_that_fails_completes_all_the_same(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("x"))
+        self.store.errors["rollback"] = StoreError("gone")
+        self.assertIsInstance(error_of(self.leave(reservation, ValueError("no"))), StoreError)
+        self.assertEqual(self.notes.pending.open_count, 0)
+
+    def test_when_we_stop_nobody_waits_for_a_store_that_fails(self) -> None:
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged() as said:
+            self.leave(reservation, ValueError("no"))
+            self.process.stopping = True
+            self.process.waits.end()
+        self.assertEqual(len(said), 1)
+        self.assertEqual(self.process.news(), [])
+
+    def test_an_id_that_is_rolled_back_after_the_stores_end_is_let_be(self) -> None:
+        reservation, _ = self.hold()
+        self.process.stopping = True
+        now(self.store.close())
+        with logged() as said:
+            self.leave(reservation, ValueError("no"))
+        self.assertEqual(said, [])
+        self.assertEqual(self.notes.pending.open_count, 0)
+
+    def test_a_bug_in_the_store_stops_the_announcing_and_says_so(self) -> None:
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = TypeError("a bug")
+        self.leave(reservation, ValueError("no"))
+        self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
+        del self.store.errors["commit"]
+        now(self.notes.append([["later"]]))
+        self.assertEqual(self.process.news(), [], "a row after a hole would hide the hole")
+
+
+class CancellationTests(WriterCase):
+    def test_cancelling_a_caller_in_its_block_rolls_back(self) -> None:
+        async def work() -> None:
+            async with self.notes.reserve() as fact:
+                await fact.write("never")
+                await Deferred()
+
+        working = Deferred.fromCoroutine(work())
+        outcome = begin(working)
+        working.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(self.stored(), {})
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_cancelling_a_caller_during_its_commit_does_not_stop_the_commit(self) -> None:
+        self.store.close_gate("commit")
+
+        async def work() -> None:
+            async with self.notes.reserve() as fact:
+                await fact.write("kept")
+
+        working = Deferred.fromCoroutine(work())
+        outcome = begin(working)
+        working.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(self.notes.pending.open_count, 1)
+        self.store.open_gate("commit")
+        self.assertEqual(self.process.news(), ['RDATA notes master 2 "kept"'])
+
+    def test_cancelling_a_caller_during_its_rollback_does_not_stop_the_rollback(self) -> None:
+        self.store.close_gate("rollback")
+
+        async def work() -> None:
+            async with self.notes.reserve() as fact:
+                await fact.execute("x")
+                raise ValueError("no")
+
+        working = Deferred.fromCoroutine(work())
+        outcome = begin(working)
+        working.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.store.open_gate("rollback")
+        self.assertEqual(self.store.ends[0], "rolled back")
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def drop(self, *, execute: bool) -> None:
+        async def work() -> None:
+            async with self.notes.reserve() as fact:
+                await fact.write("never")
+                if execute:
+                    await fact.execute("x")
+                await Deferred()
+
+        working = work()
+        working.send(None)
+        working.close()
+
+    def test_a_coroutine_that_is_dropped_rolls_back_without_waiting(self) -> None:
+        self.store.close_gate("rollback")
+        self.drop(execute=True)
+        self.assertEqual(self.notes.pending.open_count, 1)
+        self.store.open_gate("rollback")
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_a_coroutine_that_is_dropped_before_any_statement_completes_at_once(self) -> None:
+        self.drop(execute=False)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_a_rollback_that_fails_when_nobody_waits_is_logged(self) -> None:
+        self.store.errors["rollback"] = StoreError("gone")
+        self.drop(execute=True)
+        self.assertEqual(len(self.flushLoggedErrors(StoreError)), 1)
+        self.assertEqual(self.notes.pending.open_count, 0)
+
+    def test_an_abandoned_fact_is_rolled_back_and_its_owner_told(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("x"))
+        now(reservation.abandon())
+        self.assertEqual(self.store.ends[0], "rolled back")
+        self.assertIn("this process is stopping", str(error_of(begin(fact.write(1)))))
+        self.assertIn("this process is stopping", str(error_of(self.leave(reservation))))
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"], "and completed once")
+
+    def test_an_abandoned_fact_whose_owner_fails_too_is_completed_once(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("x"))
+        now(reservation.abandon())
+        self.assertEqual(self.leave(reservation, ValueError("no")), [None])
+
+    def test_what_is_being_committed_is_not_abandoned(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.write("kept"))
+        self.store.close_gate("commit")
+        left = self.leave(reservation)
+        now(reservation.abandon())
+        self.store.open_gate("commit")
+        self.assertEqual(left, [None])
+        self.assertEqual(self.stored(), {2: ('"kept"',)})
+
+
+class InvalidateTests(WriterCase):
+    def test_it_is_a_fact_of_the_caches_stream_in_the_same_transaction(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.write("x"))
+        fact.invalidate("get_order", [17, "a", None, True])
+        now(fact.invalidate("get_total", None))
+        self.leave(reservation)
+        self.assertEqual(self.store.ends, ["committed"])
+        rows = ('["get_order",["17","a","None","True"],1700500]', '["get_total",null,1700500]')
+        self.assertEqual(self.stored("caches"), {2: rows})
+        self.assertEqual(
+            self.process.news(),
+            ['RDATA notes master 2 "x"', f"RDATA caches master batch {rows[0]}", f"RDATA caches master 2 {rows[1]}"],
+        )
+
+    def test_a_rollback_takes_it_back_and_completes_its_id_too(self) -> None:
+        reservation, fact = self.hold()
+        fact.invalidate("get_order", ["17"])
+        self.leave(reservation, ValueError("no"))
+        self.assertEqual(self.stored("caches"), {})
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2", "POSITION caches master 1 2"])
+
+    def test_a_fact_of_the_caches_stream_takes_it_up_itself(self) -> None:
+        reservation, facts = self.hold(self.process.caches_writer(), count=2)
+        now(facts[0].write(["a", None, 1]))
+        facts[1].invalidate("b", None)
+        self.leave(reservation)
+        self.assertEqual(self.stored("caches"), {2: ('["a",null,1]', '["b",null,1700500]')})
+
+    def test_what_is_refused_reserves_nothing(self) -> None:
+        reservation, fact = self.hold()
+        with self.assertRaises(RowError):
+            fact.invalidate(object(), None)
+        self.assertEqual(self.process.caches_writer().pending.highest, 1)
+        self.leave(reservation)
+
+    def test_only_a_writer_of_the_caches_stream_may(self) -> None:
+        definition = StreamDefinition(CACHES, writers=("somebody",))
+        self.process.writers[CACHES] = StreamWriter(self.process, definition)
+        reservation, fact = self.hold()
+        with self.assertRaises(NotAWriterError):
+            fact.invalidate("get", None)
+        self.leave(reservation)
+
+
+class AppendTests(WriterCase):
+    def test_ids_come_in_order_once_all_is_durable(self) -> None:
+        self.store.close_gate("commit")
+        appended = begin(self.notes.append([["a"], [], ["b", "c"]]))
+        self.assertEqual((appended, self.process.news()), ([], []))
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2, 3, 4]])
+        self.assertEqual(self.stored(), {2: ('"a"',), 4: ('"b"', '"c"')})
+        self.assertEqual(
+            self.process.news(),
+            ['RDATA notes master 2 "a"', 'RDATA notes master batch "b"', 'RDATA notes master 4 "c"'],
+        )
+
+    def test_facts_without_rows_have_ids_too(self) -> None:
+        self.assertEqual(now(self.notes.append([[], []])), [2, 3])
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 3"])
+
+    def test_nothing_is_nothing(self) -> None:
+        self.assertEqual(now(self.notes.append([])), [])
+        self.assertEqual(now(self.notes.append([], key="k")), [])
+        self.assertNotIn("commit", self.store.asked)
+
+    def test_a_bad_row_refuses_all_and_says_where_it_is(self) -> None:
+        error = error_of(begin(self.orders.append([[["o", "p"]], [["o", "p"], ["o"]]])))
+        assert isinstance(error, RowError)
+        self.assertEqual(str(error), "fact 2: a row of 'orders' is [order_id, state], not an array of 1")
+        self.assertEqual(error.fact, 1)
+        self.assertEqual(self.orders.pending.highest, 1)
+
+    def test_an_append_that_fails_completes_its_ids(self) -> None:
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            self.assertEqual(str(error_of(begin(self.notes.append([["a"]])))), "disk full")
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_the_same_key_appends_once(self) -> None:
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="other")), [4, 5])
+        self.assertEqual(len(self.stored()), 4)
+
+    def test_the_same_key_at_the_same_time_appends_once(self) -> None:
+        self.store.close_gate("commit")
+        outcomes = [begin(self.notes.append([["a"]], key="k")) for _ in range(3)]
+        self.store.open_gate("commit")
+        self.assertEqual(outcomes, [[[2]]] * 3)
+        self.assertEqual(self.stored(), {2: ('"a"',)})
+        self.assertEqual(self.process.news()[0], 'RDATA notes master 2 "a"')
+        self.assertEqual(self.notes.announced, 4)
+
+    def test_a_key_whose_append_failed_is_free(self) -> None:
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            error_of(begin(self.notes.append([["a"]], key="k")))
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(now(self.notes.append([["a"]], key="k")), [3])
+
+    def test_giving_up_the_wait_does_not_stop_the_append(self) -> None:
+        self.store.close_gate("commit")
+        appending = Deferred.fromCoroutine(self.notes.append([["a"]], key="k"))
+        outcome = begin(appending)
+        appending.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(len(self.process.reservations), 1, "who stops waits for it")
+        self.store.open_gate("commit")
+        self.assertEqual(now(self.notes.append([["a"]], key="k")), [2])
+
+    def test_no_append_begins_once_we_are_stopping(self) -> None:
+        self.store.close_gate("recall")
+        appending = begin(self.notes.append([["a"]], key="k"))
+        self.process.stopping = True
+        self.store.open_gate("recall")
+        self.assertIsInstance(error_of(appending), StreamError)
+        self.assertEqual(self.notes.pending.highest, 1)
+
+    def test_appends_wait_for_what_was_reserved_before(self) -> None:
+        reservation, _ = self.hold()
+        now(self.notes.append([["a"]]))
+        self.assertEqual(self.process.news(), [])
+        self.leave(reservation)
+        self.assertEqual(self.process.news(), ['RDATA notes master 3 "a"'])
+
+
+class LargeTests(WriterCase):
+    limits = Limits(max_queued_bytes=1_000, max_queued_lines=20)
+
+    def test_more_than_may_wait_for_a_peer_is_told_as_a_gap_to_be_fetched(self) -> None:
+        """Else it would be too much for every peer, however well it reads, before it has had a turn to read."""
+        self.assertEqual(len(now(self.notes.append([[1]] * 20))), 20)
+        self.assertEqual(len(self.process.news()), 20)
+        now(self.notes.append([[1]] * 21))
+        self.assertEqual(self.process.news(), ["POSITION notes master 42 42"])
+        now(self.notes.append([["x" * 400]] * 3))
+        self.assertEqual(self.process.news(), ["POSITION notes master 45 45"])
+        now(self.notes.append([[1]]))
+        self.assertEqual(self.process.news(), ["RDATA notes master 46 1"])
+
+    def test_trap_5_a_row_that_no_line_can_hold_is_stored_and_told_as_a_gap(self) -> None:
+        self.process.limits = Limits()
+        now(self.notes.append([["x" * 20_000]]))
+        self.assertEqual(self.process.news(), ["POSITION notes master 2 2"])
+        self.assertEqual(len(self.stored()[2][0]), 20_002)
+
+
+class SpillTests(WriterCase):
+    """What waits too long behind an open ID is forgotten, and read from the store when its time comes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(writer_module, "PAGE_ROWS", 3)
+        self.notes._settling = Settling(Token(1), max_bytes=1_000)
+        self.reservation, _ = self.hold()
+        for number in range(8):
+            now(self.notes.append([[number, "x" * 100]]))
+        self.assertEqual(self.process.news(), [])
+        self.assertLess(self.notes._settling._bytes, 1_000)
+
+    def test_all_of_it_is_told_in_order(self) -> None:
+        self.leave(self.reservation)
+        rows = [line.split(" ", 4)[-1] for line in self.process.news()]
+        self.assertEqual([int(row) for row in rows if row.isdigit()], list(range(8)))
+        self.assertEqual(self.notes.announced, 10)
+
+    def test_positions_are_only_as_far_as_has_been_told(self) -> None:
+        self.store.close_gate("facts")
+        self.leave(self.reservation)
+        self.assertEqual(self.notes.position().data, b"POSITION notes master 1 1\n")
+        gate = self.store.gates["facts"]
+        self.store.close_gate("facts")  # for the next page
+        gate.callback(None)
+        told = int(self.process.told[-1].split(" ")[3])
+        self.assertLess(told, 10)
+        self.assertEqual(self.notes.position().data, b"POSITION notes master %d %d\n" % (told, told))
+        self.store.open_gate("facts")
+        self.assertEqual(self.notes.position().data, b"POSITION notes master 10 10\n")
+
+    def test_what_commits_meanwhile_is_told_after_it(self) -> None:
+        self.store.close_gate("facts")
+        self.leave(self.reservation)
+        now(self.notes.append([["later"]]))
+        self.assertEqual(self.process.news(), [])
+        self.store.open_gate("facts")
+        self.assertEqual(self.process.news()[-1], 'RDATA notes master 11 "later"')
+
+    def test_a_store_that_fails_in_the_middle_is_asked_again(self) -> None:
+        self.store.errors["facts"] = StoreError("busy")
+        with logged() as said:
+            self.leave(self.reservation)
+            self.process.clock.pump([1.0] * 3)
+        self.assertEqual(said, ["notes waits: busy"])
+        self.assertEqual(self.process.news(), [])
+        del self.store.errors["facts"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.notes.announced, 10)
+
+    def test_when_we_stop_in_the_middle_the_rest_is_left_to_the_next_start(self) -> None:
+        self.store.errors["facts"] = StoreError("busy")
+        with logged():
+            self.leave(self.reservation)
+        self.process.stopping = True
+        self.process.waits.end()
+        self.assertEqual(self.process.news(), [])
+        self.assertEqual(self.position(), 10)
+
+
+class SqliteTests(SynchronousTestCase):
+    """The same with SQL, on a thread."""
+
+    def setUp(self) -> None:
+        self.pump = Pump()
+        self.store = open_store("sqlite://", self.pump)
+        self.process = Process(self.store)
+        self.pump.wait(self.process.declare(*DEFINITIONS))
+        self.orders = self.process.writers[ORDERS]
+
+    def tearDown(self) -> None:
+        self.pump.wait(self.store.close())
+        self.assertEqual(self.process.clock.getDelayedCalls(), [])
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        async def ask() -> list[tuple[Any, ...]]:
+            transaction = self.store.transaction()
+            rows = await transaction.execute(sql)
+            await transaction.rollback()
+            return rows
+
+        return self.pump.wait(ask())
+
+    async def place(self, order: str, *, fails: bool = False) -> None:
+        async with self.orders.reserve() as fact:
+            await fact.execute("CREATE TABLE IF NOT EXISTS mine (id TEXT PRIMARY KEY, placed_as INTEGER)")
+            await fact.execute("INSERT INTO mine VALUES (?, ?)", [order, fact.stream_id])
+            await fact.write([order, "placed"])
+            fact.invalidate("get_order", [order])
+            if fails:
+                raise ZeroDivisionError
+
+    def test_the_applications_sql_and_the_fact_commit_together(self) -> None:
+        self.pump.wait(self.place("o1"))
+        self.assertEqual(self.query("SELECT * FROM mine"), [("o1", 2)])
+        self.assertEqual(self.query("SELECT stream_id, row FROM stream_orders"), [(2, '["o1","placed"]')])
+        self.assertEqual(self.query("SELECT stream_id FROM stream_caches"), [(2,)])
+
+    def test_and_roll_back_together(self) -> None:
+        self.pump.wait(self.place("o1"))
+        with self.assertRaises(ZeroDivisionError):
+            self.pump.wait(self.place("o2", fails=True))
+        with self.assertRaises(StoreError):
+            self.pump.wait(self.place("o1"))  # the primary key
+        self.assertEqual(self.query("SELECT * FROM mine"), [("o1", 2)])
+        self.assertEqual(self.pump.wait(self.orders.append([[["o3", "placed"]]])), [5])
+        self.assertEqual(
+            [line for line in self.process.told if " orders " in line],
+            [
+                'RDATA orders master 2 ["o1","placed"]',
+                "POSITION orders master 2 3",
+                "POSITION orders master 3 4",
+                'RDATA orders master 5 ["o3","placed"]',
+            ],
+        )
+
+    def test_the_same_key_at_the_same_time_appends_once(self) -> None:
+        started = [self.pump.start(self.orders.append([[["o", str(n)]]], key="k")) for n in range(5)]
+        outcomes = [self.pump.wait(each) for each in started]
+        self.assertEqual(outcomes, [outcomes[0]] * 5)
+        self.assertEqual(self.query("SELECT count(*) FROM stream_orders"), [(1,)])
+
+    def test_a_statement_that_is_refused_may_be_survived(self) -> None:
+        async def work() -> None:
+            async with self.orders.reserve() as fact:
+                try:
+                    await fact.execute("INSERT INTO nowhere VALUES (1)")
+                except StoreError:
+                    await fact.write(["o1", "refused"])
+
+        self.pump.wait(work())
+        self.assertEqual(self.query("SELECT row FROM stream_orders"), [('["o1","refused"]',)])
