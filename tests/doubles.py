@@ -32,9 +32,9 @@ T = TypeVar("T")
 # ---- waiting and logging
 
 
-def begin(work: Coroutine[Any, Any, T] | Deferred[T]) -> list[T | Failure]:
+def begin(work: Coroutine[Any, Any, Any] | Deferred[Any]) -> list[Any]:
     """Start ``work``; the list that is returned gets its outcome once it has one."""
-    outcome: list[T | Failure] = []
+    outcome: list[Any] = []
     deferred = work if isinstance(work, Deferred) else Deferred.fromCoroutine(work)
     deferred.addBoth(outcome.append)
     return outcome
@@ -46,7 +46,7 @@ def now(work: Coroutine[Any, Any, T] | Deferred[T]) -> T:
     assert outcome, f"{work} waits"
     if isinstance(outcome[0], Failure):
         outcome[0].raiseException()
-    return outcome[0]
+    return cast("T", outcome[0])
 
 
 def error_of(outcome: Sequence[object]) -> BaseException:
