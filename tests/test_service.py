@@ -143,14 +143,20 @@ class FakeEndpoint:
 
 
 class Reactor(MemoryReactorClock):
-    """A running reactor without threads."""
+    """A reactor that runs from the beginning, without threads, and counts who stops it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hasRun = True
+        self.stops = 0
+
+    def callWhenRunning(self, function: Callable[..., object], *args: object, **options: object) -> None:
+        function(*args, **options)
 
     def callFromThread(self, function: Callable[[], None]) -> None:
         function()
+
+    def stop(self) -> None:
+        self.stops += 1
 
 
 class DaemonTests(SynchronousTestCase):
@@ -225,7 +231,7 @@ class DaemonTests(SynchronousTestCase):
         self.assertEqual(
             self.stderr.getvalue(), "replication: cannot listen on tcp:1 (listen): Address already in use\n"
         )
-        self.assertTrue(self.reactor.hasStopped)
+        self.assertEqual(self.reactor.stops, 1)
         self.assertEqual(self.at_exit, [service._exit_with_status_1])
         self.assertNotIn("start", self.events)
 
@@ -234,7 +240,7 @@ class DaemonTests(SynchronousTestCase):
         self.server.started = fail(StoreError("the disk is full: make room"))
         self.start(daemon)
         self.assertEqual(self.stderr.getvalue(), "replication: the disk is full: make room\n")
-        self.assertTrue(self.reactor.hasStopped)
+        self.assertEqual(self.reactor.stops, 1)
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
         self.assertIn("port closed", self.events)
@@ -245,7 +251,7 @@ class DaemonTests(SynchronousTestCase):
         daemon.privilegedStartService()
         daemon.startService()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertTrue(self.reactor.hasStopped)
+        self.assertEqual(self.reactor.stops, 1)
 
     def test_a_stop_while_starting_is_no_failure(self) -> None:
         slow: Deferred[Any] = Deferred()
@@ -253,7 +259,7 @@ class DaemonTests(SynchronousTestCase):
         self.start(daemon)
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
-        self.assertFalse(self.reactor.hasStopped)
+        self.assertEqual(self.reactor.stops, 0)
         self.assertEqual(self.stderr.getvalue(), "")
 
     def test_an_endpoint_that_is_none_is_named_with_its_key(self) -> None:
