@@ -1,0 +1,189 @@
+"""Where missed facts come from: one source after the other, and a reason from each that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.sources import DatabaseCatchUp, Sources
+from replication.storage import open_store
+from replication.streams.cursor import CatchUp
+from replication.streams.facts import Fact
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import Page, Write
+from replication.web.client import HttpCatchUp
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import Net, begin, error_of, now
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+STEP = CatchUp(Token(1), Token(9))
+
+
+class FakeSource:
+    """Answers what it is given."""
+
+    def __init__(self, answer: Page | Exception | Deferred[Page]) -> None:
+        self.answer = answer
+        self.asked: list[tuple[int, int, int]] = []
+        self.closed = False
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        self.asked.append((after, upto, limit))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return await self.answer if isinstance(self.answer, Deferred) else self.answer
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def page(upto: int) -> Page:
+    return Page([], Token(upto), limited=False)
+
+
+class SourcesTests(SynchronousTestCase):
+    def sources(self, *answers: Page | Exception | Deferred[Page]) -> tuple[Sources, list[FakeSource]]:
+        urls = [f"http://source{number}:1" for number in range(len(answers))]
+        sources = Sources(Net(), urls, {}, None)
+        fakes = [FakeSource(answer) for answer in answers]
+        sources._made = dict(zip(urls, fakes, strict=True))  # type: ignore[arg-type]
+        return sources, fakes
+
+    def fetch(self, sources: Sources, endpoint: str | None = None) -> list[Any]:
+        return begin(sources.fetch(endpoint, ORDERS, MASTER, STEP, 500))
+
+    def test_the_first_that_gets_further_answers(self) -> None:
+        sources, (one, two, three) = self.sources(CatchUpError("down"), page(5), page(9))
+        self.assertEqual(self.fetch(sources), [page(5)])
+        self.assertEqual((one.asked, two.asked, three.asked), ([(1, 9, 500)], [(1, 9, 500)], []))
+
+    def test_one_that_has_nothing_new_is_passed_over(self) -> None:
+        sources, _ = self.sources(page(1), StoreError("locked"), page(9))
+        self.assertEqual(self.fetch(sources), [page(9)])
+
+    def test_if_none_has_it_each_says_why(self) -> None:
+        sources, _ = self.sources(CatchUpError("down"), StoreError("locked"), page(1))
+        error = error_of(self.fetch(sources))
+        self.assertIsInstance(error, CatchUpError)
+        self.assertEqual(str(error), "down; locked; http://source2:1 has nothing of master after 1")
+
+    def test_what_is_no_fault_of_a_source_is_not_taken_for_one(self) -> None:
+        sources, (_, second) = self.sources(TypeError("a bug"), page(9))
+        self.assertIsInstance(error_of(self.fetch(sources)), TypeError)
+        self.assertEqual(second.asked, [])
+
+    def test_giving_up_the_wait_is_passed_on_and_asks_nobody_else(self) -> None:
+        sources, (_, second) = self.sources(Deferred(), page(9))
+        fetching = Deferred.fromCoroutine(sources.fetch(None, ORDERS, MASTER, STEP, 500))
+        outcome = begin(fetching)
+        fetching.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(second.asked, [])
+
+    def test_all_are_closed(self) -> None:
+        sources, fakes = self.sources(page(1), page(1))
+        now(sources.close())
+        self.assertTrue(all(fake.closed for fake in fakes))
+
+
+class ChoiceTests(SynchronousTestCase):
+    def test_each_is_made_once_and_at_once(self) -> None:
+        made = Sources(Net(), ["http://one:1", "https://two/", "sqlite:///three.db"], {}, "secret")._made
+        kinds = [type(each) for each in made.values()]
+        self.assertEqual(kinds, [HttpCatchUp, HttpCatchUp, DatabaseCatchUp])
+
+    def test_what_cannot_work_is_refused_before_it_is_needed(self) -> None:
+        for url in (
+            "ftp://one",
+            "folder",
+            "http://",
+            "http://user@host",
+            "http://host:99999",
+            "sqlite://",
+            "postgresql:x",
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                Sources(Net(), ["http://good:1", url], {}, None)
+            self.assertIn(url, str(caught.exception))
+        with self.assertRaises(ConfigError):
+            Sources(Net(), ["http://good:1"], {}, "two\nlines")
+
+    def test_without_any_a_writers_own_http_is_asked(self) -> None:
+        """Its own as configured, else what lies beside the endpoint where it was heard."""
+        places = {"master": {"http": "http://there:7"}, "other": {"connect": "tcp:x:1"}}
+        sources = Sources(Net(), [], places, None)
+        self.assertEqual(sources._own("tcp:here:9092", MASTER), "http://there:7")
+        self.assertEqual(sources._own("tcp:here:9092", InstanceName("other")), "http://here:9093")
+        self.assertEqual(sources._own("tcp:here:9092", InstanceName("third")), "http://here:9093")
+
+    def test_where_none_is_known_the_error_names_the_cure(self) -> None:
+        for endpoint in (None, "unix:/run/r.sock"):
+            error = error_of(begin(Sources(Net(), [], {}, None).fetch(endpoint, ORDERS, MASTER, STEP, 5)))
+            self.assertIsInstance(error, CatchUpError)
+            self.assertIn("give catch_up, or http in [writers.master]", str(error))
+
+    def test_the_same_source_serves_again(self) -> None:
+        sources = Sources(Net(), [], {}, None)
+        self.assertIs(sources._at("http://one:1"), sources._at("http://one:1"))
+
+
+class DatabaseTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.pump = Pump()
+        folder = TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name, "app.db")
+        self.url = f"sqlite:///{self.path}"
+        self.source = DatabaseCatchUp(self.url, self.pump)
+
+    def tearDown(self) -> None:
+        self.pump.wait(self.source.close())
+
+    def write(self, *facts: Fact, upto: int) -> None:
+        async def work() -> None:
+            store = open_store(self.url, self.pump)
+            await store.open()
+            await store.declare(StreamDefinition("orders"))
+            await store.transaction().commit([Write(ORDERS, MASTER, Token(upto), facts)])
+            await store.close()
+
+        self.pump.wait(work())
+
+    def ask(self, after: int, upto: int, limit: int = 100) -> tuple[Sequence[Fact], int]:
+        got = self.pump.wait(self.source.facts(ORDERS, MASTER, after=Token(after), upto=Token(upto), limit=limit))
+        return [*got.facts], got.upto
+
+    def test_it_reads_what_another_process_writes(self) -> None:
+        two, three = Fact(Token(2), ("[1]",)), Fact(Token(3), ("[2]", "[3]"))
+        self.write(two, three, upto=5)
+        self.assertEqual(self.ask(0, 5), ([two, three], 5))
+        self.assertEqual(self.ask(2, 3), ([three], 3))
+        self.assertEqual(self.ask(0, 5, limit=1), ([two], 2))
+
+    def test_a_copy_that_is_behind_says_so_and_goes_on_later(self) -> None:
+        self.write(Fact(Token(2), ("[1]",)), upto=2)
+        self.assertEqual(self.ask(1, 9), ([Fact(Token(2), ("[1]",))], 2))
+        self.assertEqual(self.ask(2, 9), ([], 2))
+        self.write(Fact(Token(7), ("[2]",)), upto=7)
+        self.assertEqual(self.ask(2, 9), ([Fact(Token(7), ("[2]",))], 7))
+
+    def test_a_database_that_is_not_there_is_not_made_and_is_found_once_it_is(self) -> None:
+        with self.assertRaisesRegex(StoreError, str(self.path)):
+            self.ask(1, 9)
+        self.assertFalse(self.path.exists())
+        self.write(upto=4)
+        self.assertEqual(self.ask(1, 9), ([], 4))
+
+    def test_a_stream_that_it_does_not_have_is_its_fault(self) -> None:
+        self.write(upto=4)
+        with self.assertRaises(StoreError):
+            self.pump.wait(self.source.facts(StreamName("unknown"), MASTER, after=Token(1), upto=Token(9), limit=1))
