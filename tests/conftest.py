@@ -1,4 +1,4 @@
-"""Hypothesis profiles: dev by default, ci on CI, deep by hand (``--hypothesis-profile=deep``)."""
+"""Hypothesis profiles: dev by default, ci on CI, matrix for each further Python, deep by hand."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("matrix", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 

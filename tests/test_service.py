@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twisted.python import usage
+
+
+P = ParamSpec("P")
 
 
 def temporary_folder(case: SynchronousTestCase) -> Path:
@@ -149,8 +152,13 @@ class Reactor(MemoryReactorClock):
         super().__init__()
         self.stops = 0
 
-    def callWhenRunning(self, function: Callable[..., object], *args: object, **options: object) -> None:
-        function(*args, **options)
+    def callWhenRunning(
+        self,
+        callable: Callable[P, object],  # noqa: A002 (Twisted's name)
+        *args: P.args,
+        **kw: P.kwargs,
+    ) -> None:
+        callable(*args, **kw)
 
     def callFromThread(self, function: Callable[[], None]) -> None:
         function()
