@@ -28,7 +28,7 @@ _NOBODY: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "e
 
 def main(arguments: Sequence[str]) -> int:
     """Show how things stand."""
-    parser = Parser(prog="replication status", description=__doc__)
+    parser = Parser(prog="replication status", description="Show streams, writers, positions, lag and connections.")
     add_http_options(parser)
     parser.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
     parser.add_argument("--json", action="store_true", help="one JSON object: {streams, connections}")
