@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,7 @@ def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_port
             elif block["language"] == "text":
                 # What the last tail has said by now.
                 shown = body.rstrip("\n").split("\n")
-                until(lambda shown=shown: any(each.lines == shown for each in terminals), f"somebody says {shown}")
+                until(partial(is_said, shown, terminals), f"somebody says {shown}")
             else:
                 assert block["language"] == "console", f"who runs a block of {block['language']}?"
                 for command, shown in commands_of(body):
@@ -149,6 +150,11 @@ def run(command: str, shown: list[str], folder: Path, terminals: list[Terminal])
         until(says_it, f"{command} shows {shown}")
     else:
         assert says_it(), f"{command}\nshows {shown}\nsays  {said}"
+
+
+def is_said(shown: list[str], terminals: list[Terminal]) -> bool:
+    """Whether one of the terminals says just that."""
+    return any(each.lines == shown for each in terminals)
 
 
 def settled(folder: Path) -> bool:
