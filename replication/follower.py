@@ -142,7 +142,7 @@ class StreamFollower:
         if cursor is None:
             unknown = command.prev if self.keeping is Keeping.WATCHED else Token(0)
             cursor = self.cursors[command.instance] = Cursor(self._positions.get(command.instance, unknown))
-        prev = command.prev if command.new >= FIRST_ID else min(command.prev, Token(0))
+        prev = command.prev if command.prev >= FIRST_ID else min(command.prev, Token(0))
         cursor.position_heard(link, prev, command.new)
         self._drive(command.instance, cursor)
 
