@@ -15,6 +15,8 @@
     ├── StoreError                a database cannot do what was asked
     │   ├── SchemaError           its tables are not ours, or are newer than this code
     │   └── PositionMovedError    somebody else moved the position that we were about to move
+    ├── RoomError                 events that cannot be part of their room's graph
+    │   └── UnknownRoomError      no such room, event or state group
     ├── CatchUpError              missed facts could not be fetched from a source
     └── ConfigError               a configuration, option or endpoint that cannot work
 
@@ -84,6 +86,14 @@ class SchemaError(StoreError):
 
 class PositionMovedError(StoreError):
     """The stored position is not the one that we were about to move on from: another process uses this database."""
+
+
+class RoomError(ReplicationError):
+    """An event cannot be part of its room's graph; the message names it and says why."""
+
+
+class UnknownRoomError(RoomError):
+    """No room, event or state group of that name is stored here."""
 
 
 class CatchUpError(ReplicationError):

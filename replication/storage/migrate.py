@@ -19,28 +19,29 @@ def upgrade(
     run: Callable[[str], list[tuple[Any, ...]]],
     transaction: Callable[[], AbstractContextManager[object]],
     steps: Sequence[Sequence[str]],
+    versions: str = "replication_schema",
 ) -> None:
     """Take the steps that are missing; SchemaError if more were taken than we know.
 
-    ``run`` executes a statement.  ``transaction`` is a context that commits, that rolls back if an exception leaves it,
+    ``run`` executes a statement; the table ``versions`` counts the steps.  ``transaction`` is a context that commits, that rolls back if an exception leaves it,
     and that keeps other processes from upgrading meanwhile.
     """
     while True:
         with transaction():
-            run("CREATE TABLE IF NOT EXISTS replication_schema (version INTEGER NOT NULL)")
-            version = installed(run)
+            run(f"CREATE TABLE IF NOT EXISTS {versions} (version INTEGER NOT NULL)")
+            version = installed(run, versions)
             if version >= len(steps):
                 check_version(version, len(steps))
                 return
             for statement in steps[version]:
                 run(statement)
-            run("DELETE FROM replication_schema")
-            run(f"INSERT INTO replication_schema (version) VALUES ({version + 1})")  # noqa: S608 - a number of ours
+            run(f"DELETE FROM {versions}")  # noqa: S608 - a name of ours, and a number
+            run(f"INSERT INTO {versions} (version) VALUES ({version + 1})")  # noqa: S608
 
 
-def installed(run: Callable[[str], list[tuple[Any, ...]]]) -> int:
+def installed(run: Callable[[str], list[tuple[Any, ...]]], versions: str = "replication_schema") -> int:
     """Return how many steps the database has taken; what the driver raises if it never took one."""
-    ((version,),) = run("SELECT coalesce(max(version), 0) FROM replication_schema")
+    ((version,),) = run(f"SELECT coalesce(max(version), 0) FROM {versions}")  # noqa: S608 - a name of ours
     return int(version)
 
 

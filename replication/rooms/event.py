@@ -1,0 +1,233 @@
+"""One node of a room's graph: what it says, and what we hold of it.
+
+An event comes as a mapping (JSON) and is checked once, here: whatever is wrong raises RoomError, which names the event
+and the field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+
+from replication.errors import RoomError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+StateKey = tuple[str, str]  # type and state_key
+StateMap = Mapping[StateKey, str]  # to the ID of the event that says so
+
+MAX_DEPTH: Final = 2**53 - 1  # what a double still counts exactly
+MAX_PREV_EVENTS: Final = 20  # of an event that comes in (protocol H4)
+MAX_AUTH_EVENTS: Final = 10
+MAX_OWN_PREV_EVENTS: Final = 10  # of a new event of ours
+MAX_NAME: Final = 255  # characters of an ID, a type or a state key
+
+CREATE: Final = "m.room.create"
+MEMBER: Final = "m.room.member"
+REDACTION: Final = "m.room.redaction"
+RELATIONS: Final = frozenset(("m.annotation", "m.reference", "m.replace", "io.element.thread"))
+
+# What others write beside an event, and we derive: it may be there, and says nothing.
+_IGNORED: Final = frozenset(
+    ("name", "hashes", "signatures", "unsigned", "origin", "stream_ordering", "topological_ordering", "state_group")
+)
+
+
+@attrs.frozen
+class Event:
+    """An event as it was handed in; ``depth`` None asks for it to be computed.
+
+    ``outlier`` to ``state_before`` are not of the event, but of this copy: what its receiver found out about it.
+    ``rejected`` is a reason; ``state_before`` are the state events before it, None to derive them: IDs or, for
+    events that are not stored yet, (type, state_key, event_id).
+    """
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None = None
+    sender: str = ""
+    depth: int | None = None
+    prev_event_ids: tuple[str, ...] = ()
+    auth_event_ids: tuple[str, ...] = ()
+    redacts: str | None = None
+    content: Mapping[str, Any] = attrs.field(factory=dict)
+    origin_server_ts: int = 0
+    room_version: str | None = None
+    outlier: bool = False
+    soft_failed: bool = False
+    rejected: str | None = None
+    out_of_band_membership: bool = False
+    state_before: tuple[str | tuple[str, str, str], ...] | None = None
+
+    @classmethod
+    def read(cls, room_id: str, source: object) -> Self:
+        """Return the event that a mapping describes; RoomError names what is wrong with it."""
+        if not isinstance(source, Mapping):
+            raise RoomError(f"an event is an object, not a {type(source).__name__}")
+        who = f"event {str(source.get('event_id', 'without event_id'))[:100]!r}"
+        for name in ("event_id", "type", "prev_event_ids"):
+            if name not in source:
+                raise RoomError(f"{who}: {name} is missing")
+        values: dict[str, Any] = {}
+        for name, value in source.items():
+            if name in _IGNORED:
+                continue
+            if name not in _CHECKS:
+                raise RoomError(f"{who}: unknown field {str(name)[:100]!r}; known are {', '.join(_CHECKS)}")
+            wanted, check, convert = _CHECKS[name]
+            if not check(value):
+                raise RoomError(f"{who}: {name} must be {wanted}")
+            values[name] = convert(value)
+        if values.setdefault("room_id", room_id) != room_id:
+            raise RoomError(f"{who}: its room is {values['room_id']!r}, not {room_id!r}")
+        for name, most in (("prev_event_ids", MAX_PREV_EVENTS), ("auth_event_ids", MAX_AUTH_EVENTS)):
+            if len(values.get(name, ())) > most:
+                raise RoomError(f"{who}: {len(values[name])} {name}; at most {most} may be named")
+        if values["event_id"] in values["prev_event_ids"]:
+            raise RoomError(f"{who} names itself among its prev_event_ids: that is a cycle")
+        return cls(**values)
+
+    @property
+    def key(self) -> StateKey | None:
+        """What of the state it sets; None if it is not a state event."""
+        return None if self.state_key is None else (self.type, self.state_key)
+
+    @property
+    def membership(self) -> str | None:
+        """The membership that an ``m.room.member`` event gives."""
+        found = self.content.get("membership") if self.type == MEMBER else None
+        return found if isinstance(found, str) else None
+
+    @property
+    def relates_to(self) -> str | None:
+        """The event that it annotates, refers to, replaces or continues."""
+        relation = self.content.get("m.relates_to")
+        if not isinstance(relation, Mapping) or relation.get("rel_type") not in RELATIONS:
+            return None
+        target = relation.get("event_id")
+        return target if isinstance(target, str) else None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it may be a forward extremity."""
+        return not self.outlier and self.rejected is None and not self.soft_failed
+
+    @property
+    def text(self) -> str:
+        """What never changes of it, as JSON: equal for two copies of one event."""
+        return json.dumps({name: getattr(self, name) for name in _FIXED}, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str, *, rejected: str | None = None) -> Self:
+        """Return the event of a text."""
+        values = json.loads(text)
+        for name in ("prev_event_ids", "auth_event_ids"):
+            values[name] = tuple(values[name])
+        return cls(**values, rejected=rejected)
+
+
+def _is_name(value: object) -> bool:
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME or "\0" in value:
+        return False
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)  # no half of a character
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_name, value)) and len(set(value)) == len(value)
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and _is_names([_id_of(each) for each in value])
+
+
+def _id_of(named: object) -> object:
+    """Return the event's ID of one item of a ``state_before``, None if it is no such item."""
+    match named:
+        case str():
+            return named
+        case [kind, key, event_id] if _is_name(kind) and (key == "" or _is_name(key)):
+            return event_id
+    return None
+
+
+def _is_count(value: object, most: int = MAX_DEPTH) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_content(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _state(value: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if value is None else tuple([each if isinstance(each, str) else tuple(each) for each in value])
+
+
+def _names(value: list[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)
+
+
+_CHECKS: Final[Mapping[str, tuple[str, Callable[[object], bool], Callable[[Any], Any]]]] = {
+    "event_id": ("a text of 1 to 255 characters", _is_name, _same),
+    "room_id": ("a text of 1 to 255 characters", _is_name, _same),
+    "type": ("a text of 1 to 255 characters", _is_name, _same),
+    "state_key": ("a text of up to 255 characters, or null", lambda it: it in (None, "") or _is_name(it), _same),
+    "sender": ("a text of up to 255 characters", lambda it: it == "" or _is_name(it), _same),
+    "depth": ("a number from 0 to 2**53 - 1, or null", _or_none(_is_count), _same),
+    "prev_event_ids": ("a list of different event IDs", _is_names, _names),
+    "auth_event_ids": ("a list of different event IDs", _is_names, _names),
+    "redacts": ("an event ID, or null", _or_none(_is_name), _same),
+    "content": ("an object", _is_content, _same),
+    "origin_server_ts": ("a number of milliseconds", lambda it: _is_count(it, 2**63 - 1), _same),
+    "room_version": ("a text, or null", _or_none(_is_name), _same),
+    "outlier": ("true or false", lambda it: isinstance(it, bool), _same),
+    "soft_failed": ("true or false", lambda it: isinstance(it, bool), _same),
+    "rejected": ("a reason, or null", _or_none(lambda it: isinstance(it, str) and bool(it)), _same),
+    "out_of_band_membership": ("true or false", lambda it: isinstance(it, bool), _same),
+    "state_before": ("a list of event IDs or of [type, state_key, event_id], or null", _or_none(_is_state), _state),
+}
+_FIXED: Final = (
+    *("event_id", "room_id", "type", "state_key", "sender", "depth", "prev_event_ids", "auth_event_ids"),
+    *("redacts", "content", "origin_server_ts"),
+)
+
+
+def spell_ev(event: Event, *, rejected: str | None, flag: Callable[[bool], object]) -> list[object]:
+    """Return the row of the stream ``events`` that says: here is an event, with the eight fields of 1.47."""
+    row = [event.event_id, event.room_id, event.type, event.state_key, *_related(event, rejected)]
+    membership = None if rejected is not None else event.membership
+    return ["ev", [*row, membership, flag(rejected is not None)]]
+
+
+def spell_state(room_id: str, key: StateKey, event_id: str | None) -> list[object]:
+    """Return the row that says: this is the state now, or, with None, it is gone."""
+    return ["state", [room_id, *key, event_id]]
+
+
+def spell_backfill(event: Event, *, rejected: str | None) -> list[object]:
+    """Return the row of the stream ``backfill`` for an event."""
+    return [event.event_id, event.room_id, event.type, event.state_key, *_related(event, rejected)]
+
+
+def _related(event: Event, rejected: str | None) -> tuple[str | None, str | None]:
+    if rejected is not None:
+        return None, None
+    return event.redacts if event.type == REDACTION else None, event.relates_to

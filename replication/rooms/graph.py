@@ -1,0 +1,344 @@
+"""Persisting: a chunk of events becomes part of its room's graph, and rows of a stream (``protocol``, H).
+
+``persist`` runs inside one transaction, over tables.  If it raises, the transaction is to be rolled back, so that
+nothing is half written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from replication.errors import RoomError
+from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, spell_backfill, spell_ev, spell_state
+from replication.rooms.extremities import missing, new_forward
+from replication.rooms.resolution import version_of
+from replication.rooms.seams import Change, Placed, Room
+from replication.rooms.state import Context, States
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from replication.rooms.event import StateKey, StateMap
+    from replication.rooms.resolution import Resolver
+    from replication.rooms.seams import IRoomTables, Stored
+
+CHUNK: Final = 100  # events of one room that are persisted together (protocol H1)
+
+
+@attrs.frozen
+class Rules:
+    """How a server keeps its rooms.
+
+    ``is_local`` tells our own users; ``flag`` spells a truth in a row, as the database would.
+    """
+
+    instance_name: str
+    resolver: Resolver
+    is_local: Callable[[str], bool]
+    flag: Callable[[bool], object]
+
+
+def persist(
+    tables: IRoomTables, rules: Rules, room_id: str, events: Sequence[Event], ids: Sequence[int], *, backfilled: bool
+) -> list[list[list[object]]]:
+    """Store a chunk of one room's events, under one reserved ID each, and return the rows of each ID.
+
+    IDs ascend and are positive; backfilled events are stored below zero.  RoomError says which event cannot be.
+    """
+    return _Persisting(tables, rules, room_id, events, backfilled=backfilled).run(ids)
+
+
+class _Persisting:
+    def __init__(
+        self, tables: IRoomTables, rules: Rules, room_id: str, events: Sequence[Event], *, backfilled: bool
+    ) -> None:
+        self._tables, self._rules, self._room_id, self._backfilled = tables, rules, room_id, backfilled
+        self._room = tables.room(room_id) or Room()
+        named = {each for event in events for each in (event.event_id, *event.prev_event_ids)}
+        self._known: dict[str, Stored] = tables.stored(named)
+        self._events = self._placed(events)
+        self._batch = _first_copies(self._events)
+        self._rows: dict[int, list[list[object]]] = {}
+
+    def run(self, ids: Sequence[int]) -> list[list[list[object]]]:
+        self._check()
+        version = self._version()
+        new = {each: event.key for each, event in self._batch.items() if event.key and each not in self._known}
+        if new:
+            self._tables.state_came(new)
+        self._states = States(self._tables, self._room_id, self._rules.resolver, version)
+        contexts = self._contexts()
+        self._store(ids, contexts)
+        depths = [event.depth or 0 for event in self._batch.values() if not event.outlier and event.rejected is None]
+        lowest = [each for each in (self._room.min_depth, max(depths, default=None)) if each is not None]
+        self._tables.put_room(
+            self._room_id, attrs.evolve(self._room, room_version=version, min_depth=min(lowest, default=None))
+        )
+        if not self._backfilled:
+            self._grow(ids, contexts)
+        return [self._rows.get(each, []) for each in ids]
+
+    # ---- what comes in
+
+    def _placed(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events with their depths; ours may not be less deep than what they follow."""
+        depths = {each: stored.depth for each, stored in self._known.items()}
+        depths |= {event.event_id: event.depth for event in events if event.depth is not None}
+        unplaced = {event.event_id: event for event in events if event.event_id not in depths}
+        while unplaced:
+            ready = [each for each in unplaced.values() if all(prev in depths for prev in each.prev_event_ids)]
+            for event in ready:
+                deepest = max([depths[each] for each in event.prev_event_ids], default=0)
+                depths[event.event_id] = min(deepest + 1, MAX_DEPTH)
+                del unplaced[event.event_id]
+            if not ready:
+                event = next(iter(unplaced.values()))
+                prev = next(each for each in event.prev_event_ids if each not in depths)
+                why = "comes after it: that is a cycle" if prev in unplaced else "is not here"
+                raise RoomError(f"event {event.event_id!r} has no depth, and {prev!r}, which it follows, {why}")
+        for event in events:
+            deepest = max([depths[each] for each in event.prev_event_ids if each in depths], default=0)
+            ours = not event.sender or self._rules.is_local(event.sender)
+            if ours and event.depth is not None and event.depth < deepest:
+                raise RoomError(
+                    f"event {event.event_id!r} is ours and has depth {event.depth}, less than the {deepest} of an "
+                    f"event that it follows; leave depth out, and it is computed"
+                )
+        return [attrs.evolve(each, depth=depths[each.event_id]) if each.depth is None else each for each in events]
+
+    def _check(self) -> None:
+        """Refuse an event of another room, another event of the same name, and a cycle."""
+        for event in self._events:
+            if event.text != self._batch[event.event_id].text:
+                raise RoomError(f"event {event.event_id!r} comes twice, with different content")
+        again = [each for each in self._batch if each in self._known]
+        for event_id, stored in self._tables.events(again).items() if again else ():
+            if stored.room_id != self._room_id:
+                raise RoomError(f"event {event_id!r} is an event of room {stored.room_id!r}")
+            if stored.text != self._batch[event_id].text:
+                raise RoomError(f"event {event_id!r} is stored already, with different content")
+        for event in self._batch.values():
+            for each in event.prev_event_ids:
+                if each in self._known and self._known[each].room_id != self._room_id:
+                    raise RoomError(f"event {event.event_id!r} follows {each!r}, which is in another room")
+        self._check_cycles()
+
+    def _check_cycles(self) -> None:
+        """Refuse events that come before themselves.
+
+        As long as every event is deeper than those that it follows, none can; only a room where one is not is walked.
+        """
+        depths = {each: stored.depth for each, stored in self._known.items()}
+        depths |= {each: event.depth or 0 for each, event in self._batch.items()}
+        new = [event for each, event in self._batch.items() if each not in self._known]
+        tangled = any(
+            depths.get(each, -1) >= (event.depth or 0) and each in depths
+            for event in new
+            for each in event.prev_event_ids
+        )
+        above = self._tables.edges_to([event.event_id for event in new]) if new else []
+        if above and not tangled:
+            children = self._tables.stored({child for child, _ in above})
+            tangled = any(children[child].depth <= depths[prev] for child, prev in above if child in children)
+        if not tangled and not self._room.tangled:
+            return
+        self._room = attrs.evolve(self._room, tangled=True)
+        for event in new:
+            self._walk(event)
+
+    def _walk(self, event: Event) -> None:
+        seen: set[str] = set()
+        edge = set(event.prev_event_ids)
+        while edge:
+            if event.event_id in edge:
+                raise RoomError(f"event {event.event_id!r} would come before itself: that is a cycle")
+            seen |= edge
+            inside = {prev for each in edge if each in self._batch for prev in self._batch[each].prev_event_ids}
+            edge = (inside | {prev for _, prev in self._tables.edges_from(edge)}) - seen
+
+    def _version(self) -> str | None:
+        for event in self._batch.values():
+            if event.type == CREATE and event.state_key == "":
+                return self._room.room_version or version_of(event)
+            if event.room_version is not None:
+                return self._room.room_version or event.room_version
+        return self._room.room_version
+
+    # ---- state
+
+    def _contexts(self) -> dict[str, Context]:
+        """Return the context of each event that has a state; the first ordinary copy of it counts."""
+        found: dict[str, Context] = {}
+        for event in self._events:
+            if not event.outlier and not (event.event_id in found and event is self._batch[event.event_id]):
+                found.setdefault(event.event_id, self._context(event, found, []))
+        return found
+
+    def _context(self, event: Event, found: dict[str, Context], path: list[str]) -> Context:
+        if event.state_before is not None:
+            return self._states.around(event, self._states.given(event, self._batch))
+        groups = []
+        for each in event.prev_event_ids:
+            inside = self._batch.get(each)
+            if each in self._known and (group := self._known[each].state_group) is not None:
+                groups.append(group)
+            elif each in found:
+                groups.append(_group_of(self._batch[each], found[each]))
+            elif inside is not None and not inside.outlier and each not in path:
+                found[each] = self._context(inside, found, [*path, event.event_id])
+                groups.append(_group_of(inside, found[each]))
+            else:
+                raise RoomError(
+                    f"event {event.event_id!r}: the state before it is not known, for {each!r} is not here; give "
+                    f"state_before, or make it an outlier"
+                )
+        return self._states.around(event, self._states.merged(groups))
+
+    # ---- what is stored
+
+    def _store(self, ids: Sequence[int], contexts: Mapping[str, Context]) -> None:
+        tables, instance = self._tables, self._rules.instance_name
+        sign = -1 if self._backfilled else 1
+        places = {}
+        for number, event in zip(ids, self._events, strict=True):
+            if event is self._batch[event.event_id]:
+                places[event.event_id] = number
+        placed = {
+            each: Placed(event, event.depth or 0, sign * places[each], _group_or_none(event, contexts.get(each)))
+            for each, event in self._batch.items()
+        }
+        for each in placed.values():
+            if each.event.event_id in self._known:
+                self._store_again(each)
+        fresh = [each for event_id, each in placed.items() if event_id not in self._known]
+        if not fresh:
+            return
+        tables.add_events(instance, fresh)
+        kept = [each.event for each in fresh if each.event.rejected is None]
+        tables.add_edges([(event.event_id, prev) for event in kept for prev in event.prev_event_ids], self._room_id)
+        ordinary = [event for event in kept if not event.outlier]
+        if ordinary:
+            self._change_backward(ordinary)
+        for each in fresh:
+            self._announce(each, each.event.rejected)
+        if not self._backfilled:
+            self._note_invitations(kept)
+
+    def _store_again(self, placed: Placed) -> None:
+        """Make an ordinary event of an outlier; any other copy of a stored event changes nothing."""
+        event, stored = placed.event, self._known[placed.event.event_id]
+        if event.rejected is not None or event.outlier or not stored.outlier:
+            return
+        if stored.rejected is not None:  # it had no edges
+            self._tables.add_edges([(event.event_id, each) for each in event.prev_event_ids], self._room_id)
+        self._tables.de_outlier(self._rules.instance_name, placed)
+        self._change_backward([event])
+        self._announce(placed, None)
+
+    def _change_backward(self, events: Sequence[Event]) -> None:
+        add = missing(self._tables, events)
+        self._tables.change_backward(self._room_id, add, [event.event_id for event in events])
+
+    def _announce(self, placed: Placed, rejected: str | None) -> None:
+        if self._backfilled:
+            row = spell_backfill(placed.event, rejected=rejected)
+        else:
+            row = spell_ev(placed.event, rejected=rejected, flag=self._rules.flag)
+        self._rows.setdefault(abs(placed.stream_ordering), []).append(row)
+
+    def _note_invitations(self, events: Iterable[Event]) -> None:
+        changes = {
+            event.state_key: event.membership
+            for event in events
+            if event.out_of_band_membership and event.outlier and event.type == MEMBER
+            if event.state_key is not None and self._rules.is_local(event.state_key)
+        }
+        if changes:
+            self._tables.set_local_members(self._room_id, changes)
+
+    # ---- how the room grows
+
+    def _grow(self, ids: Sequence[int], contexts: Mapping[str, Context]) -> None:
+        """Move the forward extremities, and the current state with them."""
+        good = [
+            event
+            for event in self._batch.values()
+            if event.is_good and (event.event_id not in self._known or self._was_good_enough(event.event_id))
+        ]
+        old = self._tables.forward(self._room_id)
+        new = new_forward(self._tables, old, good)
+        if new == old:
+            return
+        self._tables.set_forward(self._room_id, new, ids[-1])
+        if len(old) == len(new) == 1 and all(_is_plain(event) for event in self._events):
+            return  # one end, and nothing that could have changed the state
+        changes = self._state_changes(old, new, contexts)
+        if not changes:
+            return
+        self._tables.change_state(self._rules.instance_name, self._room_id, ids[0], changes)
+        rows = [spell_state(self._room_id, each.key, each.event_id) for each in changes]
+        self._rows.setdefault(ids[0], []).extend(rows)
+
+    def _was_good_enough(self, event_id: str) -> bool:
+        stored = self._known[event_id]
+        return stored.outlier or stored.is_good
+
+    def _state_changes(self, old: set[str], new: set[str], contexts: Mapping[str, Context]) -> list[Change]:
+        stored = self._tables.stored(old | new)
+        before = {stored[each].state_group for each in old}
+        now = list(dict.fromkeys(group for each in sorted(new) if (group := stored[each].state_group) is not None))
+        if before == set(now):
+            return []
+        known = None
+        if len(before) == len(now) == 1:
+            step = (*before, now[0])
+            known = next((it.delta for it in contexts.values() if (it.prev_group, it.after) == step), None)
+        current = self._tables.current_state(self._room_id)
+        if known is not None:
+            wanted = {**current, **known}
+            set_to = known
+        else:
+            wanted = dict(self._states.full(now[0]) if len(now) == 1 else self._states.resolve(now))
+            set_to = {key: each for key, each in wanted.items() if current.get(key) != each}
+        gone = [key for key in current if key not in wanted]
+        if not gone and not set_to:
+            return []
+        if not self._still_joined([*gone, *set_to], set_to):
+            return [Change(key, None, each) for key, each in current.items()]
+        changes = [Change(key, None, current[key]) for key in gone]
+        return changes + [Change(key, each, current.get(key)) for key, each in set_to.items()]
+
+    def _still_joined(self, changed: Iterable[StateKey], set_to: StateMap) -> bool:
+        """Note how our own users' memberships change; whether one of them is still in the room, as far as we know."""
+        mine = [key for key in changed if key[0] == MEMBER and self._rules.is_local(key[1])]
+        if not mine:
+            return True
+        events = self._tables.events([set_to[key] for key in mine if key in set_to])
+        memberships = {key[1]: events[set_to[key]].membership if set_to.get(key) in events else None for key in mine}
+        self._tables.set_local_members(self._room_id, memberships)
+        return "join" in self._tables.local_members(self._room_id).values()
+
+
+def _first_copies(events: Iterable[Event]) -> dict[str, Event]:
+    """Return the first ordinary copy of each event, or the first of all."""
+    found: dict[str, Event] = {}
+    for event in events:
+        known = found.get(event.event_id)
+        if known is None or (known.outlier and not event.outlier):
+            found[event.event_id] = event
+    return found
+
+
+def _group_of(event: Event, context: Context) -> int:
+    """Return the group that an event stands for: the one before it if it was rejected."""
+    return context.before if event.rejected is not None else context.after
+
+
+def _group_or_none(event: Event, context: Context | None) -> int | None:
+    return None if event.outlier or context is None else _group_of(event, context)
+
+
+def _is_plain(event: Event) -> bool:
+    return event.state_key is None and len(event.prev_event_ids) == 1

@@ -1,0 +1,202 @@
+"""State resolution of room versions 2 and up (Matrix specification, "Room version 2", state resolution).
+
+The names of the steps are the specification's.  ``fetch`` returns those events of a set of IDs that are stored.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from replication.rooms.event import CREATE, MEMBER
+from replication.rooms.matrix.auth import JOIN_RULES, POWER_LEVELS, auth_keys, is_allowed, level_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from replication.rooms.event import Event, StateKey, StateMap
+
+_CREATOR_POWER = 100
+
+
+def resolve_v2(
+    states: Sequence[StateMap], fetch: Callable[[Collection[str]], Mapping[str, Event]], room_version: str
+) -> StateMap:
+    """Return the resolution of several states."""
+    agreed, conflicted = _split(states)
+    if not conflicted:
+        return agreed
+    events = _Events(fetch)
+    full = events.stored(conflicted | _auth_difference(states, events))
+    powerful = _power_events(full, events)
+    state: dict[StateKey, str] = dict(agreed)
+    _check_one_by_one(_power_order(powerful, events), state, events, room_version)
+    rest = full - powerful
+    _check_one_by_one(_mainline_order(rest, state.get((POWER_LEVELS, "")), events), state, events, room_version)
+    return {**state, **agreed}
+
+
+class _Events:
+    """Events by ID, each fetched once."""
+
+    def __init__(self, fetch: Callable[[Collection[str]], Mapping[str, Event]]) -> None:
+        self._fetch = fetch
+        self._known: dict[str, Event | None] = {}
+
+    def get(self, event_id: str) -> Event | None:
+        """Return the event if it is stored."""
+        self.load([event_id])
+        return self._known[event_id]
+
+    def load(self, event_ids: Iterable[str]) -> None:
+        """Fetch many at once."""
+        new = {each for each in event_ids if each not in self._known}
+        if new:
+            found = self._fetch(new)
+            self._known.update({each: found.get(each) for each in new})
+
+    def stored(self, event_ids: Collection[str]) -> set[str]:
+        """Return those that are."""
+        self.load(event_ids)
+        return {each for each in event_ids if self._known[each] is not None}
+
+    def auth_chain(self, event_ids: Collection[str]) -> set[str]:
+        """Return all that the events rest on, not themselves unless another of them rests on them."""
+        chain: set[str] = set()
+        edge = set(event_ids)
+        while edge:
+            self.load(edge)
+            found = [event for each in edge if (event := self._known[each]) is not None]
+            edge = {each for event in found for each in event.auth_event_ids} - chain
+            chain |= edge
+        return chain
+
+
+def _split(states: Sequence[StateMap]) -> tuple[dict[StateKey, str], set[str]]:
+    """Return the unconflicted state, and the events that are not of it; a key that one state lacks is conflicted."""
+    first, *others = states
+    agreed = {key: each for key, each in first.items() if all(state.get(key) == each for state in others)}
+    return agreed, {each for state in states for key, each in state.items() if key not in agreed}
+
+
+def _auth_difference(states: Sequence[StateMap], events: _Events) -> set[str]:
+    """Return the events that are in the full auth chain of some states, but not of all."""
+    sets = [set(state.values()) for state in states]
+    shared = sets[0].intersection(*sets[1:])
+    base = events.auth_chain(shared)  # in everybody's chain
+    chains = [events.auth_chain(each - shared) | base for each in sets]
+    return chains[0].union(*chains[1:]) - chains[0].intersection(*chains[1:])
+
+
+def _power_events(full: set[str], events: _Events) -> set[str]:
+    """Return the power events of the full conflicted set, and what of that set they rest on."""
+    powerful = {each for each in full if (event := events.get(each)) is not None and _is_power_event(event)}
+    return powerful | (events.auth_chain(powerful) & full)
+
+
+def _is_power_event(event: Event) -> bool:
+    if event.key in ((POWER_LEVELS, ""), (JOIN_RULES, ""), (CREATE, "")):
+        return True
+    return event.type == MEMBER and event.membership in ("leave", "ban") and event.sender != event.state_key
+
+
+def _power_order(event_ids: set[str], events: _Events) -> list[str]:
+    """Return the reverse topological power ordering: what is rested on first; among equals power, then age."""
+    weight = {each: _weight(each, events) for each in event_ids}
+    rests_on = {each: _auth_ids(each, events) & event_ids for each in event_ids}
+    carries: dict[str, list[str]] = {}
+    for each, below in rests_on.items():
+        for lower in below:
+            carries.setdefault(lower, []).append(each)
+    open_below = {each: len(below) for each, below in rests_on.items()}
+    ready = [weight[each] for each, count in open_below.items() if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        event_id = heappop(ready)[-1]
+        order.append(event_id)
+        for each in carries.get(event_id, ()):
+            open_below[each] -= 1
+            if not open_below[each]:
+                heappush(ready, weight[each])
+    return order
+
+
+def _weight(event_id: str, events: _Events) -> tuple[int, int, str]:
+    event = events.get(event_id)
+    assert event is not None  # noqa: S101 - the caller has looked
+    return (-_sender_power(event, events), event.origin_server_ts, event_id)
+
+
+def _sender_power(event: Event, events: _Events) -> int:
+    """Return the power of an event's sender by the event's own auth events."""
+    create = None
+    events.load(event.auth_event_ids)
+    for each in event.auth_event_ids:
+        found = events.get(each)
+        if found is not None and found.key == (POWER_LEVELS, ""):
+            return level_in(found, event.sender)
+        if found is not None and found.key == (CREATE, ""):
+            create = found
+    creator = None if create is None else create.content.get("creator", create.sender)
+    return _CREATOR_POWER if creator == event.sender else 0
+
+
+def _auth_ids(event_id: str, events: _Events) -> set[str]:
+    event = events.get(event_id)
+    return set() if event is None else set(event.auth_event_ids)
+
+
+def _mainline_order(event_ids: set[str], power_levels: str | None, events: _Events) -> list[str]:
+    """Return events by how near they are to the resolved power levels on their own way down to them."""
+    mainline: dict[str, int] = {}
+    at = power_levels
+    while at is not None and at not in mainline:
+        mainline[at] = len(mainline)
+        at = _power_levels_below(at, events)
+
+    def place(event_id: str) -> tuple[int, int, str]:
+        event = events.get(event_id)
+        assert event is not None  # noqa: S101 - only stored ones are ordered
+        at: str | None = event_id
+        seen: set[str] = set()
+        while at is not None and at not in mainline and at not in seen:
+            seen.add(at)
+            at = _power_levels_below(at, events)
+        depth = mainline.get(at, len(mainline)) if at is not None else len(mainline)
+        return (-depth, event.origin_server_ts, event_id)
+
+    return sorted(event_ids, key=place)
+
+
+def _power_levels_below(event_id: str, events: _Events) -> str | None:
+    ids = events.get(event_id)
+    if ids is None:
+        return None
+    events.load(ids.auth_event_ids)
+    for each in ids.auth_event_ids:
+        event = events.get(each)
+        if event is not None and event.key == (POWER_LEVELS, ""):
+            return each
+    return None
+
+
+def _check_one_by_one(event_ids: Iterable[str], state: dict[StateKey, str], events: _Events, room_version: str) -> None:
+    """Take into ``state`` each event that may be where the ones before have led."""
+    for event_id in event_ids:
+        event = events.get(event_id)
+        if event is None or event.key is None:
+            continue
+        auth: dict[StateKey, Event] = {}
+        needed = auth_keys(event, room_version)
+        events.load([*event.auth_event_ids, *(state[each] for each in needed if each in state)])
+        for each in event.auth_event_ids:
+            found = events.get(each)
+            if found is not None and found.key is not None and found.rejected is None:
+                auth[found.key] = found
+        for key in needed & state.keys():
+            found = events.get(state[key])
+            if found is not None and found.rejected is None:
+                auth[key] = found
+        if is_allowed(event, auth, room_version):
+            state[event.key] = event_id
