@@ -189,6 +189,7 @@ class Daemon(service.Service):
         """Say where we listen, and start the server; if either fails, twistd ends with one line and status 1."""
         service.Service.startService(self)
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reopen_logs))
+        self._reactor.callWhenRunning(self._take_sigterm)
         starting = defer.Deferred.fromCoroutine(self._start())
         starting.addErrback(lambda failure: self._reactor.callWhenRunning(self._give_up, failure))
 
@@ -197,6 +198,14 @@ class Daemon(service.Service):
         service.Service.stopService(self)
         self._stopping = True
         return defer.Deferred.fromCoroutine(self._stop())
+
+    def _take_sigterm(self) -> None:
+        """End with status 0 after SIGTERM: the reactor's own answer to it makes twistd die of it in the end."""
+        signal.signal(signal.SIGTERM, lambda *_: self._reactor.callFromThread(self._end))
+
+    def _end(self) -> None:
+        if not self._stopping:
+            self._reactor.stop()
 
     def _keep(self, port: IListeningPort) -> IListeningPort:
         self._ports.append(port)

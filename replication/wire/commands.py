@@ -295,7 +295,8 @@ def parse_line(line: str) -> Command:
     word, _, rest = line.removesuffix("\r").partition(" ")
     command = COMMANDS.get(word)
     if command is None:
-        raise RemoteProtocolError(f"unknown command: {word[:40]!r}", "unknown command")
+        hint = "; this is not an HTTP port" if rest.endswith((" HTTP/1.1", " HTTP/1.0")) else ""
+        raise RemoteProtocolError(f"unknown command: {word[:40]!r}{hint}", "unknown command")
     return command.parse(rest)
 
 

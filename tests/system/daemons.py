@@ -57,7 +57,11 @@ class Daemon:
     @property
     def log(self) -> str:
         """What the running process has logged."""
-        return (self.folder / f"{self.name}-{self.starts}.log").read_text()
+        return self.log_of(self.starts)
+
+    def log_of(self, start: int) -> str:
+        """What the process of that start has logged, counted from 1."""
+        return (self.folder / f"{self.name}-{start}.log").read_text()
 
     def start(self) -> Self:
         """Start it; use ``address`` or ``until`` to wait for it."""

@@ -71,6 +71,7 @@ ALSO_READ: list[tuple[str, Command]] = [
 MALFORMED: list[tuple[str, str]] = [
     ("FOO bar", "unknown command: 'FOO'"),
     ("FOO 100%", "unknown command: 'FOO'"),
+    ("GET /metrics HTTP/1.1\r", "unknown command: 'GET'; this is not an HTTP port"),
     ("ping 1", "unknown command: 'ping'"),
     (" PING 1", "unknown command: ''"),
     ("PING\t1", "unknown command: 'PING"),

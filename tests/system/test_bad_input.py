@@ -1,0 +1,317 @@
+"""Bad input over real sockets to real processes: an answer that says what and where, and nobody else notices."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.system.daemons import PATIENCE, Daemon, environment, until
+from tests.system.peers import Peer, ask, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECRET = {"Authorization": "Bearer open sesame"}
+JSON = {"Content-Type": "application/json"}
+LINE_LIMIT = 16_384
+CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(256))
+
+
+class Scene:
+    """A master, and two peers who only want to be left in peace."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        (folder / "secret").write_text("open sesame\n")
+        (folder / "master.toml").write_text("ping_after = 0.2\ngive_up_after = 60.0\n")
+        self.master = stack.enter_context(
+            Daemon(
+                folder,
+                "master",
+                "--config=master.toml",
+                "--stream=orders",
+                "--secret-file=secret",
+                "--listen=tcp:0:interface=127.0.0.1",
+                "--http=tcp:0:interface=127.0.0.1",
+            )
+        )
+        self.wire, self.http = self.master.address("the wire"), f"http://{self.master.address('HTTP')}"
+        self.bystanders = [stack.enter_context(Peer(self.wire)) for _ in range(2)]
+        for number, peer in enumerate(self.bystanders):
+            peer.say(b"NAME bystander%d\nPING 1\nREPLICATE\n" % number)
+            peer.read_until("POSITION caches")
+
+    def faults(self) -> dict[str, int]:
+        """Return how many connections were closed, by what was wrong."""
+        _, text = ask(f"{self.http}/metrics", headers=SECRET)
+        found = re.findall(r'replication_faults_total\{kind="([^"]*)"\} ([0-9]+)', text)
+        return {kind: int(count) for kind, count in found}
+
+    def append(self, row: object = "fact") -> int:
+        """Append a fact, and return its ID."""
+        body = f'{{"rows":["{row}"]}}'.encode()
+        status, answer = ask(f"{self.http}/v1/streams/orders/facts", body, {**SECRET, **JSON})
+        assert status == 200, answer
+        return int(answer["ids"][0])
+
+    def check(self) -> None:
+        """Be sure that the daemon is up and the bystanders have noticed nothing."""
+        token = self.append()
+        for peer in self.bystanders:
+            peer.say(b"PING 1\n")
+            assert peer.read_until(f"RDATA orders master {token} ") == f'RDATA orders master {token} "fact"'
+            assert not [line for line in peer.lines if line.startswith("ERROR")]
+        assert ask(f"{self.http}/health")[0] == 200
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(stack, tmp_path_factory.mktemp("master"))
+
+
+WRONG = {
+    "an unknown command": (b"FOO bar\n", "line 1: unknown command: 'FOO'", "unknown command"),
+    "a formatted one": (b"FOO 100% %s {0}\n", "in 'FOO 100% %s {0}'", "unknown command"),
+    "a word in small letters": (b"PING 1\nping 1\n", "line 2: unknown command: 'ping'", "unknown command"),
+    "a web browser": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "this is not an HTTP port", "unknown command"),
+    "a TLS client": (CLIENT_HELLO, "line 1: not UTF-8 at byte", "not UTF-8"),
+    "NUL": (b"\0\n", r"line 1: unknown command: '\x00'", "unknown command"),
+    "what only a master says": (b"RDATA orders master 3 []\n", "invalid command: RDATA", "wrong direction"),
+    "a name of a master": (b"SERVER localhost\n", "invalid command: SERVER", "wrong direction"),
+    "too few fields": (b"USER_SYNC a b\n", "line 1: USER_SYNC takes", "bad line"),
+    "a number that is none": (b"FEDERATION_ACK s 1_0\n", "not a plain integer", "bad line"),
+    "a name that is none": (b"REPLICATE orders a\x01b\n", "not a stream name", "bad line"),
+    "JSON that is none": (b"USER_IP @u:h [1,2\n", "line 1: not JSON", "bad line"),
+    "JSON that is deep": (b"USER_IP @u:h " + b"[" * 8_000 + b"\n", "line 1: not JSON", "bad line"),
+    "bytes that are no text": (b"NAME \xff\n", "line 1: not UTF-8 at byte 6", "not UTF-8"),
+    "half a character": (b"PING 1\nNAME \xe2\x82\n", "line 2: not UTF-8 at byte 6", "not UTF-8"),
+    "what cannot be passed on": (b"REMOTE_SERVER_UP a\r\r\n", "REMOTE_SERVER_UP", "bad line"),
+    "a line that is too long": (b"NAME " + b"x" * LINE_LIMIT + b"\n", "Line length exceeded: line 1", "line too long"),
+    "one byte too many and no end": (b"x" * (LINE_LIMIT + 1), "Line length exceeded: line 1", "line too long"),
+    "no end at all": (b"PING 1\n" + b"x" * 8_000_000, "Line length exceeded: line 2", "line too long"),
+    "right lines after it": (b"FOO\n" + b"PING 1\n" * 200_000, "line 1: unknown command", "unknown command"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_answered_counted_and_nobody_elses(scene: Scene, name: str) -> None:
+    data, complaint, kind = WRONG[name]
+    before = scene.faults().get(kind, 0)
+    with Peer(scene.wire) as peer:
+        peer.say(data)
+        said = peer.read_to_the_end()
+    assert said[-1].startswith("ERROR ")
+    assert complaint in said[-1]
+    assert [line.split(" ")[0] for line in said[:2]] == ["SERVER", "PING"]
+    assert scene.faults()[kind] == before + 1
+    scene.check()
+
+
+def test_what_is_odd_but_right_is_taken(scene: Scene) -> None:
+    """A byte at a time, a CR at the end, NUL in a text, a line of exactly the limit, a flood of blank lines."""
+    faults = scene.faults()
+    with Peer(scene.wire) as peer:
+        for byte in b"NAME nc\r\n":
+            peer.say(bytes([byte]))
+        peer.say(b"NAME a\0b\nPING\n" + b"NAME " + b"x" * (LINE_LIMIT - 5) + b"\n")
+        peer.say(b"\n" * 500_000 + b" \r\n" * 10_000)
+        for byte in b"REPLICATE orders\n":
+            peer.say(bytes([byte]))
+        peer.read_until("POSITION orders master ")
+        token = scene.append("seen")
+        peer.read_until(f"RDATA orders master {token} ")
+        peer.say(b"FOO\n")
+        assert "line 510006: unknown command" in peer.read_to_the_end()[-1]
+    assert scene.faults() == {**faults, "unknown command": faults.get("unknown command", 0) + 1}
+    scene.check()
+
+
+def test_who_goes_without_a_word_is_no_fault(scene: Scene) -> None:
+    faults = scene.faults()
+    for reset in (False, True):
+        with Peer(scene.wire) as peer:
+            peer.say(b"NAME half a li")
+            peer.read_until("PING")
+            peer.close(reset=reset)
+    Peer(scene.wire).close(reset=True)
+    peers = [Peer(scene.wire) for _ in range(50)]
+    for peer in peers:
+        peer.close()
+    scene.check()
+    assert scene.faults() == faults
+    until(
+        lambda: len(ask(f"{scene.http}/v1/connections", headers=SECRET)[1]["connections"]) == len(scene.bystanders),
+        "only the bystanders are left",
+    )
+
+
+def test_bystanders_are_pinged_throughout(scene: Scene) -> None:
+    for peer in scene.bystanders:
+        peer.lines.clear()
+        peer.read_until("PING ")
+    scene.check()
+
+
+def test_http_refuses_with_the_right_status_and_a_reason(scene: Scene) -> None:
+    updates, facts = "/v1/streams/orders/updates", "/v1/streams/orders/facts"
+    ndjson = {"Content-Type": "application/x-ndjson"}
+    before = scene.append()
+    cases: list[tuple[int, str, str, bytes | None, dict[str, str]]] = [
+        (400, "instance", updates, None, {}),
+        (400, "nonsense", f"{updates}?instance=master&from=0&upto=1&nonsense=1", None, {}),
+        (400, "from", f"{updates}?instance=master&from=x&upto=1", None, {}),
+        (400, "upto", f"{updates}?instance=master&from=2&upto=1", None, {}),
+        (400, "limit", f"{updates}?instance=master&from=0&upto=1&limit=0", None, {}),
+        (400, "not JSON", facts, b"{", JSON),
+        (400, "not JSON", facts, b'{"rows":[NaN]}', JSON),
+        (400, "rows", facts, b'{"row":[1]}', JSON),
+        (400, "not UTF-8", facts, b'{"rows":["\xff"]}', JSON),
+        (400, "line 2", facts, b'{"rows":[]}\n{"rows":1}\n', ndjson),
+        (400, "not JSON", facts, b'{"rows":' + b"[" * 100_000, JSON),
+        (404, "nothing", "/v1/nothing", None, {}),
+        (404, "nowhere", "/v1/streams/nowhere/updates?instance=master&from=0&upto=1", None, {}),
+        (404, "nowhere", "/v1/streams/nowhere/facts", b'{"rows":[]}', JSON),
+        (405, "POST", facts, None, {}),
+        (413, "send it in parts", facts, b"x" * (64 * 2**20 + 1), JSON),
+        (415, "text/plain", facts, b'{"rows":[]}', {"Content-Type": "text/plain"}),
+    ]
+    for status, reason, path, body, headers in cases:
+        got, answer = ask(scene.http + path, body, {**SECRET, **headers})
+        assert got == status, (path, answer)
+        assert set(answer) == {"error", "detail"}
+        assert reason in answer["detail"]
+    for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic b3Blbg=="}):
+        got, answer = ask(scene.http + facts, b'{"rows":[]}', {**JSON, **shown})
+        assert (got, "secret" in answer["detail"] or "Bearer" in answer["detail"]) == (401, True)
+    assert scene.append() == before + 1, "nothing was appended by any of it"
+    scene.check()
+
+
+def test_what_is_no_http_is_left(scene: Scene) -> None:
+    for data in (b"\xff\xfe\0\r\n" * 100, b"PING 1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * 100_000):
+        with Peer(scene.http.removeprefix("http://")) as peer:
+            peer.say(data)
+            peer.read_to_the_end()
+    scene.check()
+
+
+HELLO = b"SERVER localhost\n"
+WRONG_MASTERS = {
+    "an unknown command": b"FOO bar\n",
+    "what only a worker says": b"REPLICATE\n",
+    "a row without a token": b"RDATA theirs fake x [1]\n",
+    "a row that is no JSON": b"RDATA theirs fake 9 [1\n",
+    "a row that is too deep": b"RDATA theirs fake 9 " + b"[" * 8_000 + b"\n",
+    "a position of nothing": b"POSITION theirs fake 1\n",
+    "a line that is too long": b"RDATA theirs fake 9 [" + b"1," * LINE_LIMIT + b"1]\n",
+    "no end at all": b"x" * 100_000,
+    "bytes that are no text": b"PING \xff\n",
+    "the wrong name": b"SERVER other.example\n",
+    "a web server": b"HTTP/1.1 400 Bad Request\r\n",
+}
+
+
+def test_a_worker_leaves_a_master_that_is_wrong_and_comes_back(scene: Scene, tmp_path: Path) -> None:
+    """Each wrong thing comes after right ones; between two, the fake master behaves, so that the wait stays short."""
+    with listen() as server, ExitStack() as stack:
+        fake = f"tcp:127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "secret").write_text("open sesame\n")
+        options = (
+            f"--connect={fake}",
+            f"--connect=tcp:{scene.wire}",
+            f"--catch-up={scene.http}",
+            "--secret-file=secret",
+        )
+        worker = stack.enter_context(Daemon(tmp_path, "worker", *options, "--http=tcp:0:interface=127.0.0.1"))
+        http = f"http://{worker.address('HTTP')}"
+
+        def positions() -> dict[tuple[str, str], int]:
+            _, answer = ask(f"{http}/v1/streams", headers=SECRET)
+            return {
+                (stream["name"], writer["instance"]): writer["position"]
+                for stream in answer["streams"]
+                for writer in stream["writers"]
+            }
+
+        def reach(wanted: dict[tuple[str, str], int], name: str) -> None:
+            until(lambda: wanted.items() <= positions().items(), f"{wanted} after {name}")
+
+        def accept(data: bytes) -> Peer:
+            peer = stack.enter_context(Peer(server.accept()[0]))
+            peer.say(data)
+            return peer
+
+        token = 1
+        for number, (name, wrong) in enumerate(WRONG_MASTERS.items(), 1):
+            token += 1
+            peer = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token - 1, token - 1))
+            peer.say(b'RDATA theirs fake %d "right"\n' % token + wrong + b'RDATA theirs fake 99 "never"\n')
+            said = peer.read_to_the_end()
+            assert said[:1] == ["NAME worker1"], name
+            assert said[-1].startswith("ERROR "), name
+            good = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
+            good.read_until("REPLICATE")
+            mine = scene.append()
+            reach({("orders", "master"): mine, ("theirs", "fake"): token}, name)
+            _, metrics = ask(f"{http}/metrics", headers=SECRET)
+            counts = re.findall(r"replication_faults_total\{[^}]*\} ([0-9]+)", metrics)
+            assert sum(map(int, counts)) == number, name
+            good.close()
+        last = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
+        last.say(b'RDATA theirs fake batch "a"\nRDATA theirs fake 100 "b"\nPOSITION theirs fake 100 120\n')
+        reach({("theirs", "fake"): 120}, "all")
+        _, page = ask(f"{http}/v1/streams/theirs/updates?instance=fake&from=0&upto=120", headers=SECRET)
+        assert page["updates"] == [*[[each, "right"] for each in range(2, token + 1)], [100, "a"], [100, "b"]]
+        assert worker.terminate() == 0
+    scene.check()
+
+
+COMMANDS: dict[str, tuple[int, str]] = {
+    "twistd -n replication": (2, "say master or worker"),
+    "twistd -n replication master --nonsense": (2, "nonsense"),
+    "twistd -n replication master --listen nonsense": (1, "nonsense"),
+    "twistd -n replication master --listen tcp:{port}:interface=127.0.0.1 --http tcp:0": (1, "{port}"),
+    "twistd -n replication master --database sqlite:////nowhere/at/all.db --listen tcp:0 --http tcp:0": (
+        1,
+        "/nowhere/at/all.db",
+    ),
+    "twistd -n replication master --config wrong.toml": (1, "server_name"),
+    "twistd -n replication worker --connect nonsense": (1, "nonsense"),
+    "replication nonsense": (2, "nonsense"),
+    "replication append nowhere 1 --http {http}": (1, "401"),
+    "replication status --http http://127.0.0.1:1": (1, "127.0.0.1:1"),
+}
+
+
+def test_commands_that_cannot_work_say_why_in_one_line(scene: Scene, tmp_path: Path) -> None:
+    """Two at a time, as there may be no more cores than that."""
+    (tmp_path / "wrong.toml").write_text('server_nam = "x"\n')
+    values = {"port": scene.wire.rpartition(":")[2], "http": scene.http}
+    running: list[tuple[str, subprocess.Popen[str]]] = []
+    results: dict[str, tuple[int, str]] = {}
+    for number, command in enumerate([*COMMANDS, "", ""]):
+        if command:
+            argv = command.format(**values).split(" ")
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "wrong.toml").write_text('server_nam = "x"\n')
+            process: subprocess.Popen[Any] = subprocess.Popen(
+                argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            running.append((command, process))
+        if len(running) > 2 or not command:
+            name, process = running.pop(0)
+            _, complaint = process.communicate(timeout=PATIENCE)
+            results[name] = process.returncode, complaint
+    for command, (status, culprit) in COMMANDS.items():
+        got, complaint = results[command]
+        assert got == status, (command, got, complaint)
+        assert culprit.format(**values) in complaint, (command, complaint)
+        lines = [line for line in complaint.splitlines() if line.strip()]
+        assert len(lines) == 1, (command, lines)
+    scene.check()
