@@ -106,7 +106,7 @@ class StreamFollower:
         self._turn = DeferredLock()  # one transaction of this stream at a time, whoever wrote the facts
         self._driving: dict[InstanceName, Deferred[None] | None] = {}  # None: just begun
         self._positions: dict[InstanceName, Token] | None = None  # None until read from the store
-        self._early: list[Callable[[], None]] | None = None  # what is heard while they are being read
+        self._early: list[Callable[[], object]] | None = None  # what is heard while they are being read
 
     # ---- what is heard
 
@@ -146,15 +146,17 @@ class StreamFollower:
         cursor.position_heard(link, prev, command.new)
         self._drive(command.instance, cursor)
 
-    def rows_heard(self, link: Hashable, rows: Rows) -> None:
-        """Take in a run of RDATA."""
+    def rows_heard(self, link: Hashable, rows: Rows) -> bool:
+        """Take in a run of RDATA; returns whether more of that writer had better wait until this is applied."""
         if self._positions is None:
             self._hear_later(lambda: self.rows_heard(link, rows))
-            return
+            return False
         cursor = self.cursors.get(rows.instance)
-        if cursor is not None:  # else nothing is known of that writer before its POSITION (trap 25)
-            cursor.rows_heard(link, rows.places, rows.texts)
-            self._drive(rows.instance, cursor)
+        if cursor is None:  # nothing is known of that writer before its POSITION (trap 25)
+            return False
+        cursor.rows_heard(link, rows.places, rows.texts)
+        self._drive(rows.instance, cursor)
+        return cursor.crowded and rows.instance not in self.errors
 
     def link_lost(self, link: Hashable) -> None:
         """A connection is gone: what it said in part is forgotten."""
@@ -162,7 +164,7 @@ class StreamFollower:
         for cursor in self.cursors.values():
             cursor.link_lost(link)
 
-    def _hear_later(self, hear: Callable[[], None]) -> None:
+    def _hear_later(self, hear: Callable[[], object]) -> None:
         if self._early is not None:
             self._early.append(hear)
 

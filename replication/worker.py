@@ -248,8 +248,8 @@ class Worker:
                     continue
                 follower = self._followers.get(each.stream)
                 if isinstance(each, Rows):
-                    if follower is not None:
-                        follower.rows_heard(link, each)
+                    if follower is not None and follower.rows_heard(link, each):
+                        link.rest()
                     continue
                 positions = True
                 self._source_of[each.instance] = link.endpoint
@@ -327,6 +327,8 @@ class Worker:
 
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         """Wake whoever waits for this position or an earlier one."""
+        for link in self._links:
+            link.go_on()
         waiters = self._waiters.get((stream, writer))
         if waiters is None:
             return

@@ -570,6 +570,38 @@ class FaultTests(WorkerCase):
         self.assertEqual(self.stored(), 2)
 
 
+class RestTests(WorkerCase):
+    def fill(self, first: int) -> bytes:
+        """Return facts that take more than half of what may wait."""
+        return b"".join([rdata(token, f'"{"x" * 16_000}"') for token in range(first, first + 300)])
+
+    def resting(self) -> bool:
+        peer = self.worker._links[0].peer
+        assert peer is not None
+        return bool(peer.paused)
+
+    def test_a_writer_that_tells_more_than_is_applied_is_not_read_until_it_is(self) -> None:
+        self.apply()
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        self.store.close_gate("commit")
+        self.say(writer, self.fill(2))
+        self.assertTrue(self.resting())
+        self.store.open_gate("commit")
+        self.net.run()
+        self.assertEqual((self.resting(), self.at()), (False, 301))
+
+    def test_a_stream_that_stands_still_holds_no_other_up(self) -> None:
+        self.apply()
+        writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
+        self.start()
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            self.say(writer, rdata(2))
+            self.say(writer, self.fill(3), rdata(2, stream="stock"))
+        self.assertEqual((self.resting(), self.at(), self.at("stock")), (False, 1, 2))
+
+
 class FollowingTests(WorkerCase):
     """With a real master and its HTTP, over a network in memory."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory
+    from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IProtocolFactory
     from twisted.python.failure import Failure
 
     from replication.session.connection import Heard
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 FIRST_DELAY = 0.1  # seconds; protocol B5
 MAX_DELAY = 2.0
+LONGEST_REST = 2.0  # seconds: a slow disk; far below what keep-alives bear
 
 
 @implementer(IStreamClientEndpoint)
@@ -96,6 +97,7 @@ class WriterLink(Factory):
         self._said = ""
         self._server_heard = False
         self._faulted = False
+        self._resting: IDelayedCall | None = None
         self._attempts = 0  # since the last good conversation; ClientService counts since the last TCP connection
         self._backoff = backoffPolicy(FIRST_DELAY, MAX_DELAY, math.e, jitter=lambda: random.uniform(0.0, 0.1))  # noqa: S311
         try:
@@ -115,6 +117,20 @@ class WriterLink(Factory):
         if self.peer is not None:
             self.peer.close("server stopping")
         return self._service.stopService()
+
+    def rest(self) -> None:
+        """Read no more until ``go_on``, but for LONGEST_REST at most, and not again before that."""
+        if self._resting is None and self.peer is not None:
+            self.peer.pauseProducing()  # type: ignore[no-untyped-call]
+            self._resting = self._reactor.callLater(LONGEST_REST, self.peer.resumeProducing)
+
+    def go_on(self) -> None:
+        """Read on."""
+        resting, self._resting = self._resting, None
+        if resting is not None and resting.active():
+            resting.cancel()
+            if self.peer is not None:
+                self.peer.resumeProducing()  # type: ignore[no-untyped-call]
 
     def ask(self) -> None:
         """Have the writer tell its positions again, if it is there."""
@@ -170,6 +186,7 @@ class WriterLink(Factory):
             self._said = ""
             self._attempts = 0
         self.peer = None
+        self.go_on()
         self.state = "not connected"
         self._on_lost(self)
 

@@ -124,6 +124,11 @@ class Cursor:
         """Whether a link is followed and all that was announced has been applied."""
         return self.linked and self.position == self.announced and self.position <= self._reset_to
 
+    @property
+    def crowded(self) -> bool:
+        """Whether it is time to hear no more for a moment: what is ready takes half of the memory that it may."""
+        return self._tail == self._gap_upto and 2 * self.held_bytes > self._max_held_bytes
+
     def position_heard(self, link: Hashable, prev: Token, new: Token) -> None:
         """Hear that the writer has settled all IDs up to ``new``, and that none in ``(prev, new]`` has a fact."""
         if new < self.announced:

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from replication.errors import ConfigError
-from replication.net.link import MAX_DELAY, WriterLink, http_beside
+from replication.net.link import LONGEST_REST, MAX_DELAY, WriterLink, http_beside
 from replication.net.protocol import Limits
 from replication.session.connection import Fault, Heard, Rows
 from replication.wire.commands import Position
@@ -180,6 +180,49 @@ class ConversationTests(LinkCase):
         now(self.link.stop())
         self.net.run(60)
         self.assertEqual(self.net.attempts, 1)
+
+
+class RestTests(LinkCase):
+    def start(self) -> Any:
+        self.serve(GOOD)
+        self.link.start()
+        self.net.run()
+        return self.link.peer
+
+    def test_it_reads_no_more_until_it_goes_on(self) -> None:
+        peer = self.start()
+        self.link.rest()
+        self.assertTrue(peer.paused)
+        self.link.go_on()
+        self.assertFalse(peer.paused)
+        self.net.run(LONGEST_REST)
+        self.link.rest()
+        self.assertTrue(peer.paused)
+
+    def test_it_rests_for_so_long_at_most_and_not_again_before_it_goes_on(self) -> None:
+        peer = self.start()
+        self.link.rest()
+        self.net.run(LONGEST_REST)
+        self.assertFalse(peer.paused)
+        self.link.rest()
+        self.assertFalse(peer.paused)
+        self.link.go_on()
+        self.link.rest()
+        self.assertTrue(peer.paused)
+
+    def test_the_next_connection_does_not_rest_for_the_last_one(self) -> None:
+        self.start()
+        self.link.rest()
+        self.net.cut()
+        self.net.run(MAX_DELAY)
+        peer: Any = self.link.peer
+        self.assertFalse(peer.paused)
+        self.link.rest()
+        self.assertTrue(peer.paused)
+
+    def test_with_nobody_there_it_has_nothing_to_rest_from(self) -> None:
+        self.link.rest()
+        self.assertEqual(self.net.getDelayedCalls(), [])
 
 
 class WrongRemoteTests(LinkCase):
