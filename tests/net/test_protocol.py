@@ -12,6 +12,7 @@ from twisted.protocols.basic import LineReceiver
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.net.protocol import Limits, ReplicationProtocol
+from replication.session import outbox
 from replication.session.connection import Fault, Keepalive, Role, Rows
 from replication.wire.commands import Error, Name, Ping, Position, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -254,6 +255,18 @@ class BackpressureTests(ProtocolCase):
         self.assertEqual(self.protocol.queued_bytes, 0)
         self.write(115)
         self.assertEqual(self.wire.read(), self.position(115))
+
+    def test_it_may_be_paused_again_halfway_through_what_waits(self) -> None:
+        self.patch(outbox, "JOINED_BYTES", 1)
+        self.write(*range(100, 119))
+        self.wire.read(21)
+        self.assertGreater(self.protocol.queued_bytes, 200)
+        self.assertLess(len(self.wire.value()), 150)
+        self.write(119)
+        received = b""
+        while data := self.wire.read(70):
+            received += data
+        self.assertEqual(received, b"".join(map(self.position, range(101, 120))))
 
     def test_what_is_said_stays_behind_what_waits(self) -> None:
         self.write(*range(100, 107))
