@@ -7,6 +7,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     logs.py      observers for `twistd --logger`
     config.py    TOML and options to a frozen Config; an unknown key is an error that names its neighbour
     bench/       `replication bench`: a file per scenario; measures, decides nothing
+    roomkeeper.py rooms over a master: persisting events, and reading them back
     master.py    the writing role, wired from plain values: what an application embeds
     worker.py    the following role, likewise
     writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
@@ -18,6 +19,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     storage/     IStreamStore: where facts and positions are kept
     waiting.py   a Deferred for several who wait, or for work that goes on without us
     session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
+    rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution
     streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
     wire/        how things are spelt: grammar.py commands.py
     errors.py    every error, drawn as a tree

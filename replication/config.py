@@ -60,7 +60,8 @@ class Config:
     """All that a master or a worker is told.
 
     ``stream`` are names given one by one, ``streams`` full definitions, one per ``[[streams]]`` table.  Times are in
-    seconds, ``line_limit`` and ``max_queued_bytes`` in bytes.  ``secret`` is what the file ``secret_file`` holds.
+    seconds, ``line_limit`` and ``max_queued_bytes`` in bytes.  ``rooms``, in the file a table without keys, says that a
+    master keeps rooms.  ``secret`` is what the file ``secret_file`` holds.
     """
 
     role: Role = attrs.field(metadata=_NO_KEY)
@@ -78,6 +79,7 @@ class Config:
     max_queued_lines: Count = 100_000
     listen: Texts = attrs.field(default=(), metadata=_MASTER)  # a worker that writes would have it too
     streams: tuple[StreamDefinition, ...] = attrs.field(default=(), metadata=_MASTER)
+    rooms: bool = attrs.field(default=False, metadata=_MASTER)
     connect: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Texts = attrs.field(default=(), metadata=_WORKER)
     app: Text | None = attrs.field(default=None, metadata=_WORKER)
@@ -149,6 +151,8 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
         if owner not in (role, "nobody"):
             raise ConfigError(f"{path}: {key}: only a {owner} has this key, and this is a {role}'s configuration")
     _refuse_unknown(table, known, path)
+    for key in table["rooms"] if isinstance(table.get("rooms"), dict) else ():
+        raise ConfigError(f"{path}: rooms.{key}: unknown key; [rooms] takes none, that it is there is enough")
     for number, stream in enumerate(_tables(table.get("streams"))):
         if "retention" in stream:
             raise ConfigError(f"{path}: streams[{number}].retention: retention is not there yet; remove the key")
@@ -157,7 +161,8 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):
             _refuse_unknown(place, [field.name for field in attrs.fields(WriterPlace)], path, f"writers.{name}.")
-    return {key: _read_value(key, value, f"{path}: {key}") for key, value in table.items()}
+    given = {**table, "rooms": True} if table.get("rooms") == {} else table
+    return {key: _read_value(key, value, f"{path}: {key}") for key, value in given.items()}
 
 
 def _tables(value: object) -> Iterable[Mapping[str, Any]]:

@@ -31,6 +31,7 @@ from replication import __version__, config
 from replication.errors import ConfigError, ReplicationError
 from replication.master import Master
 from replication.net.protocol import Limits
+from replication.roomkeeper import Rooms
 from replication.web.site import make_site
 from replication.worker import Worker
 
@@ -107,6 +108,10 @@ class MasterOptions(_RoleOptions):
         ["http", None, None, "server endpoint of appends, catch-up, status, metrics [tcp:9093:interface=127.0.0.1]"],
     ]
     opt_listen = _repeated("listen", "server endpoint that workers connect to [tcp:9092:interface=127.0.0.1] *")
+
+    def opt_rooms(self) -> None:
+        """Keep rooms: the streams events and backfill, and /v1/rooms over HTTP."""
+        self["rooms"] = True
 
 
 class WorkerOptions(_RoleOptions):
@@ -301,7 +306,8 @@ def make_daemon(reactor: Any, role: config.Role, options: usage.Options) -> Daem
     if isinstance(server, Master):
         sockets += [Socket("listen", "the wire", each, server.factory) for each in found.listen]
     if found.http is not None:
-        make_http = partial(make_site, server, secret=found.secret, reactor=reactor)
+        rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
+        make_http = partial(make_site, server, secret=found.secret, reactor=reactor, rooms=rooms)
         sockets.append(Socket("http", "HTTP", found.http, make_http))
     return Daemon(reactor, server, sockets)
 

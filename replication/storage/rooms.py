@@ -164,8 +164,9 @@ def declare_rooms(database: IStatements) -> None:
 class RoomTables:
     """The tables, for one transaction: what it has learnt of state groups it forgets with it (trap 50)."""
 
-    def __init__(self, database: IStatements) -> None:
+    def __init__(self, database: IStatements, *, reading: bool = False) -> None:
         self._sql = Sql(database)
+        self._locks = not (reading or self._sql.is_sqlite)
         self._groups: dict[int, Group] = {}
         self._fresh: dict[int, str] = {}  # groups that are not in the database yet, and their rooms
         self._next_group = 0
@@ -176,7 +177,7 @@ class RoomTables:
     def room(self, room_id: str) -> Room | None:
         """Return a room and, in PostgreSQL, keep others from writing to it."""
         sql = "SELECT room_version, min_depth, tangled FROM room_summaries WHERE room_id = ?"
-        if not self._sql.is_sqlite:
+        if self._locks:
             self._sql.run(
                 "INSERT INTO room_summaries (room_id, tangled) VALUES (?, 0) ON CONFLICT (room_id) DO NOTHING", room_id
             )

@@ -17,10 +17,12 @@ from replication.errors import (
     NotAWriterError,
     RemoteProtocolError,
     ReplicationError,
+    RoomError,
     RowError,
     SequenceRegressedError,
     StoreError,
     StreamError,
+    UnknownRoomError,
     UnknownStreamError,
 )
 from replication.streams.seams import Sample
@@ -36,6 +38,7 @@ from replication.web.facts import (
     spell_page,
 )
 from replication.web.query import read_key, read_query, read_token
+from replication.web.rooms import RoomCalls
 from replication.web.status import describe_peer, describe_stream
 from replication.wire import grammar
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.seams import Page, PeerStatus, StreamStatus
+    from replication.web.rooms import IRooms
     from replication.wire.grammar import InstanceName, Token
 
     Call = Callable[[Exchange], Coroutine[Any, Any, Answer]]
@@ -95,14 +99,19 @@ class IServed(Protocol):
 
 
 def make_site(
-    served: IServed, *, secret: str | None, max_body: int = MAX_BODY, reactor: IReactorTime | None = None
+    served: IServed,
+    *,
+    secret: str | None,
+    max_body: int = MAX_BODY,
+    reactor: IReactorTime | None = None,
+    rooms: IRooms | None = None,
 ) -> Site:
     """Return the factory that serves ``served``; ConfigError if ``secret`` cannot be one.
 
     With a secret every call but ``/health`` needs it; without one only peers on this machine are served.  A request's
-    body may have ``max_body`` bytes.
+    body may have ``max_body`` bytes.  ``rooms`` are served too, if there are any.
     """
-    api = Api(served, Door(secret), max_body)
+    api = Api(served, Door(secret), max_body, rooms)
     site = _QuietSite(api, requestFactory=Exchange, reactor=reactor)  # type: ignore[no-untyped-call]
     api.clock = site.reactor
     return site
@@ -121,11 +130,12 @@ class Api(Resource):
     isLeaf = True  # noqa: N815  Twisted's name
     clock: IReactorTime
 
-    def __init__(self, served: IServed, door: Door, max_body: int) -> None:
+    def __init__(self, served: IServed, door: Door, max_body: int, rooms: IRooms | None = None) -> None:
         """Serve ``served`` to whom ``door`` lets in."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.max_body = max_body
         self._served = served
+        self._rooms = None if rooms is None else RoomCalls(rooms)
         self._door = door
         self._answers: Counter[tuple[str, int]] = Counter()
 
@@ -143,7 +153,7 @@ class Api(Resource):
         label = "none"
         try:
             path = [part.decode("utf-8", "backslashreplace") for part in request.postpath or ()]
-            label, method, call = self._find(path)
+            label, method, call = self._find(path, request.method.decode("latin-1"))
             self._admit(request, label, method)
             answer = await call(request)
         except Refused as refused:
@@ -156,7 +166,7 @@ class Api(Resource):
         self._answers[label, answer.code] += 1
         request.conclude(answer)
 
-    def _find(self, path: Sequence[str]) -> tuple[str, str, Call]:
+    def _find(self, path: Sequence[str], asked: str) -> tuple[str, str, Call]:
         """Return what a path is called in metrics, which method it takes, and what answers it."""
         match path:
             case ["v1", "streams"]:
@@ -167,6 +177,8 @@ class Api(Resource):
                 return "updates", "GET", partial(self._updates, name)
             case ["v1", "streams", name, "facts"]:
                 return "facts", "POST", partial(self._append, name)
+            case ["v1", "rooms", *rest] if self._rooms is not None and (found := self._rooms.find(rest, asked)):
+                return found
             case ["v1", "connections"]:
                 return "connections", "GET", self._connections
             case ["health"]:
@@ -274,11 +286,13 @@ def _status(error: ReplicationError) -> int:
     match error:
         case UnknownStreamError():
             return 404
+        case UnknownRoomError():
+            return 404
         case NotAWriterError():
             return 403
         case StoreError() | SequenceRegressedError():
             return 503
-        case StreamError() | RemoteProtocolError():
+        case StreamError() | RemoteProtocolError() | RoomError():
             return 400
     return 500
 

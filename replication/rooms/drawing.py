@@ -1,0 +1,211 @@
+"""A room's graph as a picture: Graphviz, or SVG with a row per event, oldest at the bottom, as one reads a log."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+ROW: Final = 22  # pixels
+LANE: Final = 18
+LEFT: Final = 66  # where the first lane is
+TEXT: Final = 420  # what labels need
+TOP: Final = 58
+SHORT: Final = 12  # characters of an event's ID that are shown
+
+
+@attrs.frozen
+class Mark:
+    """An event as it is drawn; of the kind ``missing`` is one that we do not have, a backward extremity."""
+
+    event_id: str
+    label: str
+    depth: int
+    order: int
+    prev_event_ids: tuple[str, ...]
+    kind: str = "plain"  # of KINDS
+    is_state: bool = False
+
+
+# What each kind looks like: fill, outline, and what the legend calls it.
+KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "plain": ("#5b7083", "#34495e", "event"),
+    "state": ("#2471a3", "#154360", "state event"),
+    "outlier": ("#ffffff", "#7f8c8d", "outlier"),
+    "soft_failed": ("#f5b041", "#9c640c", "soft-failed"),
+    "rejected": ("#e6b0aa", "#a93226", "rejected"),
+    "missing": ("#ffffff", "#a93226", "missing (backward extremity)"),
+}
+FORWARD: Final = ("#28b463", "forward extremity")
+LANES: Final = ("#34495e", "#2471a3", "#8e44ad", "#117864", "#b9770e", "#a93226")
+
+
+def whole(marks: Iterable[Mark], backward: Collection[str]) -> list[Mark]:
+    """Return the marks, newest first, with one for each backward extremity that they lead to."""
+    known = {mark.event_id: mark for mark in marks}
+    above: dict[str, int] = {}
+    for mark in known.values():
+        for prev in mark.prev_event_ids:
+            if prev in backward and prev not in known:
+                above[prev] = min(above.get(prev, mark.depth), mark.depth)
+    gaps = [Mark(each, "not here", max(depth - 1, 0), 0, (), "missing") for each, depth in above.items()]
+    return sorted([*known.values(), *gaps], key=lambda it: (it.depth, it.order, it.event_id), reverse=True)
+
+
+def spell_dot(room_id: str, marks: Sequence[Mark], forward: Collection[str]) -> str:
+    """Return Graphviz text; events of one depth share a rank."""
+    lines = [
+        f"digraph {_quote(room_id)} {{",
+        '  rankdir="BT"; node [style="filled", fontname="sans-serif", fontsize=10];',
+    ]
+    shown = {mark.event_id for mark in marks}
+    for mark in marks:
+        fill, line, _ = KINDS[mark.kind]
+        style = "filled,dashed" if mark.kind in ("outlier", "missing") else "filled"
+        shape = "box" if mark.is_state else "ellipse"
+        rim = f'color="{FORWARD[0]}", penwidth=3' if mark.event_id in forward else f'color="{line}"'
+        label = f"{mark.depth}  {mark.label}\\n{_short(mark.event_id)}"
+        ink = "white" if mark.kind in ("plain", "state") else "black"
+        lines.append(
+            f"  {_quote(mark.event_id)} [label={_quote(label, keep_breaks=True)}, shape={shape}, "
+            f'style="{style}", fillcolor="{fill}", fontcolor="{ink}", {rim}];'
+        )
+    by_depth: dict[int, list[str]] = {}
+    for mark in marks:
+        by_depth.setdefault(mark.depth, []).append(_quote(mark.event_id))
+    lines += [f"  {{ rank=same; {'; '.join(some)}; }}" for some in by_depth.values() if len(some) > 1]
+    for mark in marks:
+        style = ' [style="dashed"]' if mark.kind == "outlier" else ""
+        lines += [
+            f"  {_quote(prev)} -> {_quote(mark.event_id)}{style};" for prev in mark.prev_event_ids if prev in shown
+        ]
+    return "\n".join([*lines, "}", ""])
+
+
+def spell_svg(room_id: str, marks: Sequence[Mark], forward: Collection[str]) -> str:
+    """Return an SVG: marks in the order given, newest first, a lane for each branch."""
+    lanes = _lanes(marks)
+    rows = {mark.event_id: row for row, mark in enumerate(marks)}
+    width = LEFT + LANE * (max(lanes.values(), default=0) + 2) + TEXT
+    height = TOP + ROW * (len(marks) + 1)
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 960)}" height="{height}" '
+            f'font-family="sans-serif" font-size="12">'
+        ),
+        f'<rect width="100%" height="100%" fill="#ffffff"/><text x="12" y="20" font-size="14">{escape(room_id)}</text>',
+        *_legend(),
+        *_bands(marks, max(width, 960)),
+    ]
+    for mark in marks:
+        here = lanes[mark.event_id], rows[mark.event_id]
+        parts += [_edge(mark, *here, lanes[prev], rows[prev]) for prev in mark.prev_event_ids if prev in rows]
+    text_x = LEFT + LANE * (max(lanes.values(), default=0) + 1)
+    for row, mark in enumerate(marks):
+        y = _y(row)
+        colour = "#999999" if mark.kind in ("outlier", "missing") else "#1b2631"
+        short = f'<tspan fill="#99a3a4" font-family="monospace">{escape(_short(mark.event_id))}</tspan>'
+        parts += _node(mark, _x(lanes[mark.event_id]), y, is_forward=mark.event_id in forward)
+        parts += [f'<text x="{text_x}" y="{y + 4}" fill="{colour}">{escape(mark.label)} {short}</text>']
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _lanes(marks: Sequence[Mark]) -> dict[str, int]:
+    """Return a lane per event: its own branch's, which its first predecessor takes over."""
+    lanes: dict[str, int] = {}
+    expected: list[str | None] = []  # per lane, the event that it leads down to
+    shown = {mark.event_id for mark in marks}
+    for mark in marks:
+        mine = [lane for lane, wanted in enumerate(expected) if wanted == mark.event_id]
+        lane = mine[0] if mine else _free(expected)
+        lanes[mark.event_id] = lane
+        for each in mine:
+            expected[each] = None
+        for place, prev in enumerate([each for each in mark.prev_event_ids if each in shown]):
+            if prev in expected or prev in lanes:
+                continue
+            expected[lane if place == 0 and expected[lane] is None else _free(expected)] = prev
+    return lanes
+
+
+def _free(expected: list[str | None]) -> int:
+    if None in expected:
+        return expected.index(None)
+    expected.append(None)
+    return len(expected) - 1
+
+
+def _x(lane: int) -> int:
+    return LEFT + LANE * lane
+
+
+def _y(row: int) -> int:
+    return TOP + ROW * row + ROW // 2
+
+
+def _legend() -> Iterator[str]:
+    x = 18
+    for kind, (_, _, name) in KINDS.items():
+        mark = Mark("", "", 0, 0, (), kind, is_state=kind == "state")
+        yield from _node(mark, x, 40, is_forward=False)
+        yield f'<text x="{x + 11}" y="44">{name}</text>'
+        x += 30 + 7 * len(name)
+    yield from _node(Mark("", "", 0, 0, ()), x, 40, is_forward=True)
+    yield f'<text x="{x + 13}" y="44">{FORWARD[1]}</text>'
+
+
+def _bands(marks: Sequence[Mark], width: int) -> Iterator[str]:
+    """Shade every other depth, and number them."""
+    shaded, last = False, None
+    for row, mark in enumerate(marks):
+        if mark.depth != last:
+            shaded, last = not shaded, mark.depth
+            yield f'<text x="44" y="{_y(row) + 4}" fill="#7f8c8d" text-anchor="end">{mark.depth}</text>'
+        if shaded:
+            y = TOP + ROW * row
+            yield f'<rect x="0" y="{y}" width="{width}" height="{ROW}" fill="#000000" opacity="0.03"/>'
+
+
+def _edge(mark: Mark, lane: int, row: int, low_lane: int, low_row: int) -> str:
+    x, y, low_x, low_y = _x(lane), _y(row), _x(low_lane), _y(low_row)
+    colour = LANES[max(lane, low_lane) % len(LANES)]
+    dashes = ' stroke-dasharray="3 3" opacity="0.5"' if mark.kind == "outlier" else ""
+    if lane == low_lane:
+        path = f"M{x} {y} V{low_y}"
+    elif lane < low_lane:  # go out to the other lane at once, then down
+        path = f"M{x} {y} C{low_x} {y + ROW // 2} {low_x} {y + ROW // 2} {low_x} {min(y + ROW, low_y)} V{low_y}"
+    else:  # stay in this lane as long as possible
+        path = f"M{x} {y} V{max(low_y - ROW, y)} C{x} {low_y - ROW // 2} {x} {low_y - ROW // 2} {low_x} {low_y}"
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
+
+
+def _node(mark: Mark, x: int, y: int, *, is_forward: bool) -> Iterator[str]:
+    fill, line, _ = KINDS[mark.kind]
+    dashes = ' stroke-dasharray="2 2"' if mark.kind in ("outlier", "missing") else ""
+    style = f'fill="{fill}" stroke="{line}" stroke-width="1.5"{dashes}'
+    if is_forward:
+        yield f'<circle cx="{x}" cy="{y}" r="8.5" fill="none" stroke="{FORWARD[0]}" stroke-width="2.5"/>'
+    if mark.kind == "missing":
+        yield f'<path d="M{x} {y - 6} L{x + 6} {y} L{x} {y + 6} L{x - 6} {y} Z" {style}/>'
+    elif mark.is_state:
+        yield f'<rect x="{x - 5}" y="{y - 5}" width="10" height="10" {style}/>'
+    else:
+        yield f'<circle cx="{x}" cy="{y}" r="5" {style}/>'
+    if mark.kind == "rejected":
+        cross = f"M{x - 4} {y - 4} L{x + 4} {y + 4} M{x - 4} {y + 4} L{x + 4} {y - 4}"
+        yield f'<path d="{cross}" stroke="{line}" stroke-width="1.5"/>'
+
+
+def _short(event_id: str) -> str:
+    return event_id if len(event_id) <= SHORT else f"{event_id[:SHORT]}…"
+
+
+def _quote(text: str, *, keep_breaks: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    if keep_breaks:
+        text = text.replace("\\\\n", "\\n")
+    return f'"{text}"'
