@@ -153,22 +153,31 @@ class WriterLink(Factory):
         peer.say(Name(self._instance_name), Ping(str(now)), Replicate(self._streams))
 
     def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
-        """Check who speaks, then pass on the rest."""
-        for command in heard:
-            if isinstance(command, Server):
-                if self._server_name not in (None, command.name):
-                    text = f"Wrong remote: this is {command.name[:100]!r}, {self._server_name!r} was expected"
-                    peer.fail(Fault(text, "wrong server name"))
-                    return
-                self._server_heard = True
-                peer.name = command.name
-            elif isinstance(command, ErrorCommand):
-                self._tell(f"the writer at {self.endpoint} says: {command.text[:200]!r}")
-            elif not self._server_heard:
-                text = "Wrong remote: a writer speaks its SERVER line first"
-                peer.fail(Fault(text, "wrong server name"))
+        """Check who speaks, and pass on what is said, up to what is wrong."""
+        for index, command in enumerate(heard):
+            wrong = self._check(peer, command)
+            if wrong is not None:
+                self._pass_on(heard[:index])
+                peer.fail(Fault(f"Wrong remote: {wrong}", "wrong server name"))
                 return
-        self._on_heard(self, heard)
+        self._pass_on(heard)
+
+    def _check(self, peer: ReplicationProtocol, command: Heard) -> str | None:
+        """Return why we are not talking to the right writer, if we are not."""
+        if isinstance(command, Server):
+            if self._server_name not in (None, command.name):
+                return f"this is {command.name[:100]!r}, {self._server_name!r} was expected"
+            self._server_heard = True
+            peer.name = command.name
+        elif isinstance(command, ErrorCommand):
+            self._tell(f"the writer at {self.endpoint} says: {command.text[:200]!r}")
+        elif not self._server_heard:
+            return "a writer speaks its SERVER line first"
+        return None
+
+    def _pass_on(self, heard: Sequence[Heard]) -> None:
+        if heard:
+            self._on_heard(self, heard)
         if self.state == "connected" and any(isinstance(each, Position) for each in heard):
             self.state = "following"
 

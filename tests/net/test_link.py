@@ -300,6 +300,13 @@ class WrongRemoteTests(LinkCase):
         self.assertEqual(self.heard, [])
         self.assertEqual(len(said), 1)
 
+    def test_what_was_said_before_a_name_that_is_wrong_counts(self) -> None:
+        self.serve(GOOD + b"RDATA orders master 2 []\nSERVER other.example\nRDATA orders master 3 []\n")
+        self.link.start()
+        with logged():
+            self.net.run()
+        self.assertEqual([each.places for each in self.heard if isinstance(each, Rows)], [[2]])
+
     def test_a_name_counts_for_its_own_connection_only(self) -> None:
         self.serve(GOOD, b"POSITION orders master 2 2\n")
         self.link.start()
