@@ -187,10 +187,8 @@ class WriterLink(Factory):
         self._tell(f"the writer at {self.endpoint}: {fault.text}")
         self._on_fault(fault)
 
-    def peer_lost(self, peer: ReplicationProtocol) -> None:
+    def peer_lost(self, peer: ReplicationProtocol) -> None:  # noqa: ARG002 (one peer at a time)
         """Note the loss; ClientService connects again."""
-        if peer is not self.peer:
-            return
         if self.state == "following" and not self._faulted:  # all was well: what comes now is new trouble
             self._said = ""
             self._attempts = 0
