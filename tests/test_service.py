@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import os
 import signal
@@ -171,6 +172,7 @@ class DaemonTests(SynchronousTestCase):
     """The life of a service that has sockets and a server."""
 
     def setUp(self) -> None:
+        self.addCleanup(gc.unfreeze)  # SIGHUP freezes
         self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
         self.events: list[str] = []
         self.reactor = Reactor()
@@ -350,6 +352,11 @@ class WiringTests(SynchronousTestCase):
             stopped = self.assertRaises(SystemExit, service.makeService, self.options(*arguments))
             self.assertEqual(stopped.code, 1)
             self.assertRegex(self.stderr.getvalue(), r"\Areplication: .+\n\Z")
+
+    def test_what_is_loaded_before_the_start_is_no_work_for_the_garbage_collector(self) -> None:
+        self.addCleanup(gc.unfreeze)
+        service.makeService(self.options("master", "--database", "sqlite://"))
+        self.assertGreater(gc.get_freeze_count(), 0)
 
 
 class AppTests(SynchronousTestCase):

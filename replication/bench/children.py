@@ -6,6 +6,7 @@ before the pipe.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from inspect import iscoroutinefunction
@@ -83,6 +84,7 @@ async def hear(reactor: Any, pipe: Connection[Any, Any]) -> Any:
 
 def _run(pipe: Connection[Any, Any], work: Callable[..., Any], arguments: Sequence[object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    gc.freeze()  # as our daemons do
     if iscoroutinefunction(work):
         react(lambda reactor: Deferred.fromCoroutine(work(reactor, pipe, *arguments)))
     else:
