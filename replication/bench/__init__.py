@@ -28,6 +28,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "latency": "complete to applied by a worker in another process",
     "append": "durable facts, over Python and over HTTP",
     "catchup": "a master's store to a fresh worker's function",
+    "rooms": "events of rooms persisted, and read",
     "idle": "what costs while nothing happens, and while a peer does not read",
 }
 

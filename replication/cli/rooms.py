@@ -69,9 +69,7 @@ def mark_of(event: dict[str, Any]) -> Mark:
     """Return how an event is drawn."""
     key = f" {event['state_key']}" if event["state_key"] else ""
     is_state = event["state_key"] is not None
-    kind = next(
-        (each for each in ("rejected", "soft_failed", "outlier") if event[each]), "state" if is_state else "plain"
-    )
+    flags = [each for each in ("rejected", "soft_failed", "outlier") if event[each]]
     return Mark(
         event_id=event["event_id"],
         label=f"{event['type']}{key}",

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
 from replication.errors import RoomError
+from replication.wire import grammar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_spell = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
 
 StateKey = tuple[str, str]  # type and state_key
 StateMap = Mapping[StateKey, str]  # to the ID of the event that says so
@@ -90,7 +94,12 @@ class Event:
                 raise RoomError(f"{who}: {len(values[name])} {name}; at most {most} may be named")
         if values["event_id"] in values["prev_event_ids"]:
             raise RoomError(f"{who} names itself among its prev_event_ids: that is a cycle")
-        return cls(**values)
+        event = cls(**values)
+        try:
+            event.text  # noqa: B018 - spelt once, here, where it can still be refused
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RoomError(f"{who}: content is not JSON: {error}") from error
+        return event
 
     @property
     def key(self) -> StateKey | None:
@@ -117,18 +126,18 @@ class Event:
         """Whether it may be a forward extremity."""
         return not self.outlier and self.rejected is None and not self.soft_failed
 
-    @property
+    @cached_property
     def text(self) -> str:
-        """What never changes of it, as JSON: equal for two copies of one event."""
-        return json.dumps({name: getattr(self, name) for name in _FIXED}, separators=(",", ":"), sort_keys=True)
+        """What never changes of it, but for its depth, as JSON: equal for two copies of one event."""
+        return _spell({name: getattr(self, name) for name in _FIXED})
 
     @classmethod
-    def from_text(cls, text: str, *, rejected: str | None = None) -> Self:
+    def from_text(cls, text: str, *, depth: int, rejected: str | None = None) -> Self:
         """Return the event of a text."""
-        values = json.loads(text)
+        values = grammar.read_json(text)
         for name in ("prev_event_ids", "auth_event_ids"):
             values[name] = tuple(values[name])
-        return cls(**values, rejected=rejected)
+        return cls(**values, depth=depth, rejected=rejected)
 
 
 def _is_name(value: object) -> bool:
@@ -159,16 +168,6 @@ def _is_count(value: object, most: int = MAX_DEPTH) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _is_content(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
 def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or check(value)
 
@@ -195,7 +194,7 @@ _CHECKS: Final[Mapping[str, tuple[str, Callable[[object], bool], Callable[[Any],
     "prev_event_ids": ("a list of different event IDs", _is_names, _names),
     "auth_event_ids": ("a list of different event IDs", _is_names, _names),
     "redacts": ("an event ID, or null", _or_none(_is_name), _same),
-    "content": ("an object", _is_content, _same),
+    "content": ("an object", lambda it: isinstance(it, dict), _same),
     "origin_server_ts": ("a number of milliseconds", lambda it: _is_count(it, 2**63 - 1), _same),
     "room_version": ("a text, or null", _or_none(_is_name), _same),
     "outlier": ("true or false", lambda it: isinstance(it, bool), _same),
@@ -205,7 +204,7 @@ _CHECKS: Final[Mapping[str, tuple[str, Callable[[object], bool], Callable[[Any],
     "state_before": ("a list of event IDs or of [type, state_key, event_id], or null", _or_none(_is_state), _state),
 }
 _FIXED: Final = (
-    *("event_id", "room_id", "type", "state_key", "sender", "depth", "prev_event_ids", "auth_event_ids"),
+    *("event_id", "room_id", "type", "state_key", "sender", "prev_event_ids", "auth_event_ids"),
     *("redacts", "content", "origin_server_ts"),
 )
 

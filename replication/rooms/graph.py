@@ -58,8 +58,9 @@ class _Persisting:
         self._room = tables.room(room_id) or Room()
         named = {each for event in events for each in (event.event_id, *event.prev_event_ids)}
         self._known: dict[str, Stored] = tables.stored(named)
-        self._events = self._placed(events)
-        self._batch = _first_copies(self._events)
+        self._events = events
+        self._batch = _first_copies(events)
+        self._depths = self._find_depths()
         self._rows: dict[int, list[list[object]]] = {}
 
     def run(self, ids: Sequence[int]) -> list[list[list[object]]]:
@@ -71,7 +72,7 @@ class _Persisting:
         self._states = States(self._tables, self._room_id, self._rules.resolver, version)
         contexts = self._contexts()
         self._store(ids, contexts)
-        depths = [event.depth or 0 for event in self._batch.values() if not event.outlier and event.rejected is None]
+        depths = [self._depths[each] for each, it in self._batch.items() if not it.outlier and it.rejected is None]
         lowest = [each for each in (self._room.min_depth, max(depths, default=None)) if each is not None]
         self._tables.put_room(
             self._room_id, attrs.evolve(self._room, room_version=version, min_depth=min(lowest, default=None))
@@ -82,36 +83,38 @@ class _Persisting:
 
     # ---- what comes in
 
-    def _placed(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events with their depths; ours may not be less deep than what they follow."""
+    def _find_depths(self) -> dict[str, int]:
+        """Return the depth of every event around; ours may not be less deep than what they follow."""
         depths = {each: stored.depth for each, stored in self._known.items()}
-        depths |= {event.event_id: event.depth for event in events if event.depth is not None}
-        unplaced = {event.event_id: event for event in events if event.event_id not in depths}
+        for event in self._events:
+            if event.depth is not None and depths.setdefault(event.event_id, event.depth) != event.depth:
+                raise RoomError(f"event {event.event_id!r} is stored already, or comes twice, with another depth")
+        unplaced = [event for event in self._batch.values() if event.event_id not in depths]
         while unplaced:
-            ready = [each for each in unplaced.values() if all(prev in depths for prev in each.prev_event_ids)]
-            for event in ready:
-                deepest = max([depths[each] for each in event.prev_event_ids], default=0)
-                depths[event.event_id] = min(deepest + 1, MAX_DEPTH)
-                del unplaced[event.event_id]
-            if not ready:
-                event = next(iter(unplaced.values()))
-                prev = next(each for each in event.prev_event_ids if each not in depths)
-                why = "comes after it: that is a cycle" if prev in unplaced else "is not here"
-                raise RoomError(f"event {event.event_id!r} has no depth, and {prev!r}, which it follows, {why}")
-        for event in events:
+            left = []
+            for event in unplaced:
+                below = [depths.get(each) for each in event.prev_event_ids]
+                if None in below:
+                    left.append(event)
+                else:
+                    depths[event.event_id] = min(max([each or 0 for each in below], default=0) + 1, MAX_DEPTH)
+            if len(left) == len(unplaced):
+                raise _depthless(left, depths)
+            unplaced = left[::-1]  # events mostly come in order, or in the opposite one
+        for event in self._events:
             deepest = max([depths[each] for each in event.prev_event_ids if each in depths], default=0)
-            ours = not event.sender or self._rules.is_local(event.sender)
-            if ours and event.depth is not None and event.depth < deepest:
+            if depths[event.event_id] < deepest and (not event.sender or self._rules.is_local(event.sender)):
                 raise RoomError(
                     f"event {event.event_id!r} is ours and has depth {event.depth}, less than the {deepest} of an "
                     f"event that it follows; leave depth out, and it is computed"
                 )
-        return [attrs.evolve(each, depth=depths[each.event_id]) if each.depth is None else each for each in events]
+        return depths
 
     def _check(self) -> None:
         """Refuse an event of another room, another event of the same name, and a cycle."""
         for event in self._events:
-            if event.text != self._batch[event.event_id].text:
+            first = self._batch[event.event_id]
+            if event is not first and event.text != first.text:
                 raise RoomError(f"event {event.event_id!r} comes twice, with different content")
         again = [each for each in self._batch if each in self._known]
         for event_id, stored in self._tables.events(again).items() if again else ():
@@ -130,14 +133,9 @@ class _Persisting:
 
         As long as every event is deeper than those that it follows, none can; only a room where one is not is walked.
         """
-        depths = {each: stored.depth for each, stored in self._known.items()}
-        depths |= {each: event.depth or 0 for each, event in self._batch.items()}
+        depths = self._depths
         new = [event for each, event in self._batch.items() if each not in self._known]
-        tangled = any(
-            depths.get(each, -1) >= (event.depth or 0) and each in depths
-            for event in new
-            for each in event.prev_event_ids
-        )
+        tangled = any(depths.get(each, -1) >= depths[event.event_id] for event in new for each in event.prev_event_ids)
         above = self._tables.edges_to([event.event_id for event in new]) if new else []
         if above and not tangled:
             children = self._tables.stored({child for child, _ in above})
@@ -206,7 +204,7 @@ class _Persisting:
             if event is self._batch[event.event_id]:
                 places[event.event_id] = number
         placed = {
-            each: Placed(event, event.depth or 0, sign * places[each], _group_or_none(event, contexts.get(each)))
+            each: Placed(event, self._depths[each], sign * places[each], _group_or_none(event, contexts.get(each)))
             for each, event in self._batch.items()
         }
         for each in placed.values():
@@ -272,8 +270,6 @@ class _Persisting:
         if new == old:
             return
         self._tables.set_forward(self._room_id, new, ids[-1])
-        if len(old) == len(new) == 1 and all(_is_plain(event) for event in self._events):
-            return  # one end, and nothing that could have changed the state
         changes = self._state_changes(old, new, contexts)
         if not changes:
             return
@@ -331,6 +327,15 @@ def _first_copies(events: Iterable[Event]) -> dict[str, Event]:
     return found
 
 
+def _depthless(events: Sequence[Event], depths: Mapping[str, int]) -> RoomError:
+    """Return the error for events whose depths cannot be computed."""
+    event = events[0]
+    prev = next(each for each in event.prev_event_ids if each not in depths)
+    inside = prev in {each.event_id for each in events}
+    why = "comes after it: that is a cycle" if inside else "is not here"
+    return RoomError(f"event {event.event_id!r} has no depth, and {prev!r}, which it follows, {why}")
+
+
 def _group_of(event: Event, context: Context) -> int:
     """Return the group that an event stands for: the one before it if it was rejected."""
     return context.before if event.rejected is not None else context.after
@@ -338,7 +343,3 @@ def _group_of(event: Event, context: Context) -> int:
 
 def _group_or_none(event: Event, context: Context | None) -> int | None:
     return None if event.outlier or context is None else _group_of(event, context)
-
-
-def _is_plain(event: Event) -> bool:
-    return event.state_key is None and len(event.prev_event_ids) == 1

@@ -188,7 +188,7 @@ def _covers(upto: MultiWriterToken, node: Node, after: MultiWriterToken) -> bool
 def _node(row: Sequence[Any]) -> Node:
     text, depth, stream_ordering, instance, outlier, rejected, soft_failed, out_of_band, state_group = row
     return Node(
-        event=Event.from_text(text, rejected=rejected),
+        event=Event.from_text(text, depth=depth, rejected=rejected),
         depth=depth,
         stream_ordering=stream_ordering,
         instance_name=instance,

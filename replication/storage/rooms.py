@@ -210,9 +210,11 @@ class RoomTables:
         if not event_ids:
             return {}
         rows = self._sql.run(
-            "SELECT event_id, text, rejected FROM room_events WHERE event_id AMONG", self._sql.texts(event_ids)
+            "SELECT event_id, text, depth, rejected FROM room_events WHERE event_id AMONG", self._sql.texts(event_ids)
         )
-        return {event_id: Event.from_text(text, rejected=rejected) for event_id, text, rejected in rows}
+        return {
+            event_id: Event.from_text(text, depth=depth, rejected=rejected) for event_id, text, depth, rejected in rows
+        }
 
     def add_events(self, instance_name: str, placed: Sequence[Placed]) -> None:
         """Store events that were not."""
