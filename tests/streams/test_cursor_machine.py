@@ -125,7 +125,7 @@ class OneLink(RuleBasedStateMachine):
     @precondition(lambda self: self.asked_on and self.max_links == 1)
     @rule(data=st.data())
     def repeat_an_old_position(self, data: st.DataObject) -> None:
-        """Say again what the link has heard; on a link that is not followed, nothing tells that from a writer gone back."""
+        """Say again what was said; on a link that is not followed, nobody could tell that from a writer gone back."""
         link = data.draw(st.sampled_from(sorted(self.asked_on)))
         new = data.draw(st.integers(0, self.handed_over))
         self.links[link].append(position(data.draw(st.integers(0, new)), new))
