@@ -14,6 +14,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     follower.py  one stream as a follower holds it: catch up, apply, move the position
     sources.py   where missed facts come from, in order
     caches.py    functions whose results are forgotten when the caches stream says so
+    replay/      history on Spark, without Twisted: segments for catch-up, streams as a Spark source
     net/         Twisted TCP: protocol.py (the LineReceiver skin) listener.py (factory) link.py (one followed writer)
     web/         Twisted HTTP: facts, catch-up, status, metrics
     storage/     IStreamStore: where facts and positions are kept
@@ -25,7 +26,8 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     errors.py    every error, drawn as a tree
 
 The way through: bytes, ``wire``, ``session``, ``streams``, ``storage``; and out again live (``session.feed``, ``net``)
-or late (``web``).  Names are loaded when they are first used, so ``import replication.wire`` brings no Twisted.
+late (``web``) or in bulk (``replay``).  Names are loaded when they are first used, so ``import replication.wire`` brings
+no Twisted.
 """
 
 from __future__ import annotations

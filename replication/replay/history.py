@@ -1,0 +1,258 @@
+"""A range of history from a table into segments: scan, spell, compress, sum up, all on Arrow columns.
+
+A line is never a Python object: 3 million rows a second and core, were it not for reading and compressing them.
+Spark is not needed for any of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final, Self
+
+import attrs
+
+from replication.errors import StoreError
+from replication.replay.databases import open_database
+from replication.replay.segments import WORK, Segment, SegmentWriter, compressed, folder_of
+from replication.replay.tables import open_table
+from replication.wire.commands import LINE_LIMIT
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from replication.replay.folders import IFolder
+    from replication.replay.tables import ITable
+    from replication.streams.registry import StreamDefinition
+    from replication.wire.grammar import InstanceName, StreamName
+
+SEGMENT_ROWS: Final = 1_000_000
+PROBE: Final = 20_000  # rows that are counted to guess where a segment's worth of them ends
+LF: Final = 10
+FULL: Final = (9, 10)  # how full a segment is to be by that guess, so that few have to be cut
+
+
+@attrs.frozen
+class Window:
+    """The facts of one writer with ``after < token <= upto``."""
+
+    instance: InstanceName
+    after: Token
+    upto: Token
+
+
+@attrs.frozen
+class Span:
+    """A range of a stream's table, and what of it is wanted: what one task does."""
+
+    definition: StreamDefinition
+    after: Token
+    upto: Token
+    windows: tuple[Window, ...]
+    everybody: bool = True  # whether no other instance has rows in the table
+
+
+@attrs.frozen
+class Shape:
+    """How segments are to be."""
+
+    segment_rows: int = SEGMENT_ROWS
+    compression: str = "zstd"
+    line_limit: int = LINE_LIMIT
+    compact: bool = False
+
+
+def plan_spans(
+    table: ITable, definition: StreamDefinition, windows: Sequence[Window], segment_rows: int, *, everybody: bool = True
+) -> Iterator[Span]:
+    """Cut what ``windows`` cover into spans of about ``segment_rows`` rows.
+
+    Up to PROBE rows are counted; for more, the distance that so many rows take is taken as a measure.
+    """
+    after = min(each.after for each in windows)
+    end = max(each.upto for each in windows)
+    while after < end:
+        upto = min(_span_end(table, after, segment_rows) or end, end)
+        parts = [
+            Window(each.instance, max(after, each.after), min(upto, each.upto))
+            for each in windows
+            if each.after < upto and after < each.upto
+        ]
+        if parts:
+            yield Span(definition, after, upto, tuple(parts), everybody)
+        after = upto
+
+
+def _span_end(table: ITable, after: Token, rows: int) -> Token | None:
+    probe = min(rows, PROBE)
+    reached = table.reach(after, probe)
+    if reached is None or probe == rows:
+        return reached
+    part, whole = FULL
+    return Token(after + (reached - after) * rows * part // (probe * whole))
+
+
+def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> list[Segment]:
+    """Write the segments of a span, each under :func:`staged_name`; StoreError, and nothing is there."""
+    with closing(open_database(database_url)) as database, ExitStack() as stack:
+        table = open_table(database, span.definition)
+        chains = [stack.enter_context(_Chain(folder, span.definition.name, window, shape)) for window in span.windows]
+        some = not span.everybody or len(span.windows) == 1
+        writers = [each.instance for each in span.windows] if some else ()
+        for columns in table.columns(span.after, span.upto, writers):
+            for chain in chains:
+                chain.take(*columns)
+        return [segment for chain in chains for segment in chain.finish()]
+
+
+def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str:
+    """Return where a segment lies until its run has finished."""
+    return f"{WORK}/{stream}/{folder_of(instance)}/{after:020}"
+
+
+class _Chain:
+    """What one writer has in a span, segment by segment.
+
+    The rows of the newest fact are held back until a newer one comes: only then is it known where it ends.
+    """
+
+    def __init__(self, folder: IFolder, stream: StreamName, window: Window, shape: Shape) -> None:
+        self._folder = folder
+        self._stream = stream
+        self._window = window
+        self._shape = shape
+        self._lines = LineSpeller(stream, window.instance, shape.line_limit)
+        self._held: tuple[pa.Array, pa.Array] | None = None
+        self._finished: list[Segment] = []
+        self._open(window.after)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def take(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> None:
+        """Take some rows of the table, in order; those of others are passed over."""
+        import numpy as np  # noqa: PLC0415 (only who needs it must have it)
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        wanted = None if instances is None else pc.equal(instances, self._window.instance)
+        if not (self._window.after < tokens[0].as_py() and tokens[-1].as_py() <= self._window.upto):
+            inside = pc.and_(pc.greater(tokens, self._window.after), pc.less_equal(tokens, self._window.upto))
+            wanted = inside if wanted is None else pc.and_(wanted, inside)
+        if wanted is not None and not pc.all(wanted).as_py():
+            tokens, rows = tokens.filter(wanted), rows.filter(wanted)
+        if not len(tokens):
+            return
+        if self._held is not None:
+            tokens, rows = pa.concat_arrays([self._held[0], tokens]), pa.concat_arrays([self._held[1], rows])
+        places = tokens.to_numpy()
+        start = int(np.searchsorted(places, places[-1]))
+        self._held = tokens[start:], rows[start:]
+        self._write(tokens[:start], rows[:start])
+
+    def finish(self) -> list[Segment]:
+        """Return the segments, the last of which ends with the window."""
+        if self._held is not None:
+            self._write(*self._held)
+        self._close(self._window.upto)
+        return self._finished
+
+    def _write(self, tokens: pa.Array, rows: pa.Array) -> None:
+        """Write whole facts, into as many segments as it takes."""
+        import numpy as np  # noqa: PLC0415 (see above)
+
+        places = tokens.to_numpy()
+        start = 0
+        while start < len(places):
+            room = self._shape.segment_rows - self._writer.rows
+            end = len(places)
+            if end - start > room:
+                end = int(np.searchsorted(places, places[start + max(room, 0)]))
+            if end == start and self._writer.last is not None:  # not one more fact fits
+                last = self._writer.last
+                self._close(last)
+                self._open(last)
+                continue
+            if end == start:  # a fact that is larger than a segment has one to itself
+                end = int(np.searchsorted(places, places[start], side="right"))
+            lines, count = self._lines.spell(tokens[start:end], rows[start:end])
+            self._writer.write(lines, count, Token(int(places[start])), Token(int(places[end - 1])))
+            start = end
+
+    def _open(self, after: Token) -> None:
+        self._staged = staged_name(self._stream, self._window.instance, after)
+        self._stack = ExitStack()
+        sink = self._stack.enter_context(self._folder.create(self._staged))
+        lines = self._stack.enter_context(compressed(sink, self._shape.compression))
+        self._writer = SegmentWriter(
+            lines, self._stream, self._window.instance, after, self._shape.compression, compacted=self._shape.compact
+        )
+
+    def _close(self, upto: Token) -> None:
+        self._stack.close()
+        self._finished.append(self._writer.finish(upto, self._folder.size(self._staged) or 0))
+
+
+class LineSpeller:
+    """Makes RDATA lines of one writer's columns, byte for byte as ``session.feed`` does of facts."""
+
+    def __init__(self, stream: StreamName, instance: InstanceName, line_limit: int) -> None:
+        self._of = stream, instance
+        self._head = f"RDATA {stream} {instance} "
+        self._limit = line_limit
+
+    def spell(self, tokens: pa.Array, rows: pa.Array) -> tuple[bytes, int]:
+        """Return the lines of whole facts, and how many of them are RDATA; StoreError if a row is no line."""
+        import pyarrow as pa  # noqa: PLC0415 (only who needs it must have it)
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        following = pa.concat_arrays([tokens[1:], pa.nulls(1, pa.int64())])
+        ends = pc.fill_null(pc.not_equal(tokens, following), True)
+        places = pc.if_else(ends, pc.cast(tokens, pa.string()), "batch")
+        lines = pc.binary_join_element_wise(self._head, places, " ", rows, "\n", "")
+        count = len(lines)
+        if pc.max(pc.binary_length(lines)).as_py() > self._limit + 1:
+            lines, count = self._without_long_facts(tokens, ends, lines)
+        return self._data_of(lines, tokens), count
+
+    def _without_long_facts(self, tokens: pa.Array, ends: pa.Array, lines: pa.Array) -> tuple[pa.Array, int]:
+        """Let a fact with a line over the limit be a POSITION."""
+        import pyarrow.compute as pc  # noqa: PLC0415 (see above)
+
+        long = pc.greater(pc.binary_length(lines), self._limit + 1)
+        elsewhere = pc.is_in(tokens, pc.unique(tokens.filter(long)))
+        texts = pc.cast(tokens, lines.type)
+        stream, instance = self._of
+        positions = pc.binary_join_element_wise(f"POSITION {stream} {instance}", texts, texts, " ")
+        positions = pc.binary_join_element_wise(positions, "\n", "")
+        kept = pc.or_(pc.invert(elsewhere), ends)
+        return pc.if_else(elsewhere, positions, lines).filter(kept), pc.sum(pc.invert(elsewhere)).as_py()
+
+    def _data_of(self, lines: pa.Array, tokens: pa.Array) -> bytes:
+        """Return what the strings of an array are, one after the other, if each is one line of text."""
+        import numpy as np  # noqa: PLC0415 (see above)
+
+        _, places, joined = lines.buffers()
+        start, end = np.frombuffer(places, np.int32)[[lines.offset, lines.offset + len(lines)]].tolist()
+        data = bytes(memoryview(joined)[start:end])
+        try:
+            if not data.isascii():
+                lines.validate(full=True)
+            broken = np.count_nonzero(np.frombuffer(data, np.uint8) == LF) != len(lines)
+        except ValueError:  # not UTF-8
+            broken = True
+        if broken:
+            stream, instance = self._of
+            raise StoreError(
+                f"a row of stream {stream!r}, written by {instance!r} between ID {tokens[0]} and {tokens[-1]}, is no "
+                "JSON text on one line: mend the table"
+            )
+        return data

