@@ -15,12 +15,13 @@ def new_forward(tables: IRoomTables, old: Collection[str], good: Sequence[Event]
     """Return the forward extremities after ``good`` events (no outliers, not rejected, not soft-failed) were stored.
 
     An event behind a soft-failed one would never be a ``prev_event`` of a good one, and stay for ever (trap 49): so we
-    walk back from the new events through those that are not good.
+    walk back from the new events through those that are not good.  Backfill can put a good event behind the last
+    extremity without becoming one itself; that extremity stays, for a room without any could never grow again.
     """
     named = {each for event in good for each in event.prev_event_ids}
     found = ({*old} | {event.event_id for event in good}) - named
     found -= tables.behind_good(found)
-    return found - _behind_bad(tables, named)
+    return (found - _behind_bad(tables, named)) or set(old)
 
 
 def _behind_bad(tables: IRoomTables, event_ids: Collection[str]) -> set[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Resolver(Protocol):
     """Decides what the state is."""
 
-    def __call__(self, states: Sequence[StateMap], fetch: Fetch, room_version: str | None) -> StateMap:
+    def __call__(self, states: Sequence[StateMap], fetch: Fetch, room_version: str | None, /) -> StateMap:
         """Return the one state of several different ones.
 
         ``fetch`` returns those events that are stored, whole, of the IDs that it is given.  ``room_version`` is what
@@ -45,8 +45,8 @@ def resolve_deepest(states: Sequence[StateMap], fetch: Fetch, room_version: str 
     events = fetch({each for candidates in disputed.values() for each in candidates})
 
     def weight(event_id: str) -> tuple[int, int, str]:
-        event = events[event_id]
-        return (event.depth or 0, event.origin_server_ts, event_id)
+        event = events.get(event_id)  # one that is not here yet has no weight
+        return (0, 0, event_id) if event is None else (event.depth or 0, event.origin_server_ts, event_id)
 
     return {**agreed, **{key: max(candidates, key=weight) for key, candidates in disputed.items()}}
 

@@ -1,0 +1,174 @@
+"""Who may do what: a row per rule of the specification, allowed and refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.rooms.matrix.auth import auth_keys, is_allowed, power_of
+from tests.rooms.matrix.events import (
+    ALICE,
+    BOB,
+    CAROL,
+    CREATE,
+    LEVELS,
+    POWER,
+    event,
+    member,
+    rules,
+    state,
+    usual,
+)
+
+if TYPE_CHECKING:
+    from replication.rooms.event import Event
+
+JOINED = member(CAROL, "join")
+
+
+def levels(**changes: Any) -> dict[str, Any]:
+    return {**POWER, **changes}
+
+
+@pytest.mark.parametrize(
+    ("what", "auth", "version", "allowed"),
+    [
+        (CREATE, {}, "9", True),
+        (event("m.room.create", ALICE, "", content={}), {}, "9", False),
+        (event("m.room.create", ALICE, "", content={}), {}, "11", True),
+        (event("m.room.create", ALICE, "", content={"creator": ALICE}, prev_event_ids=["$x"]), {}, "9", False),
+        (event("m.room.message"), {}, "9", False),
+        (event("m.room.message"), usual(), "9", True),
+        (event("m.room.message", CAROL), usual(), "9", False),
+        (event("m.room.topic", CAROL, ""), usual(JOINED), "9", False),
+        (event("m.room.topic", BOB, ""), usual(), "9", True),
+        (event("custom", BOB, ALICE), usual(), "9", False),
+        (event("custom", BOB, BOB), usual(), "9", True),
+        (event("m.room.message", CAROL), state(CREATE, JOINED), "9", True),
+        (
+            event("m.room.message", CAROL),
+            state(event("m.room.create", ALICE, "", content={"creator": ALICE, "m.federate": False}), JOINED),
+            *("9", False),
+        ),
+        (event("m.room.aliases", CAROL, "there"), usual(), "5", True),
+        (event("m.room.aliases", CAROL, "here"), usual(), "5", False),
+        (event("m.room.aliases", CAROL, "there"), usual(), "6", False),
+        (event("m.room.redaction", CAROL, redacts="$x:there", event_id="$y:there"), usual(JOINED), "1", True),
+        (event("m.room.redaction", CAROL, redacts="$x:here", event_id="$y:there"), usual(JOINED), "1", False),
+        (event("m.room.redaction", CAROL, redacts="$x:here", event_id="$y:there"), usual(JOINED), "3", True),
+        (event("m.room.third_party_invite", CAROL, "t"), usual(JOINED), "9", True),
+    ],
+)
+def test_events(what: Event, auth: Any, version: str, *, allowed: bool) -> None:
+    assert is_allowed(what, auth, version) is allowed
+
+
+@pytest.mark.parametrize(
+    ("what", "auth", "version", "allowed"),
+    [
+        (member(CAROL, "join"), usual(), "9", True),
+        (member(CAROL, "join", ALICE), usual(), "9", False),
+        (member(CAROL, "join"), usual(rules("invite")), "9", False),
+        (member(CAROL, "join"), usual(rules("invite"), member(CAROL, "invite", ALICE)), "9", True),
+        (member(CAROL, "join"), usual(member(CAROL, "ban", ALICE)), "9", False),
+        (member(CAROL, "join"), usual(rules("restricted")), "9", False),
+        (member(CAROL, "join", join_authorised_via_users_server=BOB), usual(rules("restricted")), "9", True),
+        (member(CAROL, "join", join_authorised_via_users_server=BOB), usual(rules("restricted")), "7", False),
+        (member(CAROL, "join", join_authorised_via_users_server="@no:one"), usual(rules("restricted")), "9", False),
+        (member(CAROL, "invite", BOB), usual(), "9", True),
+        (member(CAROL, "invite", CAROL), usual(), "9", False),
+        (member(BOB, "invite", ALICE), usual(), "9", False),
+        (member(CAROL, "leave"), usual(), "9", False),
+        (member(CAROL, "leave"), usual(JOINED), "9", True),
+        (member(CAROL, "leave", BOB), usual(JOINED), "9", True),
+        (member(ALICE, "leave", BOB), usual(), "9", False),
+        (member(CAROL, "leave", BOB), usual(member(CAROL, "ban", ALICE)), "9", True),
+        (member(BOB, "leave", CAROL), usual(JOINED), "9", False),
+        (member(CAROL, "ban", BOB), usual(), "9", True),
+        (member(ALICE, "ban", BOB), usual(), "9", False),
+        (member(CAROL, "knock"), usual(rules("knock")), "7", True),
+        (member(CAROL, "knock"), usual(rules("knock")), "6", False),
+        (member(CAROL, "knock"), usual(rules("knock_restricted")), "9", False),
+        (member(CAROL, "knock"), usual(rules("knock_restricted")), "10", True),
+        (member(CAROL, "knock", ALICE), usual(rules("knock")), "7", False),
+        (member(CAROL, "dance"), usual(), "9", False),
+        (event("m.room.member", ALICE, None, content={"membership": "join"}), usual(), "9", False),
+    ],
+)
+def test_memberships(what: Event, auth: Any, version: str, *, allowed: bool) -> None:
+    assert is_allowed(what, auth, version) is allowed
+
+
+def test_the_creator_joins_first_and_only_right_after_the_creation() -> None:
+    right = event("m.room.member", ALICE, ALICE, content={"membership": "join"}, prev_event_ids=[CREATE.event_id])
+    assert is_allowed(right, state(CREATE), "9")
+    assert not is_allowed(member(ALICE, "join"), state(CREATE), "9")
+    assert not is_allowed(member(BOB, "join"), state(CREATE), "9")
+
+
+@pytest.mark.parametrize(
+    ("sender", "content", "version", "allowed"),
+    [
+        (ALICE, levels(users={ALICE: 100, BOB: 100}), "9", True),
+        (BOB, levels(users={ALICE: 100, BOB: 49}), "9", True),
+        (BOB, levels(users={ALICE: 100, BOB: 51}), "9", False),
+        (BOB, levels(users={ALICE: 99, BOB: 50}), "9", False),
+        (BOB, levels(users={ALICE: 100, BOB: 50, CAROL: 50}), "9", True),
+        (BOB, levels(ban=51), "9", False),
+        (BOB, levels(events={"m.room.name": 60}), "9", False),
+        (BOB, levels(events={"m.room.name": 50}), "9", True),
+        (BOB, levels(notifications={"room": 60}), "9", False),
+        (BOB, levels(notifications={"room": 60}), "5", True),
+        (ALICE, levels(users={"nobody": 1}), "9", False),
+        (ALICE, levels(users=[1]), "9", False),
+        (ALICE, levels(users={ALICE: "100", BOB: 50}), "9", True),
+        (ALICE, levels(users={ALICE: "100", BOB: 50}), "10", False),
+        (ALICE, levels(events=[]), "10", False),
+        (CAROL, levels(), "9", False),
+    ],
+)
+def test_power_levels(sender: str, content: Any, version: str, *, allowed: bool) -> None:
+    what = event("m.room.power_levels", sender, "", content=content)
+    assert is_allowed(what, usual(JOINED), version) is allowed
+
+
+def test_the_first_power_levels_are_free() -> None:
+    auth = state(CREATE, member(ALICE, "join"))
+    assert is_allowed(LEVELS, auth, "9")
+
+
+def test_two_with_the_same_power_cannot_take_it_from_each_other() -> None:
+    both = event("m.room.power_levels", ALICE, "", content=levels(users={ALICE: 100, BOB: 100}))
+    less = event("m.room.power_levels", ALICE, "", content=levels(users={ALICE: 100, BOB: 50}))
+    assert not is_allowed(less, usual(both), "9")
+
+
+def test_a_third_partys_invitation_needs_its_promise() -> None:
+    signed = {"mxid": CAROL, "token": "t"}
+    invite = member(CAROL, "invite", BOB, third_party_invite={"signed": signed})
+    promise = event("m.room.third_party_invite", BOB, "t")
+    assert is_allowed(invite, usual(promise), "9")
+    assert not is_allowed(invite, usual(), "9")
+    assert not is_allowed(invite, usual(event("m.room.third_party_invite", ALICE, "t")), "9")
+    stolen = member("@eve:there", "invite", BOB, third_party_invite={"signed": signed})
+    assert not is_allowed(stolen, usual(promise), "9")
+    assert ("m.room.third_party_invite", "t") in auth_keys(invite, "9")
+
+
+def test_what_an_event_is_judged_by() -> None:
+    three = {("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", CAROL)}
+    assert auth_keys(CREATE, "9") == set()
+    assert auth_keys(event("m.room.message", CAROL), "9") == three
+    assert auth_keys(member(CAROL, "join"), "9") == three | {("m.room.join_rules", "")}
+    vouched = member(CAROL, "join", join_authorised_via_users_server=BOB)
+    assert ("m.room.member", BOB) in auth_keys(vouched, "9")
+    assert ("m.room.member", BOB) not in auth_keys(vouched, "7")
+
+
+def test_power_without_power_levels_is_the_creators() -> None:
+    assert power_of(ALICE, state(CREATE)) == 100
+    assert power_of(BOB, state(CREATE)) == 0
+    assert power_of(ALICE, {}) == 0
+    odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: True}, "users_default": "7"})
+    assert power_of(BOB, state(CREATE, odd)) == 7

@@ -1,0 +1,161 @@
+"""Random graphs, told event by event; and what must come of them, computed from scratch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from hypothesis import strategies as st
+
+from replication.rooms.event import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replication.rooms.event import StateKey
+
+ROOM = "!r:far.test"
+ACTIONS = ("grow", "grow", "grow", "merge", "soft", "reject", "outlier", "hole", "fill", "again")
+
+
+@attrs.frozen
+class Step:
+    """One event that comes: live or backfilled."""
+
+    event: Event
+    backfilled: bool = False
+
+
+@st.composite
+def stories(draw: st.DrawFn, most: int = 25) -> list[Step]:
+    """Return steps: forks, merges, state, outliers that become ordinary, soft fails, rejections, holes and backfill."""
+    steps: list[Step] = []
+    sources: dict[str, dict[str, Any]] = {}
+    outliers: list[str] = []
+    holes: list[str] = []
+    known: list[str] = []  # not outliers: what others may follow without more ado
+
+    def tell(name: str, *, backfilled: bool = False, **more: Any) -> None:
+        steps.append(Step(Event.read(ROOM, {**sources[name], **more}), backfilled))
+
+    def make(prevs: list[str]) -> str:
+        name = f"e{len(sources)}"
+        depth = 1 + max([sources[each]["depth"] for each in prevs], default=0)
+        sources[name] = {
+            "event_id": name,
+            "type": "note",
+            "sender": "@far:away",
+            "depth": depth,
+            "prev_event_ids": prevs,
+        }
+        if draw(st.booleans()):
+            sources[name]["state_key"] = draw(st.sampled_from("abc"))
+        return name
+
+    tell(make([]))
+    known.append("e0")
+    for _ in range(draw(st.integers(1, most))):
+        action = draw(
+            st.sampled_from(["grow", "grow", "grow", "merge", "soft", "reject", "outlier", "hole", "fill", "again"])
+        )
+        count = 1 if action != "merge" else draw(st.integers(2, 4))
+        prevs = draw(st.lists(st.sampled_from(known[-8:]), min_size=1, max_size=count, unique=True))
+        if action == "hole":  # a good event is missing, and the next one brings the state before it
+            hole = make(prevs)
+            sources[hole].pop("state_key", None)  # while it is missing nobody could weigh it
+            holes.append(hole)
+            state = state_before(sources, hole) | own(sources[hole])
+            above = make([hole])
+            tell(above, state_before=[[*key, each] for key, each in sorted(state.items())])
+            known.append(above)
+        elif action == "outlier":
+            name = make(prevs)
+            outliers.append(name)
+            tell(name, outlier=True)
+        elif action == "fill" and (holes or outliers):
+            name = draw(st.sampled_from(sorted(holes + outliers)))
+            was_hole = name in holes
+            (holes if was_hole else outliers).remove(name)
+            tell(name, backfilled=was_hole or draw(st.booleans()))
+            known.append(name)
+        elif action == "again":
+            name = draw(st.sampled_from(known))
+            told = [each.event for each in steps if each.event.event_id == name and not each.event.outlier]
+            steps.append(Step(told[0], backfilled=True))
+        else:
+            name = make(prevs)
+            if action == "soft":
+                sources[name]["soft_failed"] = True
+            if action == "reject":
+                sources[name]["rejected"] = "no"
+            tell(name)
+            known.append(name)
+    return steps
+
+
+def own(source: dict[str, Any]) -> dict[StateKey, str]:
+    """Return what an event adds to the state."""
+    if "state_key" not in source or source.get("rejected"):
+        return {}
+    return {(source["type"], source["state_key"]): source["event_id"]}
+
+
+def state_before(sources: dict[str, dict[str, Any]], name: str) -> dict[StateKey, str]:
+    """Return the state before an event by walking from the root: branches meet by depth, then by name."""
+    if "given" in sources[name]:  # it came along, for what is before it is missing
+        return dict(sources[name]["given"])
+    after = [state_before(sources, prev) | own(sources[prev]) for prev in sources[name]["prev_event_ids"]]
+    state: dict[StateKey, str] = {}
+    for key in {key for each in after for key in each}:
+        candidates = {each[key] for each in after if key in each}
+        state[key] = max(candidates, key=lambda it: (sources[it]["depth"], it))
+    return state
+
+
+def sources_of(steps: Iterable[Step]) -> dict[str, dict[str, Any]]:
+    """Return every event of a story, as it finally is."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        event = step.event
+        found[event.event_id] = {
+            "event_id": event.event_id,
+            "type": event.type,
+            "depth": event.depth,
+            "prev_event_ids": event.prev_event_ids,
+            "rejected": event.rejected,
+            **({} if event.state_key is None else {"state_key": event.state_key}),
+            **({} if event.state_before is None else {"given": [(tuple(it[:2]), it[2]) for it in event.state_before]}),
+        }
+    return found
+
+
+def forward_of(steps: Iterable[Step]) -> set[str]:
+    """Return the forward extremities, from scratch, after steps of which the last is a live one."""
+    final: dict[str, Event] = {}
+    lived: set[str] = set()
+    for step in steps:
+        known = final.get(step.event.event_id)
+        if known is None or (known.outlier and not step.event.outlier):
+            final[step.event.event_id] = step.event
+            if not step.backfilled and step.event.is_good:
+                lived.add(step.event.event_id)
+    good = {each.event_id for each in final.values() if each.is_good}
+    behind = {prev for each in good for prev in final[each].prev_event_ids}
+    edge = {prev for each in lived for prev in final[each].prev_event_ids}
+    while edge:
+        bad = [each for each in edge if each in final and final[each].soft_failed and not final[each].outlier]
+        edge = {prev for each in bad for prev in final[each].prev_event_ids} - behind
+        behind |= edge
+    return lived - behind
+
+
+def backward_of(steps: Iterable[Step]) -> set[str]:
+    """Return the backward extremities from scratch: what ordinary events follow and we do not have."""
+    here: set[str] = set()
+    named: set[str] = set()
+    for step in steps:
+        if not step.event.outlier:
+            here.add(step.event.event_id)
+            if step.event.rejected is None:
+                named |= set(step.event.prev_event_ids)
+    return named - here
