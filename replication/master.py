@@ -16,6 +16,7 @@ from replication.net.listener import ReplicationFactory
 from replication.net.protocol import Limits
 from replication.session.connection import Fault
 from replication.storage import open_store
+from replication.streams.facts import texts_of
 from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
 from replication.waiting import Waits, share
@@ -301,7 +302,7 @@ class Master:
         if after >= end:
             return Page([], end, limited=False)
         page = await self.store.facts(mine.definition.name, source, after=Token(after), upto=end, limit=limit)
-        self.catch_up_rows += sum(len(fact.texts) for fact in page.facts)
+        self.catch_up_rows += len(texts_of(page.facts))
         return page
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
-from replication.streams.facts import Fact
+from replication.streams.facts import Fact, facts_of
 from replication.streams.pending import PendingIds
 from replication.streams.seams import Receipt, Write
 from replication.streams.settling import Settling
@@ -322,7 +322,7 @@ class StreamWriter:
         tokens = reservation.begin()
         receipt = None if key is None else Receipt(key, tokens)
         try:
-            await reservation.commit({self: list(map(Fact, tokens, texts))}, receipt)
+            await reservation.commit({self: facts_of(tokens, texts)}, receipt)
         except StoreError:
             if key is not None and (known := await self._process.store.recall(key)) is not None:
                 return known  # the same append came twice at once, and the other one was first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -35,12 +35,25 @@ class Fact(NamedTuple):
 
 
 # Fact._make without its check of the length, which is two thirds of the time that a follower spends on a row.
-_make_fact = cast("Callable[[tuple[Token, tuple[str]]], Fact]", partial(tuple.__new__, Fact))
+_make_fact = cast("Callable[[tuple[Token, tuple[str, ...]]], Fact]", partial(tuple.__new__, Fact))
+
+
+def facts_of(tokens: Iterable[Token], texts: Iterable[tuple[str, ...]]) -> list[Fact]:
+    """Return a fact for each token and its rows, in bulk."""
+    return list(map(_make_fact, zip(tokens, texts, strict=True)))
 
 
 def facts_of_rows(tokens: Sequence[Token], texts: Sequence[str]) -> list[Fact]:
-    """Return a fact per row: the usual case, in bulk."""
-    return list(map(_make_fact, zip(tokens, zip(texts, strict=True), strict=True)))
+    """Return a fact per row: the usual case."""
+    return facts_of(tokens, zip(texts, strict=True))
+
+
+def gather(tokens: Sequence[Token], texts: Sequence[str]) -> list[Fact]:
+    """Return the facts of rows that stand in token order: ``texts[i]`` is a row of the fact ``tokens[i]``."""
+    if len(set(tokens)) == len(tokens):
+        return facts_of_rows(tokens, texts)
+    rows = groupby(zip(tokens, texts, strict=True), itemgetter(0))
+    return [Fact(token, tuple([text for _, text in group])) for token, group in rows]
 
 
 def tokens_of(facts: Iterable[Fact]) -> list[Token]:

@@ -7,20 +7,22 @@ left raw.  Only additions are decoded, because a writer checks them.
 from __future__ import annotations
 
 import re
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
 from replication.errors import CatchUpError, RemoteProtocolError
-from replication.streams.facts import Fact
+from replication.streams.facts import gather, is_ascending, tokens_of
 from replication.streams.seams import Page
 from replication.wire import grammar
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from replication.streams.facts import Fact
 
 PAGE_ROWS: Final = 1_000  # if the client does not say
 MAX_PAGE_ROWS: Final = 10_000
@@ -34,7 +36,7 @@ _Row = TypeVar("_Row")
 
 
 class _Updates(msgspec.Struct, Generic[_Row]):
-    updates: list[tuple[int, _Row]]
+    updates: list[tuple[Token, _Row]]
     upto_token: int
     limited: bool
 
@@ -83,12 +85,10 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
         backwards = foreign and answer.limited and bool(updates) and updates[0][0] > updates[-1][0]
         if foreign:
             updates.sort(key=_token_of)
-        facts = [
-            Fact(Token(token), tuple([spell(row) for _, row in rows])) for token, rows in groupby(updates, _token_of)
-        ]
+        facts = gather([token for token, _ in updates], spell([row for _, row in updates]))
     except (msgspec.MsgspecError, RemoteProtocolError, UnicodeDecodeError) as error:
         raise CatchUpError(f"not a page of updates: {error}") from error
-    _check_order([fact.token for fact in facts], after, upto)
+    _check_order([after, *tokens_of(facts)], upto)
     if backwards:
         raise BackwardsPageError("a page in descending order, with more to come that can never be asked for")
     if not after <= answer.upto_token <= upto:
@@ -101,31 +101,38 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
     return Page(facts, Token(answer.upto_token), answer.limited)
 
 
-def _check_order(tokens: Sequence[Token], after: Token, upto: Token) -> None:
-    for earlier, later in pairwise([after, *tokens]):
-        if later <= earlier:
-            raise CatchUpError(f"token {later} comes after {earlier}: out of order, or one fact in two pieces")
-    if tokens and tokens[-1] > upto:
+def _check_order(tokens: Sequence[Token], upto: Token) -> None:
+    if not is_ascending(tokens):
+        earlier, later = next(pair for pair in pairwise(tokens) if pair[0] >= pair[1])
+        raise CatchUpError(f"token {later} comes after {earlier}: out of order, or one fact in two pieces")
+    if tokens[-1] > upto:
         raise CatchUpError(f"token {tokens[-1]} is beyond {upto}, which was asked for")
 
 
-def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable[[Any], str]]:
-    """Return a page with rows in some form, and what makes that form text."""
+def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable[[list[Any]], list[str]]]:
+    """Return a page with rows in some form, and what makes text of rows in that form."""
     try:
         answer = _decode_raw(body)
     except (msgspec.MsgspecError, RecursionError):
         # the standard library has the last word: it takes lone surrogates
-        return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), grammar.spell_row
+        return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), _spell_rows
     as_it_lies = not foreign and body.isascii() and b"\x7f" not in body
-    return answer, _raw_text if as_it_lies else _spell_again
+    return answer, _raw_texts if as_it_lies else _spell_again
 
 
-def _raw_text(raw: msgspec.Raw) -> str:
-    return str(raw, "ascii")
+def _spell_rows(rows: list[Any]) -> list[str]:
+    return [grammar.spell_row(row) for row in rows]
 
 
-def _spell_again(raw: msgspec.Raw) -> str:
-    text = str(raw, "utf-8")
+def _raw_texts(rows: list[Any]) -> list[str]:
+    return list(map(str, rows, repeat("ascii")))
+
+
+def _spell_again(rows: list[Any]) -> list[str]:
+    return [_spell_if_odd(str(raw, "utf-8")) for raw in rows]
+
+
+def _spell_if_odd(text: str) -> str:
     if text.isascii() and _ODD.search(text) is None:
         return text
     return grammar.spell_row(grammar.read_json(text))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from replication.errors import StoreError
-from replication.storage.pages import check_limit, cut_page, gather
-from replication.streams.facts import Fact
+from replication.storage.pages import check_limit, cut_page
+from replication.streams.facts import Fact, gather
 from replication.streams.seams import Page
 from replication.wire.grammar import Token
 
