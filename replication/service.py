@@ -126,7 +126,9 @@ class WorkerOptions(_RoleOptions):
         ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
     ]
     opt_connect = _repeated("connect", "client endpoint of a writer to follow [tcp:127.0.0.1:9092] *")
-    opt_catch_up = _repeated("catch_up", "where missed facts come from: http://…, a database URL [the writer's HTTP] *")
+    opt_catch_up = _repeated(
+        "catch_up", "where missed facts come from: http://…, a database URL, a folder of segments [the writer's HTTP] *"
+    )
 
 
 class Options(_StrictOptions):

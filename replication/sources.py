@@ -1,12 +1,21 @@
-"""Where missed facts come from: the sources that the user named, in order, or the HTTP of the writer itself."""
+"""Where missed facts come from: the sources that the user named, in order, or the HTTP of the writer itself.
+
+Large gaps are what segments are for: they are asked first for those, wherever the user named them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from twisted.logger import Logger
 
 from replication.errors import CatchUpError, ConfigError, StoreError
 from replication.net.link import http_beside
+from replication.replay.archive import Archive
+from replication.replay.folders import open_folder
 from replication.storage import open_store
+from replication.storage.threads import Lane
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Page
 from replication.web.client import HttpCatchUp
@@ -19,7 +28,9 @@ if TYPE_CHECKING:
     from replication.streams.seams import IStreamStore
     from replication.wire.grammar import InstanceName, StreamName
 
-DATABASES = ("sqlite:", "postgresql:")
+DATABASES: Final = ("sqlite:", "postgresql:")
+HTTP: Final = ("http://", "https://")
+LARGE_GAP: Final = 100_000  # IDs: some twenty pages over HTTP, and less than it takes to check a segment's sum
 
 
 class DatabaseCatchUp:
@@ -48,12 +59,31 @@ class DatabaseCatchUp:
         await self._store.close()
 
 
+class SegmentCatchUp:
+    """Reads what was missed from a folder of segments, on a thread of its own."""
+
+    def __init__(self, url: str, reactor: Any) -> None:
+        self._archive = Archive(open_folder(url))
+        self._lane = Lane(reactor, f"replication {url}")
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts as far as segments have them; CatchUpError names one that is damaged or missing."""
+        return await self._lane.run(self._archive.page, stream, writer, after=after, upto=upto, limit=limit)
+
+    async def close(self) -> None:
+        """Close files and end the thread."""
+        await self._lane.run(self._archive.close)
+        await self._lane.stop()
+
+
 class Sources:
     """All the places to ask, for one worker.
 
-    ``urls`` are ``http://…`` or database URLs; without any, a writer's own HTTP is asked: ``http`` in its entry of
-    ``writers``, or what lies beside its endpoint.
+    ``urls`` are ``http://…``, database URLs or folders of segments; where there is none but folders, which end
+    somewhere, a writer's own HTTP comes last: ``http`` in its entry of ``writers``, or what lies beside its endpoint.
     """
+
+    log = Logger()
 
     def __init__(
         self, reactor: Any, urls: Sequence[str], writers: Mapping[str, Mapping[str, str]], secret: str | None
@@ -61,9 +91,10 @@ class Sources:
         self._reactor = reactor
         self._writers = writers
         self._secret = secret
-        self._made: dict[str, DatabaseCatchUp | HttpCatchUp] = {}
+        self._made: dict[str, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = {}
+        self._failing: set[tuple[str, StreamName, InstanceName]] = set()
         for url in urls:  # now, so that a wrong one is found before it is needed
-            self._at(self._check(url))
+            self._at(check_source(url))
         self._urls = list(urls)
 
     async def fetch(
@@ -73,13 +104,16 @@ class Sources:
 
         ``endpoint`` is where the writer was heard.
         """
-        failures = []
-        for url in self._urls or [self._own(endpoint, writer)]:
+        failures: list[str] = []
+        for url in self._in_order(step):
             try:
-                page = await self._at(url).facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
+                source = self._at(url or self._own(endpoint, writer))
+                page = await source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
+                self._failed((url, stream, writer), error)
                 continue
+            self._failing.discard((url, stream, writer))
             if page.upto > step.after:
                 return page
             failures.append(f"{url} has nothing of {writer} after {step.after}")
@@ -90,6 +124,18 @@ class Sources:
         for source in self._made.values():
             await source.close()
 
+    def _in_order(self, step: CatchUp) -> list[str]:
+        """Return the URLs to try; an empty one is the writer's own HTTP."""
+        folders = [url for url in self._urls if is_folder(url)]
+        others = [url for url in self._urls if url not in folders] or [""]
+        return [*folders, *others] if others == [""] or step.upto - step.after > LARGE_GAP else self._urls
+
+    def _failed(self, where: tuple[str, StreamName, InstanceName], error: Exception) -> None:
+        """Log why a source is passed over, once until it answers again: the next one would hide that it is broken."""
+        if where not in self._failing:
+            self._failing.add(where)
+            self.log.warn("a source of missed facts fails: {text}", text=str(error))
+
     def _own(self, endpoint: str | None, writer: InstanceName) -> str:
         url = self._writers.get(writer, {}).get("http") or (endpoint and http_beside(endpoint))
         if not url:
@@ -98,17 +144,29 @@ class Sources:
             )
         return url
 
-    def _check(self, url: str) -> str:
-        if not url.startswith(("http://", "https://", *DATABASES)):
-            raise ConfigError(f"cannot catch up from {url!r}: give http://host:port or a database URL")
-        return url
-
-    def _at(self, url: str) -> DatabaseCatchUp | HttpCatchUp:
+    def _at(self, url: str) -> DatabaseCatchUp | HttpCatchUp | SegmentCatchUp:
         source = self._made.get(url)
         if source is None:
             if url.startswith(DATABASES):
                 source = DatabaseCatchUp(url, self._reactor)
-            else:
+            elif url.startswith(HTTP):
                 source = HttpCatchUp(self._reactor, url, self._secret)
+            else:
+                source = SegmentCatchUp(url, self._reactor)
             self._made[url] = source
         return source
+
+
+def is_folder(url: str) -> bool:
+    """Whether a source is a folder of segments, on this machine or in an object store."""
+    return not url.startswith((*HTTP, *DATABASES))
+
+
+def check_source(url: str) -> str:
+    """Return ``url`` if something can be asked there; else ConfigError."""
+    if is_folder(url) and "://" not in url and not Path(url).is_dir():
+        raise ConfigError(
+            f"cannot catch up from {url!r}: there is no such folder; give http://host:port, a database URL, or a folder"
+            " of segments"
+        )
+    return url

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, StoreError
-from replication.sources import DatabaseCatchUp, Sources
+from replication.sources import LARGE_GAP, DatabaseCatchUp, SegmentCatchUp, Sources
 from replication.storage import open_store
 from replication.streams.cursor import CatchUp
 from replication.streams.facts import Fact
@@ -18,7 +18,7 @@ from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Page, Write
 from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.doubles import Net, begin, error_of, now
+from tests.doubles import Net, begin, error_of, logged, now
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
@@ -81,6 +81,38 @@ class SourcesTests(SynchronousTestCase):
         self.assertIsInstance(error_of(self.fetch(sources)), TypeError)
         self.assertEqual(second.asked, [])
 
+    def test_folders_are_asked_in_their_place_but_first_for_a_large_gap(self) -> None:
+        """A segment's sum has to be checked first, which is not worth it for a few facts."""
+        answers = (page(9), page(9), page(9))
+        sources, fakes = self.sources(*answers)
+        sources._urls = ["http://source0:1", "segments", "http://source2:1"]
+        sources._made = dict(zip(sources._urls, fakes, strict=True))  # type: ignore[arg-type]
+        large = CatchUp(Token(1), Token(2 + LARGE_GAP))
+        for step, asked in ((STEP, 0), (large, 1)):
+            now(sources.fetch(None, ORDERS, MASTER, step, 500))
+            self.assertEqual([len(each.asked) for each in fakes], [1, asked, 0])
+
+    def test_after_folders_comes_the_writers_own_http(self) -> None:
+        """Segments end somewhere."""
+        sources, (folder, own) = self.sources(page(1), page(9))
+        sources._urls = ["segments"]
+        sources._made = {"segments": folder, "http://here:9093": own}  # type: ignore[dict-item]
+        self.assertEqual(self.fetch(sources, "tcp:here:9092"), [page(9)])
+        error = error_of(self.fetch(sources, "unix:/run/r.sock"))
+        self.assertIn("segments has nothing of master after 1; no HTTP is known for 'master'", str(error))
+
+    def test_why_a_source_is_passed_over_is_logged_once_until_it_answers_again(self) -> None:
+        sources, (first, _) = self.sources(CatchUpError("segment 7 is damaged"), page(9))
+        with logged() as lines:
+            for answer in ("segment 7 is damaged", "segment 7 is damaged", page(1), "segment 8 is damaged"):
+                first.answer = CatchUpError(answer) if isinstance(answer, str) else answer
+                self.fetch(sources)
+        said = [
+            "a source of missed facts fails: segment 7 is damaged",
+            "a source of missed facts fails: segment 8 is damaged",
+        ]
+        self.assertEqual(lines, said)
+
     def test_giving_up_the_wait_is_passed_on_and_asks_nobody_else(self) -> None:
         sources, (_, second) = self.sources(Deferred(), page(9))
         fetching = Deferred.fromCoroutine(sources.fetch(None, ORDERS, MASTER, STEP, 500))
@@ -100,6 +132,13 @@ class ChoiceTests(SynchronousTestCase):
         made = Sources(Net(), ["http://one:1", "https://two/", "sqlite:///three.db"], {}, "secret")._made
         kinds = [type(each) for each in made.values()]
         self.assertEqual(kinds, [HttpCatchUp, HttpCatchUp, DatabaseCatchUp])
+
+    def test_whatever_else_there_is_is_a_folder_of_segments(self) -> None:
+        with TemporaryDirectory() as folder:
+            pump = Pump()
+            sources = Sources(pump, [folder, f"file://{folder}"], {}, None)
+            self.assertEqual([type(each) for each in sources._made.values()], [SegmentCatchUp] * 2)
+            pump.wait(sources.close())
 
     def test_what_cannot_work_is_refused_before_it_is_needed(self) -> None:
         for url in (

@@ -123,7 +123,8 @@ class SqliteDatabase:
         except Exception as error:
             if not _is_of_a_driver(error):
                 raise
-            raise StoreError(f"database {self.url!r}: {str(error).partition(chr(10))[0]}") from error
+            why = str(error).partition("\n")[0]
+            raise StoreError(f"database {self.url!r}: {why}") from error
 
 
 def _is_of_a_driver(error: Exception) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
+SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
 TEMPORARY: Final = ".tmp"  # the end of a file's name while it is being written
 
 
@@ -70,10 +71,10 @@ class IFolder(Protocol):
 def open_folder(url: str) -> IFolder:
     """Return the folder at a path or a URL; ConfigError if nothing here can reach it."""
     scheme, found, rest = url.partition("://")
-    if not found:
-        return LocalFolder(Path(url))
-    if scheme == "file":
-        return LocalFolder(Path(rest))
+    if not found or scheme == "file":
+        return LocalFolder(Path(rest or url))
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{url!r} is no folder: write a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
     return RemoteFolder(url)
 
 
@@ -107,18 +108,20 @@ class LocalFolder:
 
     def size(self, name: str) -> int | None:
         """Return its size."""
-        try:
-            return (self.path / name).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        found = self._stat(name)
+        return None if found is None else found.st_size
 
     def stamp(self, name: str) -> object:
         """Return which file it is, and when it was written."""
-        try:
-            found = (self.path / name).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        found = self._stat(name)
+        return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        with self._refusals(name):
+            try:
+                return (self.path / name).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def names(self, below: str = "") -> list[str]:
         """Return all files."""
@@ -193,9 +196,8 @@ class RemoteFolder:
             except ImportError as error:
                 raise ConfigError(f"{url}: pyarrow is needed for that: pip install 'replication[spark]'") from error
             except (OSError, ValueError, NotImplementedError) as error:
-                raise ConfigError(
-                    f"{url}: {error}; give a folder that all machines share, or s3://, gs://, abfs://, hdfs://"
-                ) from error
+                why = str(error).partition("\n")[0]
+                raise ConfigError(f"{url}: {why}; a folder that all machines share would do, too") from error
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:

@@ -288,14 +288,16 @@ def _chunks(source: BinaryIO, compression: str) -> Iterator[bytes]:
 class OpenSegment:
     """A segment whose sum has been checked, and the facts in it from the beginning on."""
 
-    def __init__(self, folder: IFolder, segment: Segment) -> None:
-        """Open and check it; CatchUpError says what is wrong with which file."""
+    def __init__(self, folder: IFolder, segment: Segment, *, checked: bool = False) -> None:
+        """Open it, and check it unless it was ``checked`` before; CatchUpError says what is wrong with which file."""
         self.segment = segment
         self._where = f"{folder.url}/{segment.name}"
         try:
             self._source = folder.open(segment.name)
         except OSError as error:
             raise CatchUpError(f"{self._where}: {error.strerror or error}") from error
+        if checked:
+            return
         try:
             self._check()
             self._source.seek(0)

@@ -147,10 +147,16 @@ def test_a_path_or_a_file_url_is_of_this_machine(tmp_path: Path, monkeypatch: py
     assert open_folder(f"file://{tmp_path}/out").url == str(tmp_path / "out")
 
 
-def test_a_url_that_nobody_knows_is_refused_with_those_that_can_be(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
-    with pytest.raises(ConfigError, match=r"^ftp://here/out: .*s3://"):
+def test_a_url_that_nobody_knows_is_refused_with_those_that_can_be() -> None:
+    with pytest.raises(ConfigError, match=r"^'ftp://here/out' is no folder: .*s3://"):
         open_folder("ftp://here/out")
+
+
+def test_a_url_that_cannot_be_reached_says_why() -> None:
+    """There is no Hadoop here."""
+    pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
+    with pytest.raises(ConfigError, match=r"^hdfs://here/out: .*a folder that all machines share"):
+        open_folder("hdfs://here/out")
 
 
 def test_a_url_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
