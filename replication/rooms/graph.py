@@ -18,7 +18,7 @@ from replication.rooms.seams import Change, Placed, Room
 from replication.rooms.state import Context, States
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replication.rooms.event import StateKey, StateMap
     from replication.rooms.resolution import Resolver
@@ -69,7 +69,7 @@ class _Persisting:
         new = {each: event.key for each, event in self._batch.items() if event.key and each not in self._known}
         if new:
             self._tables.state_came(new)
-        self._states = States(self._tables, self._room_id, self._rules.resolver, version)
+        self._states = States(self._tables, self._room_id, self._rules.resolver, self._fetch, version)
         contexts = self._contexts()
         self._store(ids, contexts)
         depths = [self._depths[each] for each, it in self._batch.items() if not it.outlier and it.rejected is None]
@@ -80,6 +80,14 @@ class _Persisting:
         if not self._backfilled:
             self._grow(ids, contexts)
         return [self._rows.get(each, []) for each in ids]
+
+    def _fetch(self, event_ids: Collection[str]) -> dict[str, Event]:
+        """Return events, of those that are stored and of those that come now."""
+        found = self._tables.events([each for each in event_ids if each not in self._batch])
+        for each in event_ids:
+            if each in self._batch:
+                found[each] = attrs.evolve(self._batch[each], depth=self._depths[each])
+        return found
 
     # ---- what comes in
 
@@ -176,7 +184,7 @@ class _Persisting:
 
     def _context(self, event: Event, found: dict[str, Context], path: list[str]) -> Context:
         if event.state_before is not None:
-            return self._states.around(event, self._states.given(event, self._batch))
+            return self._states.around(event, self._states.given(event))
         groups = []
         for each in event.prev_event_ids:
             inside = self._batch.get(each)

@@ -9,10 +9,10 @@ import attrs
 from replication.errors import RoomError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from replication.rooms.event import Event, StateKey, StateMap
-    from replication.rooms.resolution import Resolver
+    from replication.rooms.resolution import Fetch, Resolver
     from replication.rooms.seams import IRoomTables
 
 MAX_CHAIN: Final = 100  # deltas on top of each other (protocol H6)
@@ -29,10 +29,16 @@ class Context:
 
 
 class States:
-    """The state groups of one room, read and added to within one transaction."""
+    """The state groups of one room, read and added to within one transaction.
 
-    def __init__(self, tables: IRoomTables, room_id: str, resolver: Resolver, room_version: str | None) -> None:
+    ``fetch`` returns events, of what is stored and of what is about to be.
+    """
+
+    def __init__(
+        self, tables: IRoomTables, room_id: str, resolver: Resolver, fetch: Fetch, room_version: str | None
+    ) -> None:
         self._tables = tables
+        self._fetch = fetch
         self._room_id = room_id
         self._resolver = resolver
         self.room_version = room_version
@@ -50,7 +56,7 @@ class States:
         if known is not None:
             return self.full(known)
         states = [self.full(each) for each in groups]
-        return self._resolver(states, self._tables.events, self.room_version)
+        return self._resolver(states, self._fetch, self.room_version)
 
     def around(self, event: Event, before: Context) -> Context:
         """Return the context of ``event``, where ``before`` tells of the group before it."""
@@ -60,22 +66,22 @@ class States:
         group = self._add(before.before, {key: event.event_id})
         return Context(before.before, group, before.before, {key: event.event_id})
 
-    def given(self, event: Event, batch: Mapping[str, Event]) -> Context:
+    def given(self, event: Event) -> Context:
         """Return the group of the state that came along with an event.
 
         A state event that is not here yet counts from when it comes: until then nobody knows which key it sets.
         """
         named = event.state_before or ()
-        found = self._tables.events([each for each in named if isinstance(each, str) and each not in batch])
+        found = self._fetch([each for each in named if isinstance(each, str)])
         state: dict[StateKey, str] = {}
         awaited = []
         for each in named:
-            if isinstance(each, str) and each not in batch and each not in found:
+            if isinstance(each, str) and each not in found:
                 awaited.append(each)
                 continue
             key: StateKey | None
             if isinstance(each, str):
-                key, event_id = (found.get(each) or batch[each]).key, each
+                key, event_id = found[each].key, each
             else:
                 key, event_id = (each[0], each[1]), each[2]
             if key is None:

@@ -16,10 +16,8 @@ BASE = dict(usual(member(CAROL, "join")).items())
 
 def resolve(*branches: list[Event]) -> dict[Any, str]:
     known = {each.event_id: each for each in [*BASE.values(), *(each for branch in branches for each in branch)]}
-    states = [
-        {**{k: e.event_id for k, e in BASE.items()}, **{e.key: e.event_id for e in branch if e.key}}
-        for branch in branches
-    ]
+    base = {key: each.event_id for key, each in BASE.items()}
+    states = [{**base, **{each.key: each.event_id for each in branch if each.key}} for branch in branches]
     return dict(resolve_v1(states, lambda ids: {each: known[each] for each in ids if each in known}))
 
 

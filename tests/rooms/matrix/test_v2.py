@@ -9,9 +9,8 @@ from replication.rooms.matrix.v2 import resolve_v2
 from tests.rooms.matrix.events import ALICE, BOB, CAROL, CREATE, LEVELS, POWER, event, rules
 
 BASE = {"auth_event_ids": [CREATE.event_id]}
-ALICE_IN = event(
-    "m.room.member", ALICE, ALICE, content={"membership": "join"}, prev_event_ids=[CREATE.event_id], **BASE
-)
+JOIN = {"membership": "join"}
+ALICE_IN = event("m.room.member", ALICE, ALICE, content=JOIN, prev_event_ids=[CREATE.event_id], **BASE)
 POWERS = event(
     "m.room.power_levels", ALICE, "", content=POWER, auth_event_ids=[CREATE.event_id, ALICE_IN.event_id], event_id="$pl"
 )
