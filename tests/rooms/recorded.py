@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from replication.rooms.resolution import Resolver
+    from replication.streams.seams import IStatements
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -28,11 +29,12 @@ def lines_of(name: str) -> list[Any]:
 
 
 class Keeper:
-    """Rooms in an SQLite database in memory, written to without a reactor; counts IDs as a master does."""
+    """Rooms in a database, in memory unless one is given, without a reactor; counts IDs as a master does."""
 
-    def __init__(self, server: str = "local.test", resolver: Resolver = resolve) -> None:
-        self.database = sqlite3.connect(":memory:", isolation_level=None)
-        self.statements = SqliteStatements(self.database)
+    def __init__(
+        self, server: str = "local.test", resolver: Resolver = resolve, statements: IStatements | None = None
+    ) -> None:
+        self.statements = statements or SqliteStatements(sqlite3.connect(":memory:", isolation_level=None))
         declare_rooms(self.statements)
         self.rules = Rules("master", resolver, lambda user: user.endswith(f":{server}"), int)
         self.positions = {"events": 1, "backfill": 1}
@@ -51,14 +53,14 @@ class Keeper:
             ids = range(first, first + len(chunk))
             self.positions[stream] += len(chunk)
             tables = self.tables()
-            self.database.execute("BEGIN")
+            self.statements.execute("BEGIN")
             try:
                 rows = persist(tables, self.rules, room, chunk, ids, backfilled=backfilled)
                 tables.flush()
             except BaseException:
-                self.database.execute("ROLLBACK")
+                self.statements.execute("ROLLBACK")
                 raise
-            self.database.execute("COMMIT")
+            self.statements.execute("COMMIT")
             told += [(each, spell(row)) for each, of_id in zip(ids, rows, strict=True) for row in of_id]
         return told
 
