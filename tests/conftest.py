@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
 
+from tests.postgres import postgres
+
+__all__ = ["postgres"]  # a fixture
+
 if TYPE_CHECKING:
     import pytest
 

@@ -13,20 +13,23 @@ if TYPE_CHECKING:
 
     from replication.streams.seams import IStreamStore
 
-_FORMS = "sqlite:///relative.db, sqlite:////absolute.db, or sqlite:// for a database in memory"
+_FORMS = (
+    "sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, "
+    "or postgresql://user@host:port/database"
+)
 
 
 def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = False) -> IStreamStore:
     """Return the store that ``url`` names, not yet open; ConfigError if there is none of that kind.
 
-    ``sqlite:///x.db`` is relative to the working directory, ``sqlite:////var/x.db`` absolute, ``sqlite://`` in memory.
-    ``read_only`` is for a database that another process writes.
+    ``sqlite:///x.db`` is relative to the working directory, ``sqlite:////var/x.db`` absolute, ``sqlite://`` in memory;
+    ``postgresql://…`` is whatever libpq makes of it.  ``read_only`` is for a database that another process writes.
     """
     scheme, slashes, rest = url.partition("://")
     if not slashes or scheme not in ("sqlite", "postgresql"):
         raise ConfigError(f"database {url!r}: write {_FORMS}")
     if scheme == "postgresql":
-        raise ConfigError(f"database {url!r}: PostgreSQL comes with a later version; write {_FORMS}")
+        return _open_postgres(url, reactor, read_only=read_only)
     host, slash, path = rest.partition("/")
     if host or (slash and not path) or "?" in path:
         raise ConfigError(f"database {url!r} names no file and nothing else: write {_FORMS}")
@@ -34,3 +37,11 @@ def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = Fals
     if read_only and path == MEMORY:
         raise ConfigError(f"database {url!r} is in memory, where nobody else has written: name a file")
     return SqliteStore(path, reactor, read_only=read_only)
+
+
+def _open_postgres(url: str, reactor: IReactorFromThreads, *, read_only: bool) -> IStreamStore:
+    try:
+        from replication.storage.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+    except ImportError as error:
+        raise ConfigError(f"PostgreSQL needs psycopg 3 ({error}): pip install 'replication[postgres]'") from error
+    return PostgresStore(url, reactor, read_only=read_only)

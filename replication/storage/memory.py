@@ -78,6 +78,14 @@ class MemoryStore:
             raise SchemaError(f"stream {definition.name!r} is mapped onto table {definition.table!r}: use a database")
         self._shelves.setdefault(definition.name, _Shelf())
 
+    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002
+        """Return: nobody else comes here."""
+        self.check_open()
+
+    def sequence(self, stream: StreamName) -> None:
+        """Return None: whoever writes here counts by itself."""
+        self._shelf(stream)
+
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         shelf = self._shelf(stream)

@@ -125,6 +125,14 @@ class SqliteStore:
         self.warnings.extend(await use(SqliteConnection.declare, table))
         self._tables[definition.name] = table
 
+    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002
+        """Return: that one process writes a file is not checked."""
+        self._desk(self._writer)
+
+    def sequence(self, stream: StreamName) -> None:
+        """Return None: the one process that writes a file counts by itself."""
+        self._table(stream)
+
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(SqliteConnection.positions, self._table(stream))

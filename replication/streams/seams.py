@@ -67,6 +67,17 @@ class Receipt:
     tokens: Sequence[Token]
 
 
+class ISequence(Protocol):
+    """Where the IDs of a stream come from that several processes write: drawn outside any transaction."""
+
+    async def draw(self, count: int) -> Sequence[int]:
+        """Return ``count`` IDs, ascending, larger than all that this process drew before, which nobody else gets.
+
+        They need not follow each other, and none is given back.  StoreError if there is no getting them now.
+        """
+        ...
+
+
 class IStatements(Protocol):
     """A database, to a function that runs on the database's own thread; both raise what ITransaction's do.
 
@@ -85,9 +96,11 @@ class IStatements(Protocol):
 
 
 class ITransaction(Protocol):
-    """A transaction of the application: it begins with the first statement, and holds the database's write lock then.
+    """A transaction of the application, which begins with the first statement.
 
-    Statements run one after the other, off the reactor thread.  ``commit`` or ``rollback`` ends it, once.
+    From then on it holds the write lock of an SQLite database; in PostgreSQL, where others go on, a statement that
+    fails leaves nothing to do but ``rollback``.  Statements run one after the other, off the reactor thread.
+    ``commit`` or ``rollback`` ends it, once.
     """
 
     async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -128,6 +141,14 @@ class IStreamStore(ICatchUp, Protocol):
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table is there; SchemaError says what is wrong with a mapped one."""
+        ...
+
+    async def claim(self, instance: InstanceName) -> None:
+        """Make this process the only one that writes as ``instance``; StoreError says which one does."""
+        ...
+
+    def sequence(self, stream: StreamName) -> ISequence | None:
+        """Return where the stream's IDs come from; None if whoever writes it counts by itself, from ``positions``."""
         ...
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:

@@ -361,6 +361,7 @@ class StreamStoreContract(UsesStore):
         for ask in (
             lambda: self.page(stream="nowhere"),
             lambda: self.positions("nowhere"),
+            lambda: self.store.sequence(StreamName("nowhere")),
             lambda: self.commit(write(2, facts(2)), write(2, stream="nowhere")),
         ):
             self.assertIn("nowhere", str(self.assertRaises(UnknownStreamError, ask)))
@@ -377,6 +378,15 @@ class StreamStoreContract(UsesStore):
             self.commit(write(2, facts(2), stream=name))
             self.assertEqual((self.tokens(name), self.positions(name)), ([2], {ME: 2}))
 
+    def test_a_process_may_claim_several_names_and_each_again(self) -> None:
+        for name in (ME, OTHER, ME):
+            self.wait(self.store.claim(name))
+
+    def test_ids_come_from_a_sequence_or_whoever_writes_counts(self) -> None:
+        sequence = self.store.sequence(ORDERS)
+        if sequence is not None:
+            self.assertEqual([*self.wait(sequence.draw(2)), *self.wait(sequence.draw(3))], [2, 3, 4, 5, 6])
+
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())
         self.assertEqual(self.positions(), {})
@@ -388,6 +398,7 @@ class StreamStoreContract(UsesStore):
         for store in (unopened, self.store):
             self.assertRaises(StoreError, self.wait, store.check())
             self.assertRaises(StoreError, self.wait, store.recall("k"))
+            self.assertRaises(StoreError, self.wait, store.claim(ME))
             self.assertRaises(StoreError, self.wait, store.declare(StreamDefinition("orders")))
             self.assertRaises(StoreError, self.wait, store.transaction().commit([]))
         self.wait(unopened.close())

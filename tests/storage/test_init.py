@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from replication.errors import ConfigError
 from replication.storage import open_store
+from replication.storage.postgres import PostgresStore
 from replication.storage.sqlite import SqliteStore
 from tests.storage.pump import Pump
 
@@ -50,7 +52,7 @@ def test_a_url_may_be_opened_for_reading_only(tmp_path: Path) -> None:
         ("sqlite://x.db", "names no file"),
         ("sqlite:///", "names no file"),
         ("sqlite:///x.db?mode=ro", "names no file and nothing else"),
-        ("postgresql://me@here/x", "PostgreSQL comes with a later version"),
+        ("postgres://me@here/x", "or postgresql://user@host:port/database"),
     ],
 )
 def test_any_other_url_is_refused_by_name(url: str, said: str) -> None:
@@ -58,6 +60,25 @@ def test_any_other_url_is_refused_by_name(url: str, said: str) -> None:
         open_store(url, Pump())
     assert repr(url) in str(refused.value)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_postgresql_is_a_store_of_its_own(*, read_only: bool) -> None:
+    store = open_store("postgresql://me:secret@here:5433/shop", Pump(), read_only=read_only)
+    assert isinstance(store, PostgresStore)
+    assert store.address.name == "postgresql://me@here:5433/shop"
+
+
+def test_a_url_of_postgresql_that_cannot_be_read_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="no URL of PostgreSQL") as refused:
+        open_store("postgresql://me:sec@ret@here/shop", Pump())
+    assert "ret" not in str(refused.value).partition("is no URL")[0].replace("postgresql", "")
+
+
+def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "replication.storage.postgres", None)
+    with pytest.raises(ConfigError, match=r"pip install 'replication\[postgres\]'"):
+        open_store("postgresql://me@here/shop", Pump())
 
 
 def test_a_database_in_memory_cannot_be_opened_for_reading_only() -> None:

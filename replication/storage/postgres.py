@@ -1,0 +1,422 @@
+"""The PostgreSQL store: who uses which session, and when.  The SQL is in ``postgres_connection.py`` and beside it.
+
+Every session lives on a thread of its own.  One reads, one holds the names of this process and draws its IDs, one is
+for commits without statements: they wait as a group and then share one transaction, and one fsync.  A transaction that
+executes statements has, from the first of them until its end, a session to itself, so such transactions run side by
+side, as many as there are ``connections``; further ones wait in line.
+
+In the application's SQL a parameter is ``%s``, and a ``%`` is doubled if there are parameters.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from threading import Event
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore
+
+from replication.errors import StoreError, UnknownStreamError
+from replication.storage.memory import ended, undeclared
+from replication.storage.postgres_connection import PAGING, Batch, PostgresConnection
+from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
+from replication.storage.postgres_mapped import MappedTable
+from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_tables import GenericTable
+from replication.storage.threads import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.storage.postgres_tables import Table
+    from replication.streams.registry import StreamDefinition
+    from replication.streams.seams import IStatements, Page, Receipt, Write
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Connection = TypeVar("_Connection", PostgresConnection, PostgresIds)
+
+READING: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **dict.fromkeys(PAGING, "off")}
+
+_FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
+_UNDONE: Final = "rolled back"
+_OURS: Final = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
+_OUTLASTING: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD"))
+_IN_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with it
+
+
+class _Desk(Generic[_Connection]):
+    """A connection and the thread that it lives on."""
+
+    def __init__(self, reactor: IReactorFromThreads, connection: _Connection) -> None:
+        self.connection: _Connection = connection
+        self._lane = Lane(reactor, f"replication {connection.session.address.name}")
+
+    def run(
+        self, method: Callable[Concatenate[_Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Deferred[_T]:
+        return self._lane.run(method, self.connection, *args, **kwargs)
+
+    async def close(self) -> None:
+        await self._lane.run(self.connection.close)
+        await self._lane.stop()
+
+
+class PostgresStore:
+    """Facts and positions in the PostgreSQL database at ``url``.
+
+    ``reactor`` needs ``callFromThread`` only.  ``read_only`` reads what other processes write, and makes no table.
+    ``connections`` is how many transactions with statements run side by side, beside three sessions of our own; ``now``
+    tells the time in seconds, for receipts.  ConfigError if the URL is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reactor: IReactorFromThreads,
+        *,
+        read_only: bool = False,
+        connections: int = 8,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.address = Address.parse(url)
+        self.warnings: list[str] = []
+        self._reactor = reactor
+        self._read_only = read_only
+        self._connections = connections
+        self._now = now
+        self._ending = Event()
+        self._tables: dict[StreamName, Table] = {}
+        self._sequences: dict[StreamName, PostgresSequence] = {}
+        self._reader: _Desk[PostgresConnection] | None = None
+        self._writer: _Desk[PostgresConnection] | None = None
+        self._ids: _Desk[PostgresIds] | None = None
+        self._line = DeferredLock()  # who may use the writing connection
+        self._group: list[tuple[Batch, Deferred[None]]] = []  # commits that wait for their turn in the line
+        self._seats = DeferredSemaphore(connections)  # of transactions with statements
+        self._desks: list[_Desk[PostgresConnection]] = []  # made for them, all
+        self._free: list[_Desk[PostgresConnection]] = []  # and those without one
+        self._opening = DeferredLock()
+        self._closed = False
+
+    @property
+    def commits(self) -> int:
+        """How many commits that were asked for became durable."""
+        return sum(each.connection.commits for each in self._writing())
+
+    @property
+    def transactions(self) -> int:
+        """How many transactions of the database, and so fsyncs, they took."""
+        return sum(each.connection.transactions for each in self._writing())
+
+    async def open(self) -> None:
+        """Connect and bring the tables up to date; after a failure it may be tried again."""
+        async with self._opening:
+            if self._closed:
+                raise StoreError(f"database {self.address.name!r} is closed")
+            if self._reader is None:
+                await self._open()
+
+    async def claim(self, instance: InstanceName) -> None:
+        """Make this process the only one that writes as ``instance``; StoreError says which one does."""
+        await self._desk(self._ids).run(PostgresIds.claim, instance)
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Make sure that the stream's table and sequence are there; SchemaError says what is wrong with them."""
+        table: Table = GenericTable(definition) if definition.table is None else MappedTable(definition)
+        use = self._read if self._read_only else self._write
+        self.warnings.extend(await use(PostgresConnection.declare, table))
+        self._tables[definition.name] = table
+        self._sequences[definition.name] = PostgresSequence(self, table.sequence)
+
+    def sequence(self, stream: StreamName) -> PostgresSequence | None:
+        """Return where the stream's IDs come from; None if we only read."""
+        self._table(stream)
+        return None if self._read_only else self._sequences[stream]
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the largest token that was ever committed or stored as a position."""
+        return await self._read(PostgresConnection.positions, self._table(stream))
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
+        table = self._table(stream)
+        return await self._read(PostgresConnection.page, table, writer, after=after, upto=upto, limit=limit)
+
+    def transaction(self) -> PostgresTransaction:
+        """Return a transaction that has not begun."""
+        return PostgresTransaction(self)
+
+    async def read(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function``, which only reads, on one snapshot."""
+        return await self._read(PostgresConnection.read, function)
+
+    async def recall(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of the receipt that was committed under ``key`` in the last day."""
+        return await self._read(PostgresConnection.recall, key, self._now())
+
+    async def check(self) -> None:
+        """Return if the database answers and can be written, else StoreError."""
+        use = self._read if self._read_only else self._write
+        await use(PostgresConnection.check)
+
+    async def close(self) -> None:
+        """Finish what runs, open transactions too, and let go of the database.
+
+        A commit whose outcome the server cannot tell now is not waited for.
+        """
+        async with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        self._ending.set()
+        await self._line.acquire()
+        for _ in range(self._connections):
+            await self._seats.acquire()
+        for desk in (*self._writing(), self._reader, self._ids):
+            if desk is not None:
+                await desk.close()
+
+    # ---- for transactions and sequences
+
+    async def take_seat(self) -> _Desk[PostgresConnection]:
+        """Wait in line for a connection of one's own."""
+        self._desk(self._writer)
+        await self._seats.acquire()
+        if not self._free:
+            self._free.append(self._new_desk({}))
+            self._desks.append(self._free[-1])
+        return self._free.pop()
+
+    def leave_seat(self, desk: _Desk[PostgresConnection]) -> None:
+        """Let the next in line have the connection.
+
+        What was given to the thread is done before anything of the next one, so this is right even if the caller was
+        cancelled and no longer waits for it.
+        """
+        self._free.append(desk)
+        self._seats.release()
+
+    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
+        """Return what a commit stores; UnknownStreamError if a stream was not declared."""
+        return Batch([(self._table(write.stream), write) for write in writes], receipt, self._now())
+
+    def commit_in_group(self, batch: Batch) -> Deferred[None]:
+        """Commit together with all that wait; cancelling the Deferred stops the waiting, not the commit."""
+        self._desk(self._writer)
+        done: Deferred[None] = Deferred()
+        self._group.append((batch, done))
+        if len(self._group) == 1:
+            Deferred.fromCoroutine(self._commit_group())
+        return done
+
+    def draw(self, sequence: str, count: int) -> Deferred[list[int]]:
+        """Draw IDs."""
+        return self._desk(self._ids).run(PostgresIds.draw, sequence, count)
+
+    def end_of_turn(self) -> Deferred[None]:
+        """Return what fires once the reactor has done all that it does now: who asks until then is in the group."""
+        done: Deferred[None] = Deferred()
+        self._reactor.callFromThread(done.callback, None)
+        return done
+
+    # ---- inside
+
+    async def _open(self) -> None:
+        first = self._new_desk(READING if self._read_only else {}, read_only=self._read_only)
+        try:
+            self.warnings.extend(await first.run(PostgresConnection.open))
+        except BaseException:
+            await first.close()
+            raise
+        if self._read_only:
+            self._reader = first
+            return
+        self._writer, self._reader = first, self._new_desk(READING)
+        session = PostgresSession(self.address, self._ending, IDS_SETTINGS)
+        self._ids = _Desk(self._reactor, PostgresIds(session, self.warnings.append))
+
+    def _new_desk(self, settings: Mapping[str, str], *, read_only: bool = False) -> _Desk[PostgresConnection]:
+        session = PostgresSession(self.address, self._ending, settings)
+        return _Desk(self._reactor, PostgresConnection(session, read_only=read_only))
+
+    def _writing(self) -> list[_Desk[PostgresConnection]]:
+        return [*self._desks, *([self._writer] if self._writer is not None else [])]
+
+    def _table(self, stream: StreamName) -> Table:
+        if stream not in self._tables:
+            raise undeclared(stream)
+        return self._tables[stream]
+
+    def _desk(self, desk: _Desk[_Connection] | None) -> _Desk[_Connection]:
+        if self._closed or self._reader is None:
+            raise StoreError(f"database {self.address.name!r} is {'closed' if self._closed else 'not open'}")
+        if desk is None:
+            raise StoreError(f"database {self.address.name!r} was opened for reading only")
+        return desk
+
+    async def _read(
+        self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        return await self._desk(self._reader).run(method, *args, **kwargs)
+
+    async def _write(
+        self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        writer = self._desk(self._writer)
+        async with self._line:
+            return await writer.run(method, *args, **kwargs)
+
+    async def _commit_group(self) -> None:
+        await self._line.acquire()
+        await self.end_of_turn()
+        group, self._group = self._group, []
+        assert self._writer is not None  # noqa: S101 - commit_in_group has seen it
+        try:
+            outcomes = await self._writer.run(PostgresConnection.commit_together, [batch for batch, _ in group])
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+            outcomes = [error] * len(group)
+        self._line.release()
+        for (_, done), outcome in zip(group, outcomes, strict=True):
+            if outcome is None:
+                done.callback(None)
+            else:
+                done.errback(outcome)
+
+
+class PostgresSequence:
+    """The IDs of one stream; those who ask while others are being drawn share the next trip to the server."""
+
+    def __init__(self, store: PostgresStore, sequence: str) -> None:
+        self._store = store
+        self._sequence = sequence
+        self._asked: deque[tuple[int, Deferred[Sequence[int]]]] = deque()
+        self._drawing = False
+
+    async def draw(self, count: int) -> Sequence[int]:
+        """Return ``count`` IDs, ascending, which nobody else gets; StoreError if there is no getting them now."""
+        done: Deferred[Sequence[int]] = Deferred()
+        self._asked.append((count, done))
+        if not self._drawing:
+            Deferred.fromCoroutine(self._draw())
+        return await done
+
+    async def _draw(self) -> None:
+        self._drawing = True
+        while self._asked:
+            await self._store.end_of_turn()
+            asked, self._asked = self._asked, deque()
+            try:
+                ids = await self._store.draw(self._sequence, sum(count for count, _ in asked))
+            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+                for _, done in asked:
+                    done.errback(error)
+                continue
+            for count, done in asked:
+                done.callback(ids[:count])
+                del ids[:count]
+        self._drawing = False
+
+
+class PostgresTransaction:
+    """A transaction: statements, if any, then one commit or rollback.
+
+    A commit whose caller is cancelled goes on all the same: shield it if the outcome matters.
+    """
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self._turn = DeferredLock()  # one statement after the other, whoever awaits what
+        self._desk: _Desk[PostgresConnection] | None = None
+        self._end: str | None = None
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows; StoreError names what the database said, and only undoing is left."""
+        _check_word(sql)
+        return await self._job(PostgresConnection.execute, sql, parameters)
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item."""
+        _check_word(sql)
+        await self._job(PostgresConnection.executemany, sql, parameters)
+
+    async def run(self, function: Callable[[IStatements], _T]) -> _T:
+        """Run ``function`` inside the transaction, on the database's thread."""
+        return await self._job(PostgresConnection.run, function)
+
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        """Store ``writes`` with what was executed; after an error none of it is stored, and nothing is left to undo."""
+        async with self._turn:
+            self._check_open()
+            self._end = "handed over for its commit"
+            try:
+                await self._commit(writes, receipt)
+            except CancelledError:
+                raise  # it goes on without its caller
+            except BaseException:
+                self._end = _UNDONE
+                raise
+            self._end = "committed"
+
+    async def rollback(self) -> None:
+        """Undo what was executed; harmless if a commit has failed, StoreError if it has not."""
+        async with self._turn:
+            if self._end == _UNDONE:
+                return
+            self._check_open()
+            self._end = _UNDONE
+            if self._desk is not None:
+                await self._last(self._desk, PostgresConnection.rollback)
+
+    async def _job(
+        self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        async with self._turn:
+            self._check_open()
+            if self._desk is None:
+                self._desk = await self._store.take_seat()
+            return await self._desk.run(method, *args, **kwargs)
+
+    async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        try:
+            batch = self._store.batch(writes, receipt)
+        except UnknownStreamError:
+            if self._desk is not None:
+                await self._last(self._desk, PostgresConnection.rollback)
+            raise
+        if self._desk is not None:
+            await self._last(self._desk, PostgresConnection.commit, batch)
+        else:
+            await self._store.commit_in_group(batch)
+
+    async def _last(
+        self,
+        desk: _Desk[PostgresConnection],
+        method: Callable[Concatenate[PostgresConnection, _P], None],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> None:
+        try:
+            await desk.run(method, *args, **kwargs)
+        finally:
+            self._store.leave_seat(desk)
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            raise ended(self._end)
+
+
+def _check_word(sql: str) -> None:
+    match = _FIRST_WORDS.match(sql)
+    word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
+    if word in _OURS:
+        raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+    if word == "COPY":
+        raise StoreError("COPY needs a connection of its own: use INSERT, with unnest() for many rows")
+    if word in _OUTLASTING or (word in ("SET", "RESET") and second not in _IN_TRANSACTION):
+        raise StoreError(f"{word} would outlast the transaction: say SET LOCAL, or use a connection of your own")

@@ -1,0 +1,168 @@
+"""What processes that write one database share: the sequences of stream IDs, and the names under which they write."""
+
+# ruff: noqa: S608 - the names of sequences are quoted by us, or spelt by the server
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import uuid4
+
+from replication.errors import SchemaError, StoreError
+from replication.storage.postgres_session import SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from replication.storage.postgres_session import PostgresSession
+    from replication.storage.postgres_tables import Table
+    from replication.wire.grammar import InstanceName, Token
+
+_T = TypeVar("_T")
+
+IDS_SETTINGS: Final[Mapping[str, str]] = {
+    # A sequence that a crash takes back a little is moved forward again; a fact or a position that is durable makes all
+    # IDs up to it durable.  So nobody waits for the disk here.
+    "synchronous_commit": "off",
+    # The machine of a holder that vanished without a word: its name is free after 30 s, not after hours.
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+_KEY: Final = "hashtextextended('replication writer ' || current_schema() || ' ' || %s, 0)"
+LOCK: Final = f"SELECT pg_try_advisory_lock({_KEY})"
+UNLOCK: Final = f"SELECT pg_advisory_unlock({_KEY})"
+UNLOCK_ALL: Final = "SELECT pg_advisory_unlock_all()"
+HOLDER: Final = (
+    "SELECT pid, application_name, coalesce(host(client_addr), 'a local socket') "
+    "FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {_KEY}"
+)
+CLAIM: Final = (
+    "INSERT INTO writer_claims (instance_name, holder) VALUES (%s, %s) "
+    "ON CONFLICT (instance_name) DO UPDATE SET holder = excluded.holder"
+)
+CLAIMED: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s"
+DURABLY: Final = "SET LOCAL synchronous_commit = on"
+
+SEQUENCE: Final = "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
+EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
+DRAW: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
+
+
+class PostgresIds:
+    """Holds names and draws IDs over one session, so that no ID is drawn by a process that has lost its name.
+
+    ``warn`` is told of a sequence that went back.
+    """
+
+    def __init__(self, session: PostgresSession, warn: Callable[[str], object]) -> None:
+        self.session = session
+        self._warn = warn
+        self._holder = f"{socket.gethostname()}:{os.getpid()} {uuid4().hex}"
+        self._names: list[InstanceName] = []
+        self._held_in = 0  # the number of the session that has the locks
+        self._highest: dict[str, int] = {}  # by sequence
+
+    def close(self) -> None:
+        """Let every name go, and end the session."""
+        self.session.close(last=UNLOCK_ALL)  # else the server would do it, but a little later
+
+    def claim(self, name: InstanceName) -> None:
+        """Make this process the only one that writes as ``name``; StoreError says which one does."""
+        _again_if_lost(self._hold_names)
+        if name not in self._names:
+            self._lock(name)
+            self.session.begin()
+            try:
+                self.session.run(DURABLY)
+                self.session.run(CLAIM, (name, self._holder))
+                self.session.commit()
+            except BaseException:
+                self.session.rollback()
+                raise
+            self._names.append(name)
+
+    def draw(self, sequence: str, count: int) -> list[int]:
+        """Return so many IDs that nobody else gets, in ascending order."""
+
+        def draw() -> list[int]:
+            self._hold_names()
+            return [value for (value,) in self.session.run(DRAW, (sequence, count))]
+
+        ids = _again_if_lost(draw)
+        highest = self._highest.get(sequence, 0)
+        if ids[0] <= highest:
+            self._warn(f"sequence {sequence} went back to {ids[0]} after {highest}: moved forward again")
+            move_forward(self.session, sequence, highest)
+            ids = _again_if_lost(draw)
+        self._highest[sequence] = ids[-1]
+        return ids
+
+    def _hold_names(self) -> None:
+        """Take the locks again after the session was lost; StoreError if somebody else had a name meanwhile."""
+        self.session.connect()
+        if self._held_in == self.session.number:
+            return
+        for name in self._names:
+            self._lock(name)
+            if self.session.run(CLAIMED, (name,)) != [(self._holder,)]:
+                self.session.run(UNLOCK, (name,))
+                raise StoreError(
+                    f"another process has written as {name!r} since this one lost its session of database "
+                    f"{self.session.address.name!r}: restart this one, so that it learns what the other wrote"
+                )
+        self._held_in = self.session.number
+
+    def _lock(self, name: InstanceName) -> None:
+        ((locked,),) = self.session.run(LOCK, (name,))
+        if not locked:
+            holders = self.session.run(HOLDER, (name,))
+            who = ", ".join(f"{application!r} from {address} (session {pid})" for pid, application, address in holders)
+            raise StoreError(
+                f"database {self.session.address.name!r}: another process writes as {name!r}: "
+                f"{who or 'it has just ended'}; give each process a name of its own"
+            )
+
+
+def _again_if_lost(work: Callable[[], _T]) -> _T:
+    try:
+        return work()
+    except SessionLostError:
+        return work()
+
+
+def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> list[str]:
+    """Make sure that the sequence is there and past every used ID, so that it hands out 2 first; returns warnings.
+
+    It consumes 1 instead of starting with 2, which PostgreSQL would report as used before anybody used it.
+    """
+    name, sequence = table.definition.name, table.sequence
+    ((exists,),) = session.run(EXISTS, (sequence,))
+    if not exists:
+        session.run(f"CREATE SEQUENCE {sequence}")
+    kind = session.run(SEQUENCE, (sequence,))
+    if not kind:
+        raise SchemaError(f"{sequence} is not a sequence, but stream {name!r} needs one of that name: rename it")
+    ((increment, cache, cycles),) = kind
+    if increment < 1 or cache != 1 or cycles:
+        raise SchemaError(
+            f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: "
+            f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
+        )
+    ((last, called),) = session.run(f"SELECT last_value, is_called FROM {sequence}")
+    drawn = last if called else last - increment
+    if drawn >= max(1, used):
+        return []
+    move_forward(session, sequence, max(1, used))
+    if used <= 1:
+        return []
+    return [f"stream {name!r}: sequence {sequence} was at {drawn}, behind ID {used}, which is stored: moved forward"]
+
+
+def move_forward(session: PostgresSession, sequence: str, used: int) -> None:
+    """Let a sequence go on after ``used``, or after what others have drawn meanwhile if that is more."""
+    session.run(f"SELECT setval(%s, greatest(%s, last_value)) FROM {sequence}", (sequence, used))

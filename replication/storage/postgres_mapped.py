@@ -1,0 +1,258 @@
+"""A stream that lives in a PostgreSQL table of the application: its columns are the fields of a row.
+
+Booleans, numbers (but ``numeric``), texts, NULL, ``json``, ``jsonb`` and arrays of them are in a row what they are in
+JSON.  Every other type is a text there: as ``to_json`` has it, so that dates are ISO 8601 and a ``numeric`` keeps its
+digits; times with a zone are told in UTC.  Rows of one ID are a fact; among them, their place in the table says the
+order.
+"""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which lets plain ones through only
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg.postgres import types
+
+from replication.errors import RowError, SchemaError, StoreError
+from replication.storage.mapped import MASTER
+from replication.storage.pages import cut_page
+from replication.storage.postgres_tables import COLUMNS, KIND, quoted, relation_name
+from replication.storage.tables import DOWN, UP
+from replication.streams.facts import Fact
+from replication.streams.seams import Page
+from replication.wire import grammar
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.storage.postgres_session import PostgresSession
+    from replication.storage.postgres_tables import Written
+    from replication.streams.registry import StreamDefinition
+
+_IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
+# An index that leads to an ID; one on a part of the table will do for a stream that takes a part.
+_INDEXES: Final = (
+    "SELECT true FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
+    "WHERE indrelid = to_regclass(%s) AND attname = %s AND indisvalid AND (indpred IS NULL OR %s) LIMIT 1"
+)
+# The sequence of a column: of an identity, or that its default draws from.
+_SEQUENCE: Final = (
+    "SELECT drawn.oid::regclass::text FROM pg_attribute JOIN pg_depend ON "
+    "refobjid = attrelid AND refobjsubid = attnum AND deptype = 'i' JOIN pg_class AS drawn ON drawn.oid = objid "
+    "WHERE attrelid = to_regclass(%s) AND attname = %s AND drawn.relkind = 'S' UNION ALL "
+    "SELECT drawn.oid::regclass::text FROM pg_attribute JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum "
+    "JOIN pg_depend ON classid = 'pg_attrdef'::regclass AND objid = pg_attrdef.oid "
+    "JOIN pg_class AS drawn ON drawn.oid = refobjid AND drawn.relkind = 'S' "
+    "WHERE attrelid = to_regclass(%s) AND attname = %s LIMIT 1"
+)
+
+_JSON: Final = frozenset((types["json"].oid, types["jsonb"].oid))
+_INTEGERS: Final = frozenset(types[name].oid for name in ("int2", "int4", "int8"))
+_AS_IN_JSON: Final = frozenset(
+    oid
+    for name in ("bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bpchar", "name")
+    for oid in (types[name].oid, types[name].array_oid)
+)
+_TIME: Final = types["timestamptz"].oid
+
+
+class MappedTable:
+    """A table that the application made, as its StreamDefinition describes it; to be declared before it is used."""
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        self.definition = definition
+        self.direction = DOWN if definition.negative else UP
+        self.sequence = quoted(relation_name(definition.name, "_seq"))  # unless the column has one
+        self._table = quoted(definition.table or "")
+        self._columns = definition.row or ()
+        self._json: list[bool] = []  # which of them are JSON
+        self._place = f"source.{quoted(definition.id_column)}"
+        self._minus = "-" if definition.negative else ""
+        self._instance = "NULL"
+        written = [definition.id_column, *self._columns]
+        if definition.instance_column is not None:
+            self._instance = f"coalesce(source.{quoted(definition.instance_column)}, '{MASTER}')"
+            written.insert(1, definition.instance_column)
+        names, values = ", ".join(map(quoted, written)), ", ".join(["%s"] * len(written))
+        self._insert = f"INSERT INTO {self._table} ({names}) VALUES ({values})"
+        self._shape([f"source.{quoted(column)}" for column in self._columns])
+
+    def _shape(self, values: Sequence[str]) -> None:
+        """Make the statements, now that it is known how SQL spells the values of a row."""
+        way, place, source = self.direction, self._place, f"{self._table} AS source"
+        where = f" AND ({self.definition.where})" if self.definition.where else ""
+        mine, group = "", ""  # no group: then an index has the answer at its end
+        if self.definition.instance_column is not None:
+            mine, group = f" AND {self._instance} = %s", " GROUP BY 1"
+        row = ", ".join([f"{self._minus}{place}", *values])
+        span = f"WHERE {place} {way.above} %s AND {place} {way.upto} %s{mine}{_doubled(where)}"
+        order = f"ORDER BY {place} {way.order}, source.tableoid, source.ctid"
+        self._page = f"SELECT {row} FROM {source} {span} {order} LIMIT %s"
+        self._kept = f"SELECT {row} FROM {source} WHERE {place} = ANY(%s){mine}{_doubled(where)} {order}"
+        self._delete = f"DELETE FROM {source} WHERE {place} {way.above} %s{mine}{_doubled(where)}"
+        self._newest = (
+            f"SELECT {self._instance}, {self._minus}{way.furthest}({place}) FROM {source} "
+            f"WHERE {place} {way.above} 0{where}{group}"
+        )
+
+    def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
+        """Look at the table and try what will be asked: SchemaError if it cannot be, a warning if it would be slow."""
+        definition, name, table = self.definition, self.definition.name, self.definition.table
+        refused = f"stream {name!r} cannot be mapped onto table {table!r}"
+        kinds = session.run(KIND, (self._table,))
+        if not kinds:
+            raise SchemaError(f"{refused}: there is no table of that name")
+        if kinds[0][0] not in ("r", "p"):
+            raise SchemaError(f"{refused}, a view or the like: map the table behind it")
+        there = [column for (column,) in session.run(COLUMNS, (self._table,))]
+        instance = [definition.instance_column] if definition.instance_column else []
+        missing = [each for each in (definition.id_column, *instance, *self._columns) if each not in there]
+        if missing:
+            raise SchemaError(f"{refused}: it has no column {', '.join(missing)}, only {', '.join(there)}")
+        if len(definition.writers) > 1 and not instance:
+            raise SchemaError(f"{refused}: its rows do not say which of the writers they are of: give instance_column")
+        try:
+            self._learn_types(session)
+            session.run(self._page, [0, 0, *([MASTER] if instance else []), 0])
+        except StoreError as error:
+            raise SchemaError(f"{refused}: {error}") from error
+        id_column = (self._table, definition.id_column)
+        self.sequence = next((found for (found,) in session.run(_SEQUENCE, id_column * 2)), self.sequence)
+        if session.run(_INDEXES, (*id_column, definition.where is not None)):
+            return ()
+        column = definition.id_column
+        cure = f"CREATE INDEX {table}_{column} ON {self._table} ({quoted(column)})"
+        return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
+
+    def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
+        """Store the rows of facts, one value a column, unless the application has: StoreError if they do not match.
+
+        They are read again, because a follower that reads them later must get what another one hears now: a column may
+        turn a number into a text, ``where`` may not pick the row, and the application may have written another one.
+        """
+        for writer, facts in written:
+            kept = self._read(session, writer, [fact.token for fact in facts])
+            missing = [fact for fact in facts if fact.token not in kept]
+            rows = [self._values(writer, fact.token, text) for fact in missing for text in fact.texts]
+            if rows:
+                session.run_many(self._insert, rows)
+                kept.update(self._read(session, writer, [fact.token for fact in missing]))
+            for token, texts in facts:
+                if kept.get(token, []) != [*texts]:
+                    raise StoreError(
+                        f"stream {self.definition.name!r}: fact {token} is {_shown(texts)}, but table "
+                        f"{self.definition.table!r} has {_shown(kept.get(token, []))} for it"
+                    )
+
+    def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
+        """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
+        session.run(self._delete, [self.direction.sign * above, *self._mine(writer)])
+
+    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page; StoreError names a column whose value has no place in JSON."""
+        sign = self.direction.sign
+        rows = session.ask(self._page, [sign * after, sign * upto, *self._mine(writer), limit + 1])
+        tokens = [Token(row[0]) for row in rows]
+        page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
+        if page is not None:
+            return page
+        first = tokens[0]
+        return Page([Fact(first, tuple(self._read(session, writer, [first])[first]))], first, limited=first < upto)
+
+    def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token; without instances it is everybody's.
+
+        Everybody is whoever has stored a position, else the stream's ``writers``, else ``master``.
+        """
+        found = {writer: token for writer, token in session.ask(self._newest) if token is not None}
+        if self.definition.instance_column is None and found:
+            found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
+        return {InstanceName(writer): Token(token) for writer, token in found.items()}
+
+    # ---- inside
+
+    def _learn_types(self, session: PostgresSession) -> None:
+        place, *codes = session.types_of(f"SELECT {self._place}, {', '.join(self._raw())} FROM {self._table} AS source")
+        if place not in _INTEGERS:
+            raise SchemaError(f"column {self.definition.id_column!r} is not an integer")
+        arrays = dict(session.run(_IS_ARRAY, (codes,)))
+        self._json = [code in _JSON for code in codes]
+        self._shape([_as_json(column, code, arrays[code]) for column, code in zip(self._raw(), codes, strict=True)])
+
+    def _raw(self) -> list[str]:
+        # Qualified, because a name that is no column could be something else.
+        return [f"source.{quoted(column)}" for column in self._columns]
+
+    def _mine(self, writer: InstanceName) -> list[InstanceName]:
+        return [] if self.definition.instance_column is None else [writer]
+
+    def _read(self, session: PostgresSession, writer: InstanceName, tokens: Sequence[Token]) -> dict[Token, list[str]]:
+        """Return the rows of facts, by token."""
+        rows = session.run(self._kept, [[self.direction.sign * token for token in tokens], *self._mine(writer)])
+        kept: dict[Token, list[str]] = {}
+        for row, text in zip(rows, self._spell(rows), strict=True):
+            kept.setdefault(Token(row[0]), []).append(text)
+        return kept
+
+    def _spell(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
+        if any(self._json):
+            rows = [
+                tuple(
+                    grammar.read_json(value) if is_json and value is not None else value
+                    for is_json, value in zip((False, *self._json), row, strict=True)
+                )
+                for row in rows
+            ]
+        try:
+            return [grammar.spell_row(row[1:]) for row in rows]
+        except RowError as error:
+            token, column = self._culprit(rows)
+            raise StoreError(
+                f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
+                f"{token}, what is no JSON: {error}"
+            ) from error
+
+    def _culprit(self, rows: Sequence[tuple[Any, ...]]) -> tuple[int, str]:
+        """Return the first ID and column whose value cannot be spelt."""
+        for token, *values in rows:
+            for column, value in zip(self._columns, values, strict=True):
+                try:
+                    grammar.spell_row(value)
+                except RowError:
+                    return token, column
+        raise AssertionError("each value by itself can be spelt")
+
+    def _values(self, writer: InstanceName, token: Token, text: str) -> list[Any]:
+        row = grammar.read_json(text)
+        if not isinstance(row, list) or len(row) != len(self._columns):
+            columns = ", ".join(self._columns)
+            raise StoreError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
+        values = [
+            grammar.spell_row(value) if is_json and value is not None else value
+            for is_json, value in zip(self._json, row, strict=True)
+        ]
+        return [self.direction.sign * token, *self._mine(writer), *values]
+
+
+def _as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001
+    """Return SQL for what a column of this type is in JSON."""
+    if code in _AS_IN_JSON:
+        return column
+    if code in _JSON:
+        return f"{column}::text"
+    if is_array:
+        return f"{column}::text[]"
+    if code == _TIME:
+        return f"to_json({column} AT TIME ZONE 'UTC') #>> '{{}}' || '+00:00'"
+    return f"to_json({column}) #>> '{{}}'"
+
+
+def _doubled(sql: str) -> str:
+    """Return SQL of a user as the driver takes it beside parameters."""
+    return sql.replace("%", "%%")
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return " ".join(texts)[:200] or "no row"

@@ -1,0 +1,303 @@
+"""One session of a PostgreSQL server, blocking: made when it is first needed, and made again after it was lost.
+
+Whatever the server or its driver refuses is raised as StoreError and names the database, never its password, and, where
+we know one, the cure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from replication.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from threading import Event
+
+OLDEST: Final = 13  # the first server that has pg_xact_status() for pg_current_xact_id()
+
+_DEFAULTS: Final[Mapping[str, str | int]] = {
+    "connect_timeout": 10,  # seconds for each host
+    "client_encoding": "UTF8",
+    # A server that vanished without a word is noticed within 45 s, not within hours.
+    "keepalives_idle": 30,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+# Once a commit is acknowledged, a crash of the server must not take it back, whatever is configured there.
+_DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+)
+_CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
+
+_IN_DOUBT: Final = "SELECT pg_current_xact_id_if_assigned()::text"
+_OUTCOME: Final = "SELECT pg_xact_status(%s::text::xid8)"
+# The backend that we lost may wait for us for hours, with our locks.
+_END_BACKEND: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::text::xid8::xid"
+_ASK_AGAIN: Final = 0.25  # seconds between two questions about an outcome
+
+CURES: Final = {  # by the beginning of an SQLSTATE
+    "25006": "the server, its role or this database takes no writes: name the primary, if this is a standby",
+    "25P03": "raise idle_in_transaction_session_timeout, or wait less inside the transaction",
+    "3F000": "CREATE SCHEMA, or set search_path for this user",
+    "40": "try again",
+    "42501": "GRANT it to this user, or name another user",
+    "53100": "make room on the disk of the server",
+    "53300": "raise max_connections, or let fewer processes connect",
+    "55P03": "another session holds the lock",
+    "57014": "statement_timeout, or somebody, ended it: raise the timeout for this user, or try again",
+}
+_CONNECT_CURES: Final = {  # by the server's words, because the driver has no SQLSTATE then
+    "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no pg_hba.conf entry": "let this machine and user in, in the server's pg_hba.conf",
+    "does not exist": "make it with createdb or createuser, or name another one",
+    "too many clients": CURES["53300"],
+    "remaining connection slots": CURES["53300"],
+    "starting up": "it will be there soon: try again",
+    "shutting down": "start it again",
+    "refused": "start the server, or name another host and port",
+    "No such file": "start the server, or name another host and port",
+}
+_SPELL: Final = "in a user and a password, each of / : @ ? # % is spelt as %XX"
+
+
+class SessionLostError(StoreError):
+    """The session has ended, or could not be made; unless a COMMIT was under way, its transaction was undone."""
+
+
+class OutcomeUnknownError(StoreError):
+    """The session was lost at COMMIT, and the server could not say what became of the transaction before we end."""
+
+
+@attrs.frozen
+class Address:
+    """Where a database is: ``name`` is for people to read, and has no password in it."""
+
+    name: str
+    conninfo: str = attrs.field(repr=False)
+    secrets: Sequence[str] = attrs.field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password."""
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            # What the driver says may be the password; without an @ there is none.
+            why = " ".join(str(error).split()) if "@" not in url else _SPELL
+            raise ConfigError(f"database {_hide(url)!r} is no URL of PostgreSQL: {why}") from None
+        host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
+        if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver takes half a password for them
+            raise ConfigError(f"database {_hide(url)!r} is no URL of PostgreSQL: {_SPELL}")
+        where = f"{user}@{host}" if user else host
+        name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
+        known = {key: value for key, value in _DEFAULTS.items() if key not in given}
+        me = f"replication {socket.gethostname()}:{os.getpid()}"
+        conninfo = make_conninfo(url, fallback_application_name=me, **known)
+        return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
+
+
+class PostgresSession:
+    """A session of the database at ``address``, with ``settings`` of its own.
+
+    ``number`` counts the sessions that there were, so that who keeps something in a session notices that it is another
+    one.  ``ending`` is set when nothing is waited for any longer.
+    """
+
+    def __init__(self, address: Address, ending: Event, settings: Mapping[str, str] | None = None) -> None:
+        self.address = address
+        self.number = 0
+        self._ending = ending
+        self._settings = dict(settings or {})
+        self._connection: psycopg.Connection | None = None
+        self._begun = False
+
+    def connect(self) -> psycopg.Connection:
+        """Return the driver's connection, a new one if there is none."""
+        if self._connection is None:
+            with self.refusals():
+                # Nothing is prepared: that would outlive a change of the tables, and many a pooler between us.
+                connection = psycopg.connect(self.address.conninfo, autocommit=True, prepare_threshold=None)
+                try:
+                    self._configure(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+            self._connection = connection
+            self.number += 1
+        return self._connection
+
+    def close(self, last: str = "") -> None:
+        """End the session, if there is one, after a ``last`` statement."""
+        if last and self._connection is not None:
+            with suppress(SessionLostError):
+                self.run(last)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ---- statements
+
+    def run(self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows: in the transaction, if one was begun; else at once and by itself."""
+        connection = self._current()
+        with self.refusals():
+            cursor = connection.execute(sql, parameters or None, binary=binary)
+            return cursor.fetchall() if cursor.description else []
+
+    def ask(self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False) -> list[tuple[Any, ...]]:
+        """Run a statement that may run twice, outside a transaction: again, if only now we learn of a lost session."""
+        known = self._connection is not None
+        try:
+            return self.run(sql, parameters, binary=binary)
+        except SessionLostError:
+            if not known:
+                raise
+        return self.run(sql, parameters, binary=binary)
+
+    def run_foreign(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement of somebody else, in a transaction: more than one in a text are refused."""
+        connection = self._current()
+        with self.refusals():
+            with connection.pipeline():  # not for speed: only the simple protocol takes several
+                cursor = connection.execute(sql, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def run_many(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item."""
+        connection = self._current()
+        with self.refusals():
+            connection.cursor().executemany(sql, parameters)
+
+    def types_of(self, sql: str) -> list[int]:
+        """Return the types, as OIDs, of the columns that a query has; a domain is the type behind it."""
+        connection = self._current()
+        with self.refusals():
+            columns = connection.execute(f"{sql} LIMIT 0").description
+        return [column.type_code for column in columns or ()]
+
+    # ---- transactions
+
+    def begin(self, how: str = "") -> None:
+        """Begin a transaction; what follows runs in it until ``commit`` or ``rollback``."""
+        self.ask(f"BEGIN {how}")
+        self._begun = True
+
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction was begun and not ended, even if the session has been lost meanwhile."""
+        return self._begun
+
+    def commit(self) -> None:
+        """Make the transaction durable; after StoreError nothing of it is, and it is undone.
+
+        If the session is lost over that, the server is asked what became of the transaction, until it answers;
+        OutcomeUnknownError if ``ending`` is set before.
+        """
+        connection = self._current()
+        if connection.info.transaction_status != TransactionStatus.INTRANS:
+            raise self._undone()
+        ((number,),) = self.run(_IN_DOUBT)
+        try:
+            self.run("COMMIT")
+        except SessionLostError as lost:
+            self._begun = False
+            if number is not None and not self._was_committed(number):
+                raise SessionLostError(f"{lost}; nothing was committed") from lost
+        self._begun = False
+
+    def rollback(self) -> None:
+        """Undo the transaction; if the session is lost, the server does."""
+        self._begun = False
+        if self._connection is not None and self._connection.info.transaction_status != TransactionStatus.IDLE:
+            with suppress(SessionLostError):
+                self.run("ROLLBACK")
+
+    # ---- inside
+
+    def _configure(self, connection: psycopg.Connection) -> None:
+        version = connection.info.server_version // 10_000
+        if version < OLDEST:
+            raise StoreError(f"database {self.address.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
+        connection.execute(_DURABLE)
+        connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
+
+    def _current(self) -> psycopg.Connection:
+        if self._begun and self._connection is None:
+            raise self._undone()
+        return self.connect()
+
+    def _undone(self) -> StoreError:
+        return StoreError(
+            f"database {self.address.name!r} has undone this transaction after an error: begin another one"
+        )
+
+    def _was_committed(self, number: str) -> bool:
+        while True:
+            try:
+                ((state,),) = self.ask(_OUTCOME, (number,))
+                if state in ("committed", "aborted"):
+                    return bool(state == "committed")
+                if state is None:
+                    raise self._unknown(number, "it was too long ago")
+                self.run(_END_BACKEND, (number,))
+            except OutcomeUnknownError:
+                raise
+            except StoreError as error:
+                if isinstance(error.__cause__, psycopg.errors.InvalidParameterValue):
+                    return False  # "in the future": a standby that never heard of it is the primary now
+                why = str(error)
+            else:
+                why = f"it is {state}"
+            if self._ending.wait(_ASK_AGAIN):
+                raise self._unknown(number, f"we end before the server can tell: {why}")
+
+    def _unknown(self, number: str, why: str) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"database {self.address.name!r}: nobody knows whether transaction {number} was committed: {why}"
+        )
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Turn what the driver raises into StoreError."""
+        try:
+            yield
+        except psycopg.Error as error:
+            lost = self._connection is None or self._connection.closed or _is_fatal(error)
+            if lost:
+                self.close()
+            raise (SessionLostError if lost else StoreError)(self._said(error)) from error
+        except (UnicodeEncodeError, OverflowError) as error:  # of a value that cannot be sent
+            raise StoreError(f"database {self.address.name!r}: {error}") from error
+
+    def _said(self, error: psycopg.Error) -> str:
+        parts = [error.diag.message_primary, error.diag.message_detail]
+        said = "; ".join(part for part in parts if part) or " ".join(str(error).split())
+        for secret in self.address.secrets:
+            said = said.replace(secret, "…")
+        state = error.sqlstate or ""
+        cures = [cure for start, cure in CURES.items() if state.startswith(start)]
+        if not state:
+            cures = [cure for words, cure in _CONNECT_CURES.items() if words in said]
+        return "; ".join([f"database {self.address.name!r}: {said}", *cures[:1]])
+
+
+def _is_fatal(error: psycopg.Error) -> bool:
+    return error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+
+
+def _hide(url: str) -> str:
+    """Return a URL that could not be read, without what may be a password in it."""
+    start, slashes, rest = url.partition("://")
+    rest = re.sub(r"^.*@", "…@", rest, flags=re.DOTALL).partition("?")[0]
+    return f"{start}{slashes}{rest}" if "@" in rest else f"{start}{slashes}…"

@@ -1,0 +1,174 @@
+"""Where PostgreSQL keeps the facts of one stream: what a table of facts must do, and the generic one, which is ours."""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which lets plain ones through only
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final, Protocol
+
+from replication.errors import SchemaError
+from replication.storage.pages import cut_page
+from replication.storage.tables import DOWN, UP
+from replication.streams.facts import Fact
+from replication.streams.seams import Page
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.storage.postgres_session import PostgresSession
+    from replication.storage.tables import Direction
+    from replication.streams.registry import StreamDefinition
+
+NAME_LENGTH: Final = 63  # PostgreSQL cuts longer names off without a word
+_SEPARATOR: Final = "\x1e"  # in no JSON text and no name
+
+# What kind of relation has a name, if any ("r" is a table), and its columns in order.
+KIND: Final = "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)"
+COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped "
+    "ORDER BY attnum"
+)
+
+Written = tuple[InstanceName, "Sequence[Fact]"]
+
+
+class Table(Protocol):
+    """Where the facts of one stream are, and which sequence their IDs come from."""
+
+    definition: StreamDefinition
+    direction: Direction
+    sequence: str  # as SQL spells it
+
+    def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
+        """Make sure that the table is there and fits, else SchemaError; returns warnings."""
+        ...
+
+    def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
+        """Store the rows of facts, of one writer or several."""
+        ...
+
+    def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
+        """Delete what ``writer`` wrote above a token."""
+        ...
+
+    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page as ``IStreamStore.facts`` does."""
+        ...
+
+    def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token; ``stored`` are the positions that were stored."""
+        ...
+
+
+class GenericTable:
+    """``stream_NAME``: a row of the table is a row of the stream, as the text that travels.
+
+    The second index is for a writer of many: what is its newest fact, and its part of the stream, cost nothing more for
+    what others wrote.
+    """
+
+    COLUMNS: Final = ("stream_id", "ord", "instance_name", "row")
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        self.definition = definition
+        self.direction = DOWN if definition.negative else UP
+        self.name = relation_name(definition.name)
+        self.sequence = quoted(relation_name(definition.name, "_seq"))
+        way, table = self.direction, quoted(self.name)
+        minus = "-" if definition.negative else ""
+        columns = 'stream_id bigint NOT NULL, ord integer NOT NULL, instance_name text NOT NULL, "row" text NOT NULL'
+        self._create = (
+            f"CREATE TABLE {table} ({columns}, PRIMARY KEY (stream_id, ord))",
+            f"CREATE INDEX ON {table} (instance_name, stream_id {way.order}, ord)",
+        )
+        self._insert = (
+            f'INSERT INTO {table} (stream_id, ord, instance_name, "row") '
+            "SELECT * FROM unnest(%s::bigint[], %s::integer[], "
+            f"string_to_array(%s, '{_SEPARATOR}'), string_to_array(%s, '{_SEPARATOR}'))"
+        )
+        self._delete = f"DELETE FROM {table} WHERE stream_id {way.above} %s AND instance_name = %s"
+        self._page = (
+            f'SELECT {minus}stream_id, "row" FROM {table} WHERE instance_name = %s AND stream_id {way.above} %s '
+            f"AND stream_id {way.upto} %s ORDER BY stream_id {way.order}, ord LIMIT %s"
+        )
+        self._fact = f'SELECT "row" FROM {table} WHERE stream_id = %s ORDER BY ord'
+        # From each writer's name to the next one, and to its last fact: by the index, however long the history is.
+        self._newest = (
+            f"WITH RECURSIVE writers (name) AS (SELECT min(instance_name) FROM {table} UNION ALL "
+            f"SELECT (SELECT min(instance_name) FROM {table} WHERE instance_name > name) FROM writers "
+            "WHERE name IS NOT NULL) "
+            f"SELECT name, (SELECT {minus}{way.furthest}(stream_id) FROM {table} WHERE instance_name = name) "
+            "FROM writers WHERE name IS NOT NULL"
+        )
+
+    def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
+        """Create the table unless it is there; SchemaError if one of that name is not ours."""
+        if may_create and not session.run(KIND, (quoted(self.name),)):
+            for statement in self._create:
+                session.run(statement)
+        columns = [name for (name,) in session.run(COLUMNS, (quoted(self.name),))]
+        if not columns:
+            raise SchemaError(
+                f"there is no table {self.name!r}: nothing of stream {self.definition.name!r} is kept here"
+            )
+        if columns != [*self.COLUMNS]:
+            raise SchemaError(
+                f"table {self.name!r} has the columns {', '.join(columns)}, so it is not one of ours: "
+                f"rename it, or map stream {self.definition.name!r} onto it"
+            )
+        return ()
+
+    def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
+        """Store the rows of facts in one statement."""
+        sign = self.direction.sign
+        rows = [
+            (str(sign * token), str(place), writer, text)
+            for writer, facts in written
+            for token, texts in facts
+            for place, text in enumerate(texts)
+        ]
+        if rows:
+            tokens, places, writers, texts = zip(*rows, strict=True)
+            arrays = [f"{{{','.join(tokens)}}}", f"{{{','.join(places)}}}"]
+            session.run(self._insert, [*arrays, _SEPARATOR.join(writers), _SEPARATOR.join(texts)])
+
+    def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
+        """Delete what ``writer`` wrote above a token."""
+        session.run(self._delete, (self.direction.sign * above, writer))
+
+    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page."""
+        sign = self.direction.sign
+        rows = session.ask(self._page, (writer, sign * after, sign * upto, limit + 1), binary=True)
+        if not rows:
+            return Page((), upto, limited=False)
+        tokens, texts = zip(*rows, strict=True)
+        page = cut_page(list(tokens), list(texts), upto=upto, limit=limit)
+        if page is not None:
+            return page
+        whole = session.ask(self._fact, (sign * tokens[0],))
+        return Page([Fact(tokens[0], tuple([text for (text,) in whole]))], tokens[0], limited=tokens[0] < upto)
+
+    def newest(
+        self,
+        session: PostgresSession,
+        stored: Mapping[InstanceName, Token],  # noqa: ARG002 - the index is quick enough
+    ) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token."""
+        return {InstanceName(writer): Token(token) for writer, token in session.ask(self._newest)}
+
+
+def relation_name(stream: str, end: str = "") -> str:
+    """Return the name of a stream's table, or of what goes with it; of a long one the end becomes a sum of all."""
+    name = f"stream_{stream}{end}"
+    if len(name) <= NAME_LENGTH:
+        return name
+    mark = f"~{sha256(stream.encode()).hexdigest()[:12]}{end}"  # no stream has a ~ in its name
+    return name[: NAME_LENGTH - len(mark)] + mark
+
+
+def quoted(name: str) -> str:
+    """Return a plain name as SQL takes it whatever it is."""
+    return f'"{name}"'

@@ -1,0 +1,313 @@
+"""One connection, blocking: transactions of several batches, what is tried again, and what the database refuses."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import PositionMovedError, SchemaError, StoreError
+from replication.storage.postgres_connection import STEPS, Batch, PostgresConnection
+from replication.storage.postgres_session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres_tables import GenericTable
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import IStatements, Receipt, Write
+from replication.wire.grammar import Token
+from tests.contract.stream_store import ME, fact, facts, write
+from tests.storage.on_postgres import HasDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class UsesConnection(HasDatabase):
+    def setUp(self) -> None:
+        self.ending = Event()
+        self.connection = self.make_connection()
+        self.connection.open()
+        self.tables = {
+            name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
+        }
+        for table in self.tables.values():
+            self.connection.declare(table)
+
+    def make_connection(self, url: str = "", *, read_only: bool = False) -> PostgresConnection:
+        session = PostgresSession(Address.parse(url or self.url), self.ending)
+        self.addCleanup(session.close)
+        return PostgresConnection(session, read_only=read_only)
+
+    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
+        return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0)
+
+    def commit_together(self, *batches: Batch) -> Sequence[type[Exception] | None]:
+        outcomes = self.connection.commit_together(batches)
+        return [None if each is None else type(each) for each in outcomes]
+
+    def tokens(self) -> list[int]:
+        page = self.connection.page(self.tables["orders"], ME, after=Token(0), upto=Token(999), limit=999)
+        return [each.token for each in page.facts]
+
+
+class GroupTests(UsesConnection, SynchronousTestCase):
+    def test_positions_have_the_sign_of_their_table(self) -> None:
+        self.connection.commit(self.batch(write(3), write(3, facts(2, 3), stream="down")))
+        self.connection.commit(self.batch(write(2), write(2, stream="down", expected=3)))
+        rows = self.sql("SELECT stream_name, instance_name, stream_id FROM stream_positions")
+        self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
+
+    def test_batches_share_one_transaction(self) -> None:
+        outcomes = self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 12)))
+        self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
+        self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
+        self.assertEqual(self.sql("SELECT count(DISTINCT xmin::text) FROM stream_orders"), [(1,)])
+
+    def test_what_only_adds_costs_two_statements_however_many_batches(self) -> None:
+        ran: list[str] = []
+        run = self.connection.session.run
+
+        def note(sql: str, *args: Any, **options: Any) -> list[tuple[Any, ...]]:
+            ran.append(sql)
+            return run(sql, *args, **options)
+
+        self.patch(self.connection.session, "run", note)
+        self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 102)))
+        self.assertEqual([each.split()[0] for each in ran], ["BEGIN", "INSERT", "INSERT", "SELECT", "COMMIT"])
+
+    def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
+        """And in the order in which they came: each expects the position that the good one before it leaves."""
+        for bad in ({0}, {15}, {3, 4, 12}, set(range(16))):
+            self.sql("TRUNCATE stream_orders, stream_positions")
+            commits = self.connection.commits
+            before, batches = 0, []
+            for number in range(16):
+                token = number + 2
+                batches.append(self.batch(write(token, facts(token), expected=999 if number in bad else before)))
+                before = before if number in bad else token
+            outcomes = self.commit_together(*batches)
+            self.assertEqual(outcomes, [PositionMovedError if number in bad else None for number in range(16)])
+            self.assertEqual(self.tokens(), [number + 2 for number in range(16) if number not in bad])
+            self.assertEqual(self.connection.commits - commits, 16 - len(bad))
+
+    def test_when_nothing_can_begin_everybody_hears_why_once(self) -> None:
+        """The server is away: trying halves would only ask for it again and again."""
+        self.connection.close()
+        tried: list[int] = []
+
+        def fail() -> None:
+            tried.append(1)
+            raise SessionLostError("the server is away")
+
+        self.patch(self.connection.session, "connect", fail)
+        self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [SessionLostError] * 8)
+        self.assertEqual(len(tried), 2)
+
+    def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
+        for day in range(3):
+            self.connection.commit(Batch([], Receipt(f"day {day}", [Token(2)]), day * 86_400.0))
+        self.assertEqual(self.sql("SELECT key FROM append_receipts"), [("day 2",)])
+
+    def test_two_who_begin_from_nothing_do_not_both_go_on(self) -> None:
+        """Two workers over one database, each of which found no position: the second waits, and learns of the first."""
+        other = self.make_connection()
+        other.session.begin()
+        other._store([self.batch(write(5, expected=0))])
+        with self.when_waiting_for("transactionid", other.session.commit):
+            self.assertEqual(self.commit_together(self.batch(write(6, facts(6), expected=0))), [PositionMovedError])
+        self.assertEqual(self.tokens(), [])
+
+
+class AgainTests(UsesConnection, SynchronousTestCase):
+    """F13, F14: what fails for no reason of its own is tried again, unless there were statements of the application."""
+
+    def let_fail(self, how: str, *, times: int) -> None:
+        """Let that many rows, one after the other, fail as they come into the table."""
+        self.at_each("stream_orders", f"IF nextval('times') <= {times} THEN {how}; END IF;")
+
+    def test_f13_conflicts_of_our_own_commits_are_tried_again(self) -> None:
+        for state in ("40001", "40P01"):
+            self.let_fail(f"RAISE 'in the way' USING ERRCODE = '{state}'", times=3)
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+            self.assertEqual((self.tokens(), self.times()), ([2], 4))
+            self.sql("TRUNCATE stream_orders")
+            self.sql("DROP FUNCTION act CASCADE")
+            self.sql("DROP SEQUENCE times")
+
+    def test_f13_a_conflict_that_does_not_end_is_an_error_with_a_cure(self) -> None:
+        self.let_fail("RAISE 'in the way' USING ERRCODE = '40001'", times=1000)
+        (error,) = self.connection.commit_together([self.batch(write(2, facts(2)))])
+        self.assertIn("in the way; try again", str(error))
+        self.assertEqual(self.times(), 10)
+
+    def test_f13_two_processes_that_are_told_to_be_serializable_both_write(self) -> None:
+        self.configure("default_transaction_isolation", "serializable")
+        one, other = self.make_connection(), self.make_connection()
+        other.commit(self.batch(write(2)))
+        other.session.begin()
+        other._store([self.batch(write(5, facts(5)))])
+        with self.when_waiting_for("transactionid", other.session.commit):
+            self.assertEqual(one.commit_together([self.batch(write(6, facts(6)))]), [None])
+        self.assertEqual(self.tokens(), [5, 6])
+
+    def test_f13_a_conflict_after_statements_of_the_application_is_an_error(self) -> None:
+        self.let_fail("RAISE 'in the way' USING ERRCODE = '40001'", times=1)
+        self.connection.execute("CREATE TABLE mine (a integer)", ())
+        refused = self.assertRaises(StoreError, self.connection.commit, self.batch(write(2, facts(2))))
+        self.assertIn("in the way", str(refused))
+        self.assertEqual((self.tokens(), self.times()), ([], 1))
+        self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
+
+    def test_f14_a_session_that_ends_in_the_middle_is_made_again_once(self) -> None:
+        self.let_fail("PERFORM pg_terminate_backend(pg_backend_pid())", times=1)
+        self.assertEqual(
+            self.commit_together(self.batch(write(2, facts(2))), self.batch(write(3, facts(3)))), [None] * 2
+        )
+        self.assertEqual(self.tokens(), [2, 3])
+
+    def test_f14_a_session_that_ends_every_time_is_an_error_for_all(self) -> None:
+        """Whatever does that to the server is not tried out on it one by one."""
+        self.let_fail("PERFORM pg_terminate_backend(pg_backend_pid())", times=1000)
+        batches = [self.batch(write(token, facts(token))) for token in range(2, 10)]
+        self.assertEqual(self.commit_together(*batches), [SessionLostError] * 8)
+        self.assertEqual(self.times(), 2)
+
+    def test_f10_a_commit_that_was_lost_and_undone_is_done_again(self) -> None:
+        self.at_each("stream_orders", "IF nextval('times') = 1 THEN PERFORM pg_sleep(60); END IF;", deferred=True)
+        with self.when_waiting_for("PgSleep", self.end_sessions):
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+        self.assertEqual((self.tokens(), self.times()), ([2], 2))
+
+    def test_f10_a_commit_that_was_lost_and_done_is_not_done_again(self) -> None:
+        self.at_each("stream_orders", "PERFORM nextval('times');")
+        with self.standby_missing(), self.when_waiting_for("SyncRep", self.end_sessions):
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+        self.assertEqual((self.tokens(), self.times()), ([2], 1))
+
+    def test_f10_a_commit_whose_outcome_nobody_knows_is_not_tried_again_by_halves(self) -> None:
+        self.at_each("stream_orders", "PERFORM nextval('times');")
+
+        def lost() -> None:
+            raise OutcomeUnknownError("nobody knows")
+
+        self.patch(self.connection.session, "commit", lost)
+        batches = [self.batch(write(token, facts(token))) for token in (2, 3)]
+        self.assertEqual(self.commit_together(*batches), [OutcomeUnknownError] * 2)
+        self.assertEqual(self.times(), 2)
+
+    def test_f14_a_statement_that_takes_too_long_fails_alone(self) -> None:
+        self.configure("statement_timeout", "200ms")
+        self.connection.close()
+        self.at_each("stream_orders", "IF NEW.stream_id = 3 THEN PERFORM pg_sleep(60); END IF;")
+        good, bad = None, StoreError
+        self.assertEqual(
+            self.commit_together(*(self.batch(write(token, facts(token))) for token in (2, 3, 4))), [good, bad, good]
+        )
+        self.assertEqual(self.tokens(), [2, 4])
+
+    def test_f14_a_server_that_takes_no_writes_is_named_and_works_again_afterwards(self) -> None:
+        self.connection.commit(self.batch(write(2, facts(2))))
+        self.configure("default_transaction_read_only", "on")
+        self.connection.close()
+        for ask in (self.connection.check, lambda: self.connection.commit(self.batch(write(3, facts(3))))):
+            self.assertIn("name the primary", str(self.assertRaises(StoreError, ask)))
+        self.assertEqual(self.tokens(), [2], "reading goes on")
+        self.configure("default_transaction_read_only", "off")
+        self.connection.close()
+        self.connection.check()
+        self.connection.commit(self.batch(write(3, facts(3))))
+        self.assertEqual(self.tokens(), [2, 3])
+
+
+class ReadTests(UsesConnection, SynchronousTestCase):
+    def test_what_a_function_reads_is_of_one_moment(self) -> None:
+        def count_twice(database: IStatements) -> tuple[object, object]:
+            before = database.execute("SELECT count(*) FROM stream_orders")
+            self.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '1')")
+            return before, database.execute("SELECT count(*) FROM stream_orders")
+
+        self.assertEqual(self.connection.read(count_twice), ([(0,)], [(0,)]))
+        self.assertEqual(self.tokens(), [2])
+
+    def test_what_a_function_writes_while_it_reads_is_refused(self) -> None:
+        said = self.assertRaises(StoreError, self.connection.read, lambda it: it.execute("CREATE TABLE mine ()"))
+        self.assertIn("read-only", str(said))
+        self.assertEqual(self.connection.read(lambda it: it.dialect), "postgresql")
+
+    def test_the_plans_of_pages_are_not_those_of_a_function(self) -> None:
+        self.sql("SELECT 1")
+        self.connection.session.run("SET enable_seqscan = off")
+        shown = self.connection.read(lambda it: it.execute("SHOW enable_seqscan"))
+        self.assertEqual((shown, self.connection.session.run("SHOW enable_seqscan")), ([("on",)], [("off",)]))
+
+
+class OpenTests(HasDatabase, SynchronousTestCase):
+    """Databases that are not as they should be."""
+
+    def setUp(self) -> None:
+        self.ending = Event()
+
+    def open(self, *, read_only: bool = False, user: str = "postgres") -> list[str]:
+        session = PostgresSession(Address.parse(self.server.url(self.database, user)), self.ending)
+        self.addCleanup(session.close)
+        return PostgresConnection(session, read_only=read_only).open()
+
+    def refusal(self, **options: bool) -> str:
+        said = str(self.assertRaises(SchemaError, self.open, **options))
+        self.assertIn(f"/{self.database}", said)
+        return said
+
+    def test_a_server_without_fsync_is_warned_of(self) -> None:
+        (warning,) = self.open()
+        self.assertIn("fsync is off", warning)
+
+    def test_tables_of_a_newer_version_are_left_alone(self) -> None:
+        self.open()
+        self.sql("UPDATE replication_schema SET version = 99")
+        for read_only in (False, True):
+            self.assertIn("version 99", self.refusal(read_only=read_only))
+        self.assertEqual(self.sql("SELECT version FROM replication_schema"), [(99,)])
+
+    def test_tables_of_an_older_version_are_brought_up_to_date_by_who_may_write(self) -> None:
+        self.sql("CREATE TABLE replication_schema (version integer NOT NULL)")
+        self.assertIn("let this version's daemon open it once", self.refusal(read_only=True))
+        self.open()
+        self.assertEqual(self.sql("SELECT version FROM replication_schema"), [(len(STEPS),)])
+
+    def test_a_database_of_somebody_else_is_left_alone(self) -> None:
+        self.assertIn('"replication_schema" does not exist', self.refusal(read_only=True))
+        self.sql("CREATE TABLE stream_positions (stream_name text)")
+        self.assertIn('relation "stream_positions" already exists', self.refusal())
+        self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
+
+    def test_who_may_make_no_table_uses_those_that_are_there(self) -> None:
+        self.server.sql("CREATE ROLE humble LOGIN")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE humble"))
+        self.addCleanup(lambda: self.sql("DROP OWNED BY humble"))
+        self.assertIn("GRANT it to this user", str(self.assertRaises(StoreError, self.open, user="humble")))
+        self.open()
+        self.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO humble")
+        self.open(user="humble")
+
+    def test_several_processes_may_open_a_new_database_at_once(self) -> None:
+        first = PostgresSession(Address.parse(self.url), self.ending)
+        self.addCleanup(first.close)
+        with PostgresConnection(first, read_only=False)._alone():
+            with self.when_waiting_for("advisory", lambda: first.run("COMMIT")):
+                self.open()
+            first.run("BEGIN")
+
+
+class DeclareTests(UsesConnection, SynchronousTestCase):
+    def test_a_stream_that_cannot_be_declared_leaves_no_transaction_open(self) -> None:
+        self.sql("CREATE TABLE stream_mine (stream_id bigint)")
+        said = self.assertRaises(SchemaError, self.connection.declare, GenericTable(StreamDefinition("mine")))
+        self.assertIn(repr(self.connection.session.address.name), str(said))
+        self.connection.commit(self.batch(write(2, [fact(2)])))
+        self.assertEqual(self.tokens(), [2])
+
+    def test_nothing_is_made_by_who_only_reads(self) -> None:
+        reader = self.make_connection(read_only=True)
+        reader.declare(self.tables["orders"])
+        said = self.assertRaises(SchemaError, reader.declare, GenericTable(StreamDefinition("others")))
+        self.assertIn("no table 'stream_others'", str(said))
+        reader.check()

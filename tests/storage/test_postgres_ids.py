@@ -1,0 +1,225 @@
+"""Sequences that several processes share, and names that no two may have."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import SchemaError, StoreError
+from replication.storage.postgres_connection import PostgresConnection
+from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
+from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_tables import GenericTable
+from replication.streams.registry import StreamDefinition
+from tests.contract.stream_store import ME, OTHER
+from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
+
+if TYPE_CHECKING:
+    from replication.wire.grammar import InstanceName
+
+ROOT = Path(__file__).parents[2]
+HOLD = """
+import sys
+from threading import Event
+from replication.storage.postgres_ids import PostgresIds
+from replication.storage.postgres_session import Address, PostgresSession
+
+ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event()), print)
+ids.claim("master")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class UsesIds(HasDatabase):
+    def setUp(self) -> None:
+        self.connection = PostgresConnection(self.make_session(), read_only=False)
+        self.connection.open()
+        self.warnings: list[str] = []
+        self.ids = self.make_ids()
+
+    def make_session(self, **settings: str) -> PostgresSession:
+        session = PostgresSession(Address.parse(self.url), Event(), settings)
+        self.addCleanup(session.close)
+        return session
+
+    def make_ids(self) -> PostgresIds:
+        return PostgresIds(self.make_session(**IDS_SETTINGS), self.warnings.append)
+
+    def declare(self, name: str = "orders", *, negative: bool = False) -> list[str]:
+        """Declare a stream and return the warnings."""
+        return self.connection.declare(GenericTable(StreamDefinition(name, negative=negative)))
+
+    def draw(self, count: int = 1) -> list[int]:
+        return self.ids.draw('"stream_orders_seq"', count)
+
+
+class SequenceTests(UsesIds, SynchronousTestCase):
+    def test_trap_39_the_first_id_is_2_and_1_counts_as_used(self) -> None:
+        self.assertEqual(self.declare(), [])
+        self.assertEqual(self.sql("SELECT last_value, is_called FROM stream_orders_seq"), [(1, True)])
+        self.assertEqual(self.draw(), [2])
+
+    def test_ids_are_drawn_in_blocks_ascending_and_each_once(self) -> None:
+        self.declare()
+        other = self.make_ids()
+        drawn = [self.draw(3), other.draw('"stream_orders_seq"', 2), self.draw(), self.draw(1000)]
+        self.assertEqual(drawn, [[2, 3, 4], [5, 6], [7], [*range(8, 1008)]])
+
+    def test_declaring_again_draws_nothing(self) -> None:
+        self.declare()
+        self.draw(5)
+        self.assertEqual(self.declare(), [])
+        self.assertEqual(self.draw(), [7])
+
+    def test_trap_38_a_sequence_behind_the_table_is_moved_forward_and_that_is_said(self) -> None:
+        """As after a database was moved without its sequences (field.md 1.3)."""
+        self.declare()
+        self.sql("INSERT INTO stream_orders VALUES (500, 0, 'master', '1'), (700, 0, 'gone', '1')")
+        (warning,) = self.declare()
+        for word in ("'orders'", '"stream_orders_seq" was at 1', "ID 700", "moved forward"):
+            self.assertIn(word, warning)
+        self.assertEqual((self.draw(), self.declare()), ([701], []))
+
+    def test_trap_40_a_sequence_behind_a_stored_position_is_moved_forward(self) -> None:
+        """An ID that was rolled back above all others was announced: nobody gets it again."""
+        for name, negative in (("orders", False), ("backfill", True)):
+            self.declare(name, negative=negative)
+            self.sql("INSERT INTO stream_positions VALUES (%s, 'old', %s)", name, -900 if negative else 900)
+            self.assertEqual(len(self.declare(name, negative=negative)), 1)
+            self.assertEqual(self.ids.draw(f'"stream_{name}_seq"', 1), [901])
+
+    def test_f15_a_sequence_that_is_ahead_is_left_alone_and_nobody_takes_it_for_a_position(self) -> None:
+        """A standby that became the primary is up to 32 values ahead (ES#18544)."""
+        table = GenericTable(StreamDefinition("orders"))
+        self.connection.declare(table)
+        self.sql("INSERT INTO stream_orders VALUES (5, 0, 'master', '1')")
+        self.sql("SELECT setval('stream_orders_seq', 37)")
+        self.assertEqual((self.declare(), self.connection.positions(table)), ([], {ME: 5}))
+        self.assertEqual(self.draw(), [38])
+
+    def test_what_others_draw_while_it_is_mended_is_not_drawn_again(self) -> None:
+        self.declare()
+        self.sql("SELECT setval('stream_orders_seq', 50)")
+        self.ids._highest['"stream_orders_seq"'] = 40
+        self.assertEqual((self.draw(), self.warnings), ([51], []))
+
+    def test_f16_a_sequence_that_goes_back_while_we_run_is_moved_forward_and_that_is_said(self) -> None:
+        """Restored from an old backup, or by a crash that lost what nobody had used yet."""
+        self.declare()
+        self.draw(10)
+        self.sql("SELECT setval('stream_orders_seq', 3)")
+        self.assertEqual(self.draw(2), [12, 13])
+        (warning,) = self.warnings
+        self.assertIn('"stream_orders_seq" went back to 4 after 11', warning)
+
+    def test_a_lost_session_costs_no_id_twice(self) -> None:
+        self.declare()
+        self.ids.claim(ME)
+        first = self.draw(3)
+        self.end_sessions()
+        self.assertEqual((first, self.draw(3)), ([2, 3, 4], [5, 6, 7]))
+
+    def test_what_would_not_ascend_is_refused_with_its_cure(self) -> None:
+        """A session that keeps values for later inserts them below what is settled by then (F10)."""
+        for bad in ("CACHE 10", "CYCLE", "INCREMENT -1"):
+            self.sql("DROP SEQUENCE IF EXISTS stream_orders_seq")
+            self.sql(f"CREATE SEQUENCE stream_orders_seq {bad}")
+            said = str(self.assertRaises(SchemaError, self.declare))
+            self.assertIn('ALTER SEQUENCE "stream_orders_seq" INCREMENT 1', said)
+        self.sql("DROP SEQUENCE stream_orders_seq")
+        self.sql("CREATE SEQUENCE stream_orders_seq CACHE 10")
+        self.sql(said.partition("ascending order: ")[2])
+        self.declare()
+
+    def test_another_relation_of_that_name_is_refused(self) -> None:
+        self.sql("CREATE TABLE stream_orders_seq (a integer)")
+        self.assertIn("is not a sequence", str(self.assertRaises(SchemaError, self.declare)))
+
+    def test_a_sequence_that_is_gone_is_named(self) -> None:
+        self.declare()
+        self.sql("DROP SEQUENCE stream_orders_seq")
+        self.assertIn("stream_orders_seq", str(self.assertRaises(StoreError, self.draw)))
+
+
+class ClaimTests(UsesIds, SynchronousTestCase):
+    def refusal(self, ids: PostgresIds, name: InstanceName = ME) -> str:
+        said = str(self.assertRaises(StoreError, ids.claim, name))
+        self.assertIn(repr(ids.session.address.name), said)
+        return said
+
+    def test_f17_a_second_process_of_one_name_hears_who_holds_it(self) -> None:
+        self.ids.claim(ME)
+        other = self.make_ids()
+        said = self.refusal(other)
+        ((pid,),) = self.ids.session.run("SELECT pg_backend_pid()")
+        for word in ("'master'", f"replication {socket.gethostname()}:{os.getpid()}"[:63], "127.0.0.1", str(pid)):
+            self.assertIn(word, said)
+        other.claim(OTHER)
+        self.ids.close()
+        other.claim(ME)
+
+    def test_names_of_other_databases_and_schemas_are_other_names(self) -> None:
+        self.ids.claim(ME)
+        self.sql("CREATE SCHEMA elsewhere")
+        session = self.make_session(search_path="elsewhere")
+        PostgresConnection(session, read_only=False).open()
+        PostgresIds(session, print).claim(ME)
+
+    def test_the_name_of_a_process_that_was_killed_is_free(self) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD, self.url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            self.assertEqual(child.stdout.readline(), "held\n")
+            self.assertIn(f":{child.pid}'", self.refusal(self.ids))
+            child.kill()
+        gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name LIKE %s"
+        until(lambda: self.sql(gone, f"%:{child.pid}") == [(True,)], "the server has noticed")
+        self.ids.claim(ME)
+
+    def test_names_are_held_again_by_the_session_that_comes_after_a_lost_one(self) -> None:
+        self.declare()
+        self.ids.claim(ME)
+        self.ids.claim(OTHER)
+        self.end_sessions()
+        self.assertEqual(self.draw(), [2])
+        for name in (ME, OTHER):
+            self.refusal(self.make_ids(), name)
+
+    def test_f17_no_id_is_drawn_by_a_process_that_has_lost_its_name(self) -> None:
+        self.declare()
+        self.ids.claim(ME)
+        self.end_sessions()
+        other = self.make_ids()
+        other.claim(ME)
+        self.assertIn("another process writes as 'master'", str(self.assertRaises(StoreError, self.draw)))
+        self.assertEqual(other.draw('"stream_orders_seq"', 1), [2])
+
+    def test_f17_nor_by_one_whose_name_was_used_meanwhile(self) -> None:
+        """It does not know what the other one wrote, and its followers would never hear of that."""
+        self.declare()
+        self.ids.claim(ME)
+        self.end_sessions()
+        other = self.make_ids()
+        other.claim(ME)
+        other.close()
+        for _ in range(2):
+            self.assertIn("restart this one", str(self.assertRaises(StoreError, self.draw)))
+        self.make_ids().claim(ME)
+
+    def test_f9_a_crash_of_the_server_takes_no_claim_back(self) -> None:
+        """Drawing does not wait for the disk, claiming does."""
+        self.assertEqual(self.ids.session.run("SHOW synchronous_commit"), [("off",)])
+        self.declare()
+        self.ids.claim(ME)
+        self.server.restart("immediate")
+        self.assertGreaterEqual(self.draw()[0], 2)

@@ -1,0 +1,306 @@
+"""One session: what it says of errors, how it comes back, and what became of a transaction that was lost at COMMIT."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from threading import Event
+from typing import TYPE_CHECKING
+
+import pytest
+from psycopg import errors
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import ConfigError, StoreError
+from replication.storage import postgres_session
+from replication.storage.postgres_session import (
+    CURES,
+    Address,
+    OutcomeUnknownError,
+    PostgresSession,
+    SessionLostError,
+)
+from tests.storage.on_postgres import HasDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://me@here:5433/shop", "postgresql://me@here:5433/shop"),
+        ("postgresql://me:hunter2@here/shop", "postgresql://me@here/shop"),
+        ("postgresql://me@here/shop?password=hunter2&sslmode=require", "postgresql://me@here/shop"),
+        ("postgresql://me:x?hunter2=1@here/shop", "postgresql://me@here/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "postgresql:///run/postgresql/shop"),
+        ("postgresql://one:1,two:2/shop", "postgresql://one,two:1,2/shop"),
+        ("postgresql://", "postgresql:///"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
+    address = Address.parse(url)
+    assert address.name == name
+    assert "hunter2" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:hunter2%zz@here/shop", "postgresql://…@here/shop"),
+        ("postgresql://me:hunter2@@here@there/shop", "postgresql://…@there/shop"),
+        ("postgresql://me:hunter2/shop", "postgresql://…"),
+        ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
+        ("postgresql://me@here/shop?hunter2=1", "postgresql://…@here/shop"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_what_may_be_its_password(url: str, shown: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Address.parse(url)
+    assert repr(shown) in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value)).replace(url, "")
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        Address.parse("postgresql://here/shop?nonsense=1")
+
+
+def test_every_cure_belongs_to_an_sqlstate() -> None:
+    for start in CURES:
+        assert [each for each in errors._sqlcodes if each.startswith(start)], start
+
+
+class UsesSession(HasDatabase):
+    def setUp(self) -> None:
+        self.ending = Event()
+        self.session = self.make_session()
+
+    def make_session(self, url: str = "", **settings: str) -> PostgresSession:
+        session = PostgresSession(Address.parse(url or self.url), self.ending, settings)
+        self.addCleanup(session.close)
+        return session
+
+    def refusal(self, ask: Callable[[], object], kind: type[StoreError] = StoreError) -> str:
+        """Return what an error says about this database."""
+        said = str(self.assertRaises(kind, ask))
+        self.assertIn(repr(self.session.address.name), said)
+        return said
+
+
+class SessionTests(UsesSession, SynchronousTestCase):
+    def test_a_statement_returns_its_rows_and_is_committed_by_itself(self) -> None:
+        self.assertEqual(self.session.run("CREATE TABLE mine (a integer)"), [])
+        self.assertEqual(self.session.run("INSERT INTO mine VALUES (%s) RETURNING a", (7,)), [(7,)])
+        self.assertEqual(self.sql("SELECT a FROM mine"), [(7,)])
+
+    def test_a_percent_sign_stands_for_itself_where_there_are_no_parameters(self) -> None:
+        self.assertEqual(self.session.run_foreign("SELECT 'x' LIKE '%'"), [(True,)])
+        self.assertEqual(self.session.run_foreign("SELECT %s::text LIKE '%%'", ("x",)), [(True,)])
+
+    def test_two_statements_in_one_are_refused_and_neither_is_done(self) -> None:
+        self.session.begin()
+        said = self.refusal(lambda: self.session.run_foreign("CREATE TABLE mine (a integer); COMMIT"))
+        self.assertIn("multiple commands", said)
+        self.session.rollback()
+        self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
+
+    def test_what_is_refused_is_said_with_its_cure(self) -> None:
+        self.assertIn('relation "nowhere" does not exist', self.refusal(lambda: self.session.run("TABLE nowhere")))
+        self.configure("statement_timeout", "50ms")
+        slow = self.make_session()
+        self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
+        self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
+
+    def test_a_value_that_cannot_be_sent_is_an_error_of_the_store(self) -> None:
+        for value in ("\ud800", "nul \x00", {1, 2}, object()):
+            self.refusal(lambda value=value: self.session.run("SELECT %s::text", (value,)))  # type: ignore[misc]
+
+    def test_a_commit_is_durable_when_it_returns_whatever_is_configured(self) -> None:
+        for configured, used in (("off", "on"), ("remote_write", "remote_write")):
+            self.configure("synchronous_commit", configured)
+            self.assertEqual(self.make_session().run("SHOW synchronous_commit"), [(used,)])
+
+    def test_a_session_has_settings_of_its_own(self) -> None:
+        self.assertEqual(self.make_session(work_mem="64kB").run("SHOW work_mem"), [("64kB",)])
+        said = self.refusal(lambda: self.make_session(work_memory="64kB").run("SELECT 1"))
+        self.assertIn("work_memory", said)
+
+    def test_a_session_says_whose_it_is(self) -> None:
+        self.assertEqual(
+            self.session.run("SHOW application_name"), [(f"replication {socket.gethostname()}:{os.getpid()}"[:63],)]
+        )
+
+    def test_a_server_that_is_too_old_is_refused(self) -> None:
+        self.patch(postgres_session, "OLDEST", 99)
+        self.assertIn("use 99 or newer", self.refusal(self.session.connect))
+
+
+class ConnectTests(UsesSession, SynchronousTestCase):
+    """Whatever is wrong with an address is said with its cure, and without the password."""
+
+    def connect_error(self, url: str) -> str:
+        session = self.make_session(url)
+        said = str(self.assertRaises(SessionLostError, session.connect))
+        self.assertIn(repr(session.address.name), said)
+        self.assertNotIn("hunter2", said)
+        return said
+
+    def test_a_wrong_password_is_named_not_quoted(self) -> None:
+        self.server.sql("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE locked"))
+        here = f"127.0.0.1:{self.server.port}/{self.database}"
+        self.assertIn("in PGPASSWORD or in ~/.pgpass", self.connect_error(f"postgresql://locked:hunter2@{here}"))
+        self.assertIn("in PGPASSWORD or in ~/.pgpass", self.connect_error(f"postgresql://locked@{here}"))
+        self.make_session(f"postgresql://locked:right@{here}").connect()
+
+    def test_a_password_that_the_server_says_is_left_out(self) -> None:
+        said = self.connect_error(f"postgresql://nobody:exist@127.0.0.1:{self.server.port}/{self.database}")
+        self.assertIn('role "nobody" does not …', said)
+
+    def test_a_database_or_a_server_that_is_not_there_is_named(self) -> None:
+        self.assertIn("make it with createdb", self.connect_error(self.server.url("nowhere")))
+        self.assertIn("start the server", self.connect_error("postgresql://me:hunter2@127.0.0.1:1/x"))
+        self.assertIn("start the server", self.connect_error("postgresql:///x?host=/nowhere&password=hunter2"))
+
+    def test_a_full_server_is_named(self) -> None:
+        self.server.sql("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE crowded"))
+        self.assertIn("too many connections", self.connect_error(self.server.url(self.database, "crowded")))
+
+
+class LossTests(UsesSession, SynchronousTestCase):
+    """Sessions end; the next statement that may run by itself begins another one."""
+
+    def test_a_lost_session_is_an_error_once(self) -> None:
+        self.session.run("SELECT 1")
+        self.end_sessions()
+        self.refusal(lambda: self.session.run("SELECT 1"), SessionLostError)
+        self.assertEqual((self.session.run("SELECT 1"), self.session.number), ([(1,)], 2))
+
+    def test_who_may_ask_twice_does_not_notice(self) -> None:
+        self.session.ask("SELECT 1")
+        self.end_sessions()
+        self.assertEqual((self.session.ask("SELECT 1"), self.session.number), ([(1,)], 2))
+        self.end_sessions()
+        self.session.begin()
+        self.assertEqual(self.session.run("SELECT 1"), [(1,)])
+        self.session.rollback()
+
+    def test_a_server_that_is_away_is_asked_once_and_found_again(self) -> None:
+        self.session.run("SELECT 1")
+        self.server.stop()
+        try:
+            for _ in range(2):
+                self.refusal(lambda: self.session.ask("SELECT 1"), SessionLostError)
+        finally:
+            self.server.start()
+        self.assertEqual(self.session.ask("SELECT 1"), [(1,)])
+
+    def test_a_transaction_whose_session_was_lost_does_not_go_on_in_another_one(self) -> None:
+        self.session.run("CREATE TABLE mine (a integer)")
+        for last in (self.session.commit, lambda: self.session.run("INSERT INTO mine VALUES (2)")):
+            self.session.begin()
+            self.session.run("INSERT INTO mine VALUES (1)")
+            self.end_sessions()
+            self.refusal(lambda: self.session.run("INSERT INTO mine VALUES (2)"), SessionLostError)
+            self.assertIn("undone", self.refusal(last))
+            self.session.rollback()
+        self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(0,)])
+
+    def test_after_an_error_a_transaction_can_only_be_undone(self) -> None:
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+        self.refusal(lambda: self.session.run("TABLE nowhere"))
+        self.assertIn("undone", self.refusal(self.session.commit))
+        self.session.rollback()
+        self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(0,)])
+
+
+class OutcomeTests(UsesSession, SynchronousTestCase):
+    """F10: the session is lost at COMMIT, and the server knows what became of the transaction."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sql("CREATE TABLE mine (a integer)")
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+
+    def committed(self) -> int:
+        ((count,),) = self.sql("SELECT count(*) FROM mine")
+        return int(count)
+
+    def wait_at_commit(self) -> None:
+        """Let COMMIT wait, before it is one."""
+        self.session.rollback()
+        self.at_each("mine", "PERFORM pg_sleep(60);", deferred=True)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+
+    def test_f10_killed_before_it_was_committed(self) -> None:
+        self.wait_at_commit()
+        with self.when_waiting_for("PgSleep", self.end_sessions):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_killed_after_it_was_committed(self) -> None:
+        with self.standby_missing(), self.when_waiting_for("SyncRep", self.end_sessions):
+            self.session.commit()
+        self.assertEqual(self.committed(), 1)
+        self.assertEqual((self.session.begun, self.session.run("SELECT 1")), (False, [(1,)]))
+
+    def test_f10_the_server_crashes_before_it_was_committed(self) -> None:
+        self.wait_at_commit()
+        with self.when_waiting_for("PgSleep", lambda: self.server.restart("immediate")):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_the_server_crashes_after_it_was_committed(self) -> None:
+        with self.standby_missing(), self.when_waiting_for("SyncRep", lambda: self.server.restart("immediate")):
+            self.session.commit()
+        self.assertEqual(self.committed(), 1)
+
+    def test_f10_the_network_fails_and_the_server_does_not_notice(self) -> None:
+        """The transaction would stay open, with its locks, for as long as the server waits for us."""
+        self.wait_at_commit()
+        wire = socket.socket(fileno=os.dup(self.session.connect().fileno()))
+        self.addCleanup(wire.close)
+        with self.when_waiting_for("PgSleep", lambda: wire.shutdown(socket.SHUT_RDWR)):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_when_we_end_nobody_waits_for_a_server_that_is_away(self) -> None:
+        self.wait_at_commit()
+        self.ending.set()
+        try:
+            with self.when_waiting_for("PgSleep", lambda: self.server.stop("immediate")):
+                said = self.refusal(self.session.commit, OutcomeUnknownError)
+        finally:
+            self.server.start()
+        self.assertIn("nobody knows", said)
+
+    def test_f10_a_standby_that_never_heard_of_it_is_the_primary_now(self) -> None:
+        """Its number is in the future there."""
+        self.assertFalse(self.session._was_committed(str(2**40 + 1000)))
+
+    def test_f10_what_the_server_no_longer_knows_is_not_guessed(self) -> None:
+        self.assertIn("too long ago", self.refusal(lambda: self.session._was_committed("0"), OutcomeUnknownError))
+
+    def test_a_transaction_that_wrote_nothing_has_nothing_to_lose(self) -> None:
+        self.session.rollback()
+        self.session.begin()
+        self.session.run("SELECT 1")
+        self.session.commit()
+        self.assertEqual(self.committed(), 0)
+
+    def test_a_commit_that_the_server_refuses_is_undone(self) -> None:
+        self.session.rollback()
+        self.at_each("mine", "RAISE 'not on my watch';", deferred=True)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+        self.assertIn("not on my watch", self.refusal(self.session.commit))
+        self.session.rollback()
+        self.assertEqual(self.committed(), 0)
