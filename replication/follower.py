@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName
 
 FIRST_ID = 2  # nobody's facts begin below it (protocol F5)
-PAGE_ROWS = 5_000
+PAGE_ROWS = 10_000  # as many as one transaction applies
 FIRST_RETRY = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY = 10.0
 
@@ -124,6 +124,8 @@ class StreamFollower:
             self.failures += 1
             raise
         early, self._early, self._positions, self.error = self._early, None, stored, None
+        for writer, position in stored.items():
+            self._process.moved(self.name, writer, position)
         for hear in early:
             hear()
 
@@ -142,6 +144,7 @@ class StreamFollower:
         if cursor is None:
             unknown = command.prev if self.keeping is Keeping.WATCHED else Token(0)
             cursor = self.cursors[command.instance] = Cursor(self._positions.get(command.instance, unknown))
+            self._process.moved(self.name, command.instance, cursor.position)
         prev = command.prev if command.prev >= FIRST_ID else min(command.prev, Token(0))
         cursor.position_heard(link, prev, command.new)
         self._drive(command.instance, cursor)
@@ -171,6 +174,11 @@ class StreamFollower:
     def under_way(self) -> list[Deferred[None]]:
         """Return what has to fire before nothing of this stream is under way; cancelling one gives it up."""
         return [each for each in self._driving.values() if each is not None]
+
+    def position(self, writer: InstanceName) -> Token:
+        """Return how far a writer's facts are applied here, heard of or not; -1 if nothing is known."""
+        cursor = self.cursors.get(writer)
+        return (self._positions or {}).get(writer, Token(-1)) if cursor is None else cursor.position
 
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return how one writer of the stream stands here."""
