@@ -14,9 +14,12 @@ from tests.rooms.recorded import Keeper
 from tests.rooms.test_graph import SCENARIOS, replay_scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
     from replication.rooms.ordering import Place
+    from replication.rooms.views import Node
     from replication.streams.seams import IStatements
 else:
     _Case = object

@@ -1,0 +1,196 @@
+"""Rooms over a master: what is told to followers, what is refused, who shares a transaction, and what can be asked."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import RoomError, StoreError, UnknownRoomError
+from replication.master import Master
+from replication.net.protocol import Limits
+from replication.roomkeeper import Rooms
+from replication.session.connection import Keepalive
+from replication.storage.sqlite import SqliteStore
+from replication.streams.positions import MultiWriterToken
+from replication.wire.grammar import Token
+from tests.doubles import Net, Wire, connect, lines_of
+from tests.rooms.recorded import read_all
+from tests.rooms.test_graph import STEPS
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOM = "!r:far.test"
+
+
+def source(name: str, *prev: str, **more: Any) -> dict[str, Any]:
+    return {"event_id": name, "type": "note", "sender": "@far:away", "prev_event_ids": list(prev), **more}
+
+
+class RoomsCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = str(Path(folder.name) / "rooms.db")
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a master on what is there."""
+        self.net, self.pump = Net(), Pump()
+        self.store = SqliteStore(self.path, self.pump)
+        limits = Limits(keepalive=Keepalive(ping_after=1_000, give_up_after=3_000))
+        self.master = Master(database=self.store, reactor=self.net, server_name="local.test", limits=limits)
+        self.rooms = Rooms(self.master)
+        self.pump.wait(self.rooms.started())
+        self.wire: Wire = connect(self.master.factory())
+        self.told()
+
+    def tearDown(self) -> None:
+        self.wire.lose()
+        self.pump.wait(self.master.stop())
+
+    def persist(self, *sources: dict[str, Any], room: str = ROOM, backfilled: bool = False) -> Sequence[Token]:
+        return self.pump.wait(self.rooms.persist(room, sources, backfilled=backfilled))
+
+    def told(self) -> list[str]:
+        """Return the lines of the rooms' streams that the follower got since the last time."""
+        self.net.advance(0)
+        lines = lines_of(self.wire.read())
+        return [line for line in lines if line.split(" ")[1:2] in (["events"], ["backfill"])]
+
+
+class WritingTests(RoomsCase):
+    def test_every_recorded_step_is_told_as_synapse_told_it(self) -> None:
+        """The lines, in the order of their tokens; a token that nothing was stored under is a POSITION."""
+        for scenario in ("linear", "batch", "duplicates", "gap", "last_leave", "relations"):
+            self.tearDown()
+            self.setUp()
+            steps = [step for step in STEPS if step["scenario"] == scenario][1:]
+            for step in steps:
+                for chunk in [[each] for each in step["events"]] if step["one_transaction_each"] else [step["events"]]:
+                    events = read_all("!s:remote.test", chunk)
+                    work = self.rooms.persist("!s:remote.test", events, backfilled=step["backfilled"])
+                    self.pump.wait(work)
+                wanted, said = step["expected"]["wire"], self.told()
+                told = [line for line in said if line.startswith("RDATA")]
+                self.assertEqual(sorted(told), sorted(line for line in wanted if line in told), step["what"])
+                self.assertEqual({line for line in wanted if line.startswith("RDATA")}, set(told), step["what"])
+                # a poll of 1.47 sent backfill in descending order (trap 12), and POSITION only where it had no row
+                self.assertEqual(numbers_of(told), sorted(numbers_of(told)), step["what"])
+                self.assertLessEqual({line for line in wanted if line.startswith("POSITION")}, set(said), step["what"])
+
+    def test_catching_up_gives_the_lines_that_were_live(self) -> None:
+        self.persist(source("a", state_key=""), source("b", "a"))
+        self.persist(source("o", "old", depth=1, state_before=[]), backfilled=True)
+        live = [line.split(" ", 4) for line in self.told() if line.startswith("RDATA")]
+        for stream in ("events", "backfill"):
+            page = self.pump.wait(self.master.page(stream, None, after=1, upto=None, limit=100))
+            self.assertEqual(
+                [text for fact in page.facts for text in fact.texts], [line[4] for line in live if line[1] == stream]
+            )
+
+    def test_what_is_refused_leaves_no_trace_but_a_gap_in_the_ids(self) -> None:
+        self.persist(source("a"))
+        self.told()
+        self.assertRaises(RoomError, self.persist, source("b", "a"), source("c", "nowhere", depth=3))
+        self.assertRaises(UnknownRoomError, self.pump.wait, self.rooms.event(ROOM, "b"))
+        self.pump.wait(self.master.check())  # the position is stored before it is told
+        self.assertEqual(self.told(), ["POSITION events master 2 4"])
+        self.assertEqual(list(self.persist(source("b", "a"))), [5])
+
+    def test_what_is_no_event_is_refused_before_anything_is_reserved(self) -> None:
+        self.assertRaises(RoomError, self.persist, {"event_id": "a"})
+        self.assertRaises(RoomError, self.persist, source("a", room_id="!other"))
+        other = read_all("!other", [source("a")])
+        self.assertRaises(RoomError, self.pump.wait, self.rooms.persist(ROOM, other))
+        self.assertEqual(self.told(), [])
+        self.assertEqual(list(self.persist()), [])
+
+    def test_a_call_of_many_events_is_one_transaction(self) -> None:
+        many = [source("0"), *[source(str(each), str(each - 1)) for each in range(1, 250)]]
+        before = self.store.transactions
+        self.assertEqual(len(self.persist(*many)), 250)
+        self.assertEqual(self.store.transactions, before + 1)
+        others = [source(f"x{each}") for each in range(150)]
+        self.assertRaises(RoomError, self.persist, *others, source("bad", "nowhere", depth=1), room="!other")
+        self.assertRaises(UnknownRoomError, self.pump.wait, self.rooms.view("!other"))
+
+    def test_calls_that_wait_share_a_transaction_and_the_bad_one_fails_alone(self) -> None:
+        self.persist(source("a"))
+        before = self.store.transactions
+        calls = [self.rooms.persist(ROOM, [source(name, "a")]) for name in "bcd"]
+        done = [Deferred.fromCoroutine(each) for each in calls]
+        tokens: list[Sequence[Token]] = [self.pump.wait(each) for each in done]
+        self.assertEqual([*map(list, tokens)], [[3], [4], [5]])
+        self.assertEqual(self.store.transactions, before + 2)  # the first alone, then those that came meanwhile
+        calls = [self.rooms.persist(ROOM, [source(name, prev, depth=2)]) for name, prev in ("ea", "fx", "ga")]
+        done = [Deferred.fromCoroutine(each) for each in calls]
+        self.pump.wait(done[0])
+        self.assertRaises(RoomError, self.pump.wait, done[1])
+        self.pump.wait(done[2])
+        self.assertEqual(self.pump.wait(self.rooms.view(ROOM)).forward_extremities, tuple("bcdeg"))
+
+    def test_a_state_that_changes_is_told_to_the_caches(self) -> None:
+        self.persist(
+            source("a", type="m.room.create", state_key="", content={"creator": "@far:away", "room_version": "9"})
+        )
+        page = self.pump.wait(self.master.page("caches", None, after=1, upto=None, limit=9))
+        ((func, keys, _),) = page.facts[0].rows
+        self.assertEqual((func, keys), ("cs_cache_fake", [ROOM]))
+        join = {"type": "m.room.member", "state_key": "@far:away", "content": {"membership": "join"}}
+        self.persist(source("b", "a", **join), source("c", "b"))
+        self.persist(source("d", "c"))
+        page = self.pump.wait(self.master.page("caches", None, after=2, upto=None, limit=9))
+        self.assertEqual([fact.rows[0][1] for fact in page.facts], [[ROOM, "@far:away"]])
+
+    def test_a_master_takes_up_where_it_was(self) -> None:
+        self.persist(source("a"))
+        self.persist(source("z", "older", depth=1, state_before=[]), backfilled=True)
+        self.tearDown()
+        self.begin()
+        self.assertEqual(list(self.persist(source("b", "a"))), [3])
+        self.assertEqual(list(self.persist(source("older", "oldest", depth=1, state_before=[]), backfilled=True)), [3])
+        self.assertEqual(self.pump.wait(self.rooms.event(ROOM, "older")).node.stream_ordering, -3)
+
+    def test_a_store_that_cannot_keep_rooms_says_so(self) -> None:
+        from replication.storage.memory import MemoryStore
+
+        master = Master(database=MemoryStore(), reactor=self.net)
+        self.assertRaises(StoreError, self.pump.wait, Rooms(master).started())
+        self.pump.wait(master.stop())
+
+
+class ReadingTests(RoomsCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.persist(source("a", state_key=""), source("b", "a"), source("c", "a"), source("d", "b", "c"))
+        self.persist(source("far", "gone", depth=9, state_before=["a"]))
+
+    def test_everything_can_be_asked(self) -> None:
+        wait, rooms = self.pump.wait, self.rooms
+        view = wait(rooms.view(ROOM))
+        self.assertEqual((view.forward_extremities, view.backward_extremities), (("d", "far"), ("gone",)))
+        self.assertEqual(wait(rooms.event(ROOM, "a")).next_event_ids, ("b", "c"))
+        group = wait(rooms.event(ROOM, "d")).node.state_group
+        assert group is not None
+        self.assertEqual(wait(rooms.state_group(group)).state, {("note", ""): "a"})
+        self.assertEqual(wait(rooms.state_at(ROOM, "d")), {("note", ""): "a"})
+        since = wait(rooms.since(MultiWriterToken(Token(4)), MultiWriterToken(Token(99)), 9, ROOM))
+        self.assertEqual([node.event.event_id for node in since], ["d", "far"])
+        history = wait(rooms.history(ROOM, None, 2))
+        self.assertEqual([node.event.event_id for node in history], ["far", "d"])
+        self.assertEqual(wait(rooms.gaps(ROOM)), [("gone", 9)])
+        self.assertEqual(wait(rooms.between(ROOM, ["b"])).heads, ("d", "far"))
+        self.assertEqual(wait(rooms.between(ROOM, ["b"], ["d"])).events, ("c", "d"))
+        self.assertEqual(wait(rooms.next_place(ROOM)), (["far", "d"], 10))
+        self.assertEqual(wait(rooms.read(lambda reads: reads.ancestors("d", 9))), ["c", "b", "a"])
+
+
+def numbers_of(lines: Sequence[str]) -> list[int]:
+    """Return the tokens of lines, without those that say ``batch``."""
+    return [int(token) for token in [line.split(" ")[3] for line in lines] if token != "batch"]
