@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionRefusedError  # noqa: A004 - Twisted's name
+from twisted.internet.interfaces import IHostnameResolver, IReactorPluggableNameResolver
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.test.iosim import FakeTransport, IOPump
+from zope.interface import implementer
 
 from replication.storage.memory import MemoryStore, MemoryTransaction
 from replication.waiting import share
@@ -84,7 +86,7 @@ class Wire(StringTransport):
         self.protocol = protocol
         protocol.makeConnection(self)
 
-    def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: FBT001 - Twisted's signature
+    def setTcpNoDelay(self, enabled: bool) -> None:
         self.no_delay = enabled
 
     def write(self, data: bytes) -> None:
@@ -119,6 +121,18 @@ class Wire(StringTransport):
             self.protocol.connectionLost(Failure(ConnectionDone()))
 
 
+@implementer(IHostnameResolver)
+class Literal:
+    """Takes every name for an address."""
+
+    def resolveHostName(self, receiver: Any, name: str, port: int = 0, *_: object, **__: object) -> Any:
+        receiver.resolutionBegan(self)
+        receiver.addressResolved(IPv4Address("TCP", name, port))
+        receiver.resolutionComplete()
+        return self
+
+
+@implementer(IReactorPluggableNameResolver)
 class Net(MemoryReactorClock):
     """A reactor whose TCP connections reach what is served on the same one, or are refused; ``run`` moves the bytes."""
 
@@ -126,6 +140,7 @@ class Net(MemoryReactorClock):
         super().__init__()
         self.serving: dict[int, IProtocolFactory] = {}
         self.hanging = False  # whether attempts to connect are not answered
+        self.nameResolver = Literal()
         self.attempts = 0
         self._pumps: list[IOPump] = []
 
