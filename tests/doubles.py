@@ -125,10 +125,17 @@ class Wire(StringTransport):
 class Literal:
     """Takes every name for an address."""
 
-    def resolveHostName(self, receiver: Any, name: str, port: int = 0, *_: object, **__: object) -> Any:
-        receiver.resolutionBegan(self)
-        receiver.addressResolved(IPv4Address("TCP", name, port))
-        receiver.resolutionComplete()
+    def resolveHostName(
+        self,
+        resolutionReceiver: Any,
+        hostName: str,
+        portNumber: int = 0,
+        addressTypes: Any = None,
+        transportSemantics: str = "TCP",
+    ) -> Any:
+        resolutionReceiver.resolutionBegan(self)
+        resolutionReceiver.addressResolved(IPv4Address("TCP", hostName, portNumber))
+        resolutionReceiver.resolutionComplete()
         return self
 
 
