@@ -116,10 +116,10 @@ class Event:
     def relates_to(self) -> str | None:
         """The event that it annotates, refers to, replaces or continues."""
         relation = self.content.get("m.relates_to")
-        if not isinstance(relation, Mapping) or relation.get("rel_type") not in RELATIONS:
+        if not isinstance(relation, Mapping):
             return None
-        target = relation.get("event_id")
-        return target if isinstance(target, str) else None
+        kind, target = relation.get("rel_type"), relation.get("event_id")
+        return target if isinstance(kind, str) and kind in RELATIONS and isinstance(target, str) else None
 
     @property
     def is_good(self) -> bool:

@@ -1,0 +1,70 @@
+"""Pictures of a graph: every event once, every edge between what is shown, all kinds told apart."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from hypothesis import given
+
+from replication.rooms.drawing import FORWARD, KINDS, Mark, spell_dot, spell_svg, whole
+from tests.rooms.stories import Step, stories
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def mark(name: str, depth: int, *prev: str, kind: str = "plain") -> Mark:
+    return Mark(name, f"type of {name}", depth, depth, prev, kind, is_state=kind == "state")
+
+
+def test_a_mark_for_what_is_missing_stands_below_what_follows_it() -> None:
+    marks = whole([mark("b", 9, "gone", "elsewhere"), mark("a", 1)], {"gone", "never shown"})
+    assert [(each.event_id, each.depth, each.kind) for each in marks] == [
+        ("b", 9, "plain"),
+        ("gone", 8, "missing"),
+        ("a", 1, "plain"),
+    ]
+
+
+def test_every_kind_looks_different_and_is_in_the_legend() -> None:
+    marks = [mark(kind, place, kind=kind) for place, kind in enumerate(KINDS)]
+    svg, dot = spell_svg("!r", marks, {"plain"}), spell_dot("!r", marks, {"plain"})
+    for fill, line, name in KINDS.values():
+        assert name in svg
+        assert fill in svg
+        assert fill in dot
+        assert line in svg
+    assert svg.count(FORWARD[0]) == 2  # the event, and the legend
+    assert dot.count(FORWARD[0]) == 1
+    assert len({(fill, line) for fill, line, _ in KINDS.values()}) == len(KINDS)
+
+
+def test_names_cannot_break_out() -> None:
+    evil = '"]; <script>&\\'
+    marks = [mark(evil, 2, "a"), mark("a", 1)]
+    ET.fromstring(spell_svg(evil, marks, {evil}))
+    assert '"\\"]; <script>&\\\\" [label=' in spell_dot(evil, marks, ())
+
+
+def test_events_of_one_depth_share_a_rank() -> None:
+    dot = spell_dot("!r", [mark("c", 2, "a"), mark("b", 2, "a"), mark("a", 1)], ())
+    assert '{ rank=same; "c"; "b"; }' in dot
+
+
+@given(stories())
+def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
+    events = {step.event.event_id: step.event for step in steps}
+    marks = whole(
+        [Mark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())], ()
+    )
+    svg = ET.fromstring(spell_svg("!r", marks, ()))
+    legend = len(KINDS) + 1
+    nodes = svg.findall(f"{SVG}circle[@r='5']")
+    assert len(nodes) >= len(events)
+    edges = [(each, prev) for each, it in events.items() for prev in it.prev_event_ids if prev in events]
+    assert len(svg.findall(f"{SVG}path[@fill='none']")) == len(edges)
+    heights = [node.get("cy") for node in nodes[-len(events) :]]
+    assert len(set(heights)) == len(events)
+    assert legend < len(svg)
+    dot = spell_dot("!r", marks, ())
+    assert dot.count(" -> ") == len(edges)
+    assert dot.count("[label=") == len(events)

@@ -1,0 +1,69 @@
+"""Places in history, and what lies between two ends of a graph, against sets computed from scratch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replication.errors import RoomError
+from replication.rooms.event import Event
+from replication.rooms.ordering import Place, between
+from tests.rooms.recorded import Keeper
+from tests.rooms.stories import ROOM, Step, stories
+from tests.rooms.test_extremities import tell
+
+
+@given(st.integers(0, 2**53 - 1), st.integers(-(2**40), 2**40))
+def test_a_place_reads_back(depth: int, stream_ordering: int) -> None:
+    place = Place(depth, stream_ordering)
+    assert Place.parse(place.spell()) == place
+
+
+@pytest.mark.parametrize("text", ["", "12", "t1", "t1_", "t-1_2", "t1_2_3", "t1_٣", "t1_2\n", "x" * 1_000])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(RoomError, match="not a place"):
+        Place.parse(text)
+
+
+@given(stories(), st.data())
+def test_what_is_missing_between_two_sets_is_the_one_past_without_the_other(
+    steps: list[Step], data: st.DataObject
+) -> None:
+    keeper = Keeper()
+    tell(keeper, steps)
+    names = sorted({step.event.event_id for step in steps if not step.event.outlier})
+    have = data.draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
+    want = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+    edges = keeper.tables().edges_from(names)
+    stored = set(keeper.tables().stored(names)) | {prev for _, prev in edges}
+    stored = set(keeper.tables().stored(stored))
+
+    def past(ends: list[str]) -> set[str]:
+        found: set[str] = set()
+        edge = set(ends)
+        while edge:
+            found |= edge
+            edge = {prev for each, prev in edges if each in edge and prev in stored} - found
+        return found
+
+    found = between(keeper.tables(), ROOM, have, want, 1_000)
+    missing = past(want) - past(have)
+    assert set(found.events) == missing
+    named = {prev for each, prev in edges if each in missing}
+    assert set(found.heads) == missing - named
+    assert set(found.ground) == named & past(have)
+    short = between(keeper.tables(), ROOM, have, want, 2)
+    assert short.events == found.events[-2:]
+    assert short.limited == (len(missing) > 2)
+
+
+def test_a_room_whose_depths_lie_is_walked_to_its_bottom() -> None:
+    keeper = Keeper()
+
+    def event(name: str, depth: int, *prev: str) -> Event:
+        source = {"event_id": name, "type": "t", "sender": "@far:away", "depth": depth, "prev_event_ids": list(prev)}
+        return Event.read(ROOM, source)
+
+    keeper.take(ROOM, [event("a", 50), event("b", 2, "a"), event("c", 1, "b"), event("d", 60, "b")])
+    assert between(keeper.tables(), ROOM, ["c"], ["d"], 9).events == ("d",)
