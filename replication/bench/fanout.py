@@ -18,7 +18,7 @@ from replication.bench.children import Child, hear
 from replication.bench.daemons import serve_master
 from replication.bench.rows import STREAM, short_row
 from replication.bench.series import Lap, Stopwatch, rates
-from replication.streams.facts import Fact
+from replication.streams.facts import facts_of
 from replication.wire.grammar import Token, spell_row
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def _announce(reactor: Any, pipe: Connection[Any, Any], facts: int) -> Non
         while max(peer.queued_bytes for peer in master.peer_statuses()) > WAITING:
             await deferLater(reactor, 0.001)
         tokens = [Token(each) for each in writer.pending.reserve(TURN)]
-        writer.complete(tokens, list(map(Fact, tokens, texts)))
+        writer.complete(tokens, facts_of(tokens, texts))
         await deferLater(reactor, 0)
     await hear(reactor, pipe)
     pipe.send(watch.lap(facts).cpu)
