@@ -182,6 +182,7 @@ class RoomTables:
                 "INSERT INTO room_summaries (room_id, tangled) VALUES (?, 0) ON CONFLICT (room_id) DO NOTHING", room_id
             )
             sql += " FOR UPDATE"
+        self._room = None
         for version, min_depth, tangled in self._sql.run(sql, room_id):
             self._room = Room(version, min_depth, bool(tangled))
         return self._room

@@ -11,4 +11,4 @@ def test_only_an_ordinary_accepted_event_is_good() -> None:
     good = Stored("$e", "!r", 1, 2, outlier=False, rejected=None, soft_failed=False, state_group=1)
     assert good.is_good
     for bad in ({"outlier": True}, {"rejected": "no"}, {"soft_failed": True}):
-        assert not attrs.evolve(good, **bad).is_good  # type: ignore[arg-type]
+        assert not attrs.evolve(good, **bad).is_good
