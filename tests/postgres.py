@@ -123,11 +123,10 @@ class PostgresServer:
         """
         if self._used:
             name = self._used.pop()
-            self.sql("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s", name)
-            self.sql(f"ALTER DATABASE {name} RESET ALL")
-            self.sql("DROP SCHEMA public CASCADE", database=name)
-            self.sql("CREATE SCHEMA public", database=name)
-            self.sql("GRANT USAGE ON SCHEMA public TO PUBLIC", database=name)
+            users = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
+            self.sql(f"{users}; ALTER DATABASE {name} RESET ALL")
+            schema = "DROP SCHEMA public CASCADE; CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC"
+            self.sql(schema, database=name)
         else:
             name = f"test_{next(self._names)}"
             self.sql(f"CREATE DATABASE {name}")

@@ -41,7 +41,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Connection = TypeVar("_Connection", PostgresConnection, PostgresIds)
 
-READING: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **dict.fromkeys(PAGING, "off")}
+PAGES: Final[Mapping[str, str]] = dict.fromkeys(PAGING, "off")
+READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
 
 _FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
 _UNDONE: Final = "rolled back"
@@ -72,7 +73,8 @@ class PostgresStore:
 
     ``reactor`` needs ``callFromThread`` only.  ``read_only`` reads what other processes write, and makes no table.
     ``connections`` is how many transactions with statements run side by side, beside three sessions of our own; ``now``
-    tells the time in seconds, for receipts.  ConfigError if the URL is none.
+    tells the time in seconds, for receipts.  ConfigError if the URL is none.  Between us and the server there may be no
+    pooler that gives each transaction another session (PgBouncer's transaction mode): names are held by sessions.
     """
 
     def __init__(
@@ -161,9 +163,8 @@ class PostgresStore:
         return await self._read(PostgresConnection.recall, key, self._now())
 
     async def check(self) -> None:
-        """Return if the database answers and can be written, else StoreError."""
-        use = self._read if self._read_only else self._write
-        await use(PostgresConnection.check)
+        """Return if the database answers and can be written, else StoreError; whatever the others wait for."""
+        await self._read(PostgresConnection.check)
 
     async def close(self) -> None:
         """Finish what runs, open transactions too, and let go of the database.
@@ -228,7 +229,7 @@ class PostgresStore:
     # ---- inside
 
     async def _open(self) -> None:
-        first = self._new_desk(READING if self._read_only else {}, read_only=self._read_only)
+        first = self._new_desk(READ_ONLY if self._read_only else {}, read_only=self._read_only)
         try:
             self.warnings.extend(await first.run(PostgresConnection.open))
         except BaseException:
@@ -237,7 +238,7 @@ class PostgresStore:
         if self._read_only:
             self._reader = first
             return
-        self._writer, self._reader = first, self._new_desk(READING)
+        self._writer, self._reader = first, self._new_desk(PAGES)
         session = PostgresSession(self.address, self._ending, IDS_SETTINGS)
         self._ids = _Desk(self._reactor, PostgresIds(session, self.warnings.append))
 

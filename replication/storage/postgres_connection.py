@@ -198,10 +198,10 @@ class PostgresConnection:
         return function(PostgresStatements(self.session))
 
     def commit(self, batch: Batch) -> None:
-        """Store a batch with what was executed; if that fails, all of it is undone."""
+        """Store a batch with what was executed before; if that fails, or did, all of it is undone."""
         try:
-            self._begin()
-            self._store([batch])
+            if self.session.begun:  # else not even BEGIN could be executed
+                self._store([batch])
             self.session.commit()
         except BaseException:
             self.rollback()

@@ -76,13 +76,13 @@ class PostgresIds:
         _again_if_lost(self._hold_names)
         if name not in self._names:
             self._lock(name)
-            self.session.begin()
             try:
+                self.session.begin()
                 self.session.run(DURABLY)
                 self.session.run(CLAIM, (name, self._holder))
                 self.session.commit()
             except BaseException:
-                self.session.rollback()
+                self.session.close()  # lets go of the lock as well
                 raise
             self._names.append(name)
 

@@ -208,21 +208,16 @@ class MappedTable:
         try:
             return [grammar.spell_row(row[1:]) for row in rows]
         except RowError as error:
-            token, column = self._culprit(rows)
+            token, column = next(
+                (row[0], column)
+                for row in rows
+                for column, value in zip(self._columns, row[1:], strict=True)
+                if not _is_json(value)
+            )
             raise StoreError(
                 f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
                 f"{token}, what is no JSON: {error}"
             ) from error
-
-    def _culprit(self, rows: Sequence[tuple[Any, ...]]) -> tuple[int, str]:
-        """Return the first ID and column whose value cannot be spelt."""
-        for token, *values in rows:
-            for column, value in zip(self._columns, values, strict=True):
-                try:
-                    grammar.spell_row(value)
-                except RowError:
-                    return token, column
-        raise AssertionError("each value by itself can be spelt")
 
     def _values(self, writer: InstanceName, token: Token, text: str) -> list[Any]:
         row = grammar.read_json(text)
@@ -247,6 +242,14 @@ def _as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001
     if code == _TIME:
         return f"to_json({column} AT TIME ZONE 'UTC') #>> '{{}}' || '+00:00'"
     return f"to_json({column}) #>> '{{}}'"
+
+
+def _is_json(value: object) -> bool:
+    try:
+        grammar.spell_row(value)
+    except RowError:
+        return False
+    return True
 
 
 def _doubled(sql: str) -> str:

@@ -138,13 +138,12 @@ class PostgresSession:
         return self._connection
 
     def close(self, last: str = "") -> None:
-        """End the session, if there is one, after a ``last`` statement."""
+        """End the session, if there is one, after a ``last`` statement; what it had begun is undone."""
         if last and self._connection is not None:
             with suppress(SessionLostError):
                 self.run(last)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._begun = False
+        self._drop()
 
     # ---- statements
 
@@ -204,8 +203,7 @@ class PostgresSession:
         If the session is lost over that, the server is asked what became of the transaction, until it answers;
         OutcomeUnknownError if ``ending`` is set before.
         """
-        connection = self._current()
-        if connection.info.transaction_status != TransactionStatus.INTRANS:
+        if not self._begun or self._current().info.transaction_status != TransactionStatus.INTRANS:
             raise self._undone()
         ((number,),) = self.run(_IN_DOUBT)
         try:
@@ -217,11 +215,13 @@ class PostgresSession:
         self._begun = False
 
     def rollback(self) -> None:
-        """Undo the transaction; if the session is lost, the server does."""
+        """Undo the transaction; the server does if the session is lost, so one that cannot do even this is ended."""
         self._begun = False
-        if self._connection is not None and self._connection.info.transaction_status != TransactionStatus.IDLE:
-            with suppress(SessionLostError):
+        if not self._is_idle():
+            with suppress(StoreError):
                 self.run("ROLLBACK")
+            if not self._is_idle():
+                self._drop()
 
     # ---- inside
 
@@ -232,10 +232,19 @@ class PostgresSession:
         connection.execute(_DURABLE)
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
 
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
     def _current(self) -> psycopg.Connection:
         if self._begun and self._connection is None:
             raise self._undone()
         return self.connect()
+
+    def _is_idle(self) -> bool:
+        connection = self._connection
+        return connection is None or connection.info.transaction_status == TransactionStatus.IDLE
 
     def _undone(self) -> StoreError:
         return StoreError(
@@ -275,7 +284,7 @@ class PostgresSession:
         except psycopg.Error as error:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
             if lost:
-                self.close()
+                self._drop()
             raise (SessionLostError if lost else StoreError)(self._said(error)) from error
         except (UnicodeEncodeError, OverflowError) as error:  # of a value that cannot be sent
             raise StoreError(f"database {self.address.name!r}: {error}") from error

@@ -271,6 +271,14 @@ class LineTests(UsesDesks, SynchronousTestCase):
         self.commit(write(4, facts(4)))
         self.assertEqual(self.tokens(), [2, 3, 4])
 
+    def test_check_and_reading_wait_for_nobody_who_writes(self) -> None:
+        """Not even for a commit whose outcome is asked for: health is told while the server is away."""
+        self.commit(write(2, facts(2)))
+        gate = self.stop_writer()
+        self.wait(self.store.check())
+        self.assertEqual((self.tokens(), self.positions()), ([2], {ME: 2}))
+        gate.set()
+
     def test_whatever_happens_on_the_thread_those_who_wait_are_told(self) -> None:
         self.patch(PostgresConnection, "commit_together", lambda *_: 1 // 0)
         self.assertRaises(ZeroDivisionError, self.commit, write(2, facts(2)))
@@ -412,9 +420,10 @@ class TroubleTests(UsesDesks, SynchronousTestCase):
             ):
                 said = str(self.assertRaises(StoreError, self.wait, ask()))
                 self.assertIn(f"/{self.database}'", said)
-            self.wait(transaction.rollback())
         finally:
             self.server.start()
+        half_of_it = transaction.commit([write(9, facts(9))])
+        self.assertIn("undone", str(self.assertRaises(StoreError, self.wait, half_of_it)))
         (second,) = self.wait(self.sequence().draw(1))
         self.commit(write(second, facts(second)))
         self.wait(self.store.check())

@@ -44,6 +44,9 @@ class UsesConnection(HasDatabase):
         outcomes = self.connection.commit_together(batches)
         return [None if each is None else type(each) for each in outcomes]
 
+    def commit(self, *writes: Write, receipt: Receipt | None = None) -> None:
+        self.assertEqual(self.commit_together(self.batch(*writes, receipt=receipt)), [None])
+
     def tokens(self) -> list[int]:
         page = self.connection.page(self.tables["orders"], ME, after=Token(0), upto=Token(999), limit=999)
         return [each.token for each in page.facts]
@@ -51,8 +54,8 @@ class UsesConnection(HasDatabase):
 
 class GroupTests(UsesConnection, SynchronousTestCase):
     def test_positions_have_the_sign_of_their_table(self) -> None:
-        self.connection.commit(self.batch(write(3), write(3, facts(2, 3), stream="down")))
-        self.connection.commit(self.batch(write(2), write(2, stream="down", expected=3)))
+        self.commit(write(3), write(3, facts(2, 3), stream="down"))
+        self.commit(write(2), write(2, stream="down", expected=3))
         rows = self.sql("SELECT stream_name, instance_name, stream_id FROM stream_positions")
         self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
 
@@ -104,7 +107,7 @@ class GroupTests(UsesConnection, SynchronousTestCase):
 
     def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
         for day in range(3):
-            self.connection.commit(Batch([], Receipt(f"day {day}", [Token(2)]), day * 86_400.0))
+            self.connection.commit_together([Batch([], Receipt(f"day {day}", [Token(2)]), day * 86_400.0)])
         self.assertEqual(self.sql("SELECT key FROM append_receipts"), [("day 2",)])
 
     def test_two_who_begin_from_nothing_do_not_both_go_on(self) -> None:
@@ -142,7 +145,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
     def test_f13_two_processes_that_are_told_to_be_serializable_both_write(self) -> None:
         self.configure("default_transaction_isolation", "serializable")
         one, other = self.make_connection(), self.make_connection()
-        other.commit(self.batch(write(2)))
+        other.commit_together([self.batch(write(2))])
         other.session.begin()
         other._store([self.batch(write(5, facts(5)))])
         with self.when_waiting_for("transactionid", other.session.commit):
@@ -205,16 +208,17 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         self.assertEqual(self.tokens(), [2, 4])
 
     def test_f14_a_server_that_takes_no_writes_is_named_and_works_again_afterwards(self) -> None:
-        self.connection.commit(self.batch(write(2, facts(2))))
+        self.commit(write(2, facts(2)))
         self.configure("default_transaction_read_only", "on")
         self.connection.close()
-        for ask in (self.connection.check, lambda: self.connection.commit(self.batch(write(3, facts(3))))):
-            self.assertIn("name the primary", str(self.assertRaises(StoreError, ask)))
+        (refused,) = self.connection.commit_together([self.batch(write(3, facts(3)))])
+        for error in (refused, self.assertRaises(StoreError, self.connection.check)):
+            self.assertIn("name the primary", str(error))
         self.assertEqual(self.tokens(), [2], "reading goes on")
         self.configure("default_transaction_read_only", "off")
         self.connection.close()
         self.connection.check()
-        self.connection.commit(self.batch(write(3, facts(3))))
+        self.commit(write(3, facts(3)))
         self.assertEqual(self.tokens(), [2, 3])
 
 
@@ -302,7 +306,7 @@ class DeclareTests(UsesConnection, SynchronousTestCase):
         self.sql("CREATE TABLE stream_mine (stream_id bigint)")
         said = self.assertRaises(SchemaError, self.connection.declare, GenericTable(StreamDefinition("mine")))
         self.assertIn(repr(self.connection.session.address.name), str(said))
-        self.connection.commit(self.batch(write(2, [fact(2)])))
+        self.commit(write(2, [fact(2)]))
         self.assertEqual(self.tokens(), [2])
 
     def test_nothing_is_made_by_who_only_reads(self) -> None:

@@ -167,6 +167,14 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         self.ids.close()
         other.claim(ME)
 
+    def test_a_name_that_could_not_be_written_down_is_not_held(self) -> None:
+        self.sql("ALTER TABLE writer_claims RENAME TO away")
+        self.refusal(self.ids)
+        self.sql("ALTER TABLE away RENAME TO writer_claims")
+        other = self.make_ids()
+        other.claim(ME)
+        self.refusal(self.ids)
+
     def test_names_of_other_databases_and_schemas_are_other_names(self) -> None:
         self.ids.claim(ME)
         self.sql("CREATE SCHEMA elsewhere")

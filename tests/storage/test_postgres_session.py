@@ -219,6 +219,15 @@ class LossTests(UsesSession, SynchronousTestCase):
         self.session.rollback()
         self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(0,)])
 
+    def test_a_session_that_cannot_even_undo_is_ended(self) -> None:
+        self.session.begin()
+        self.session.connect().pgconn.send_query(b"COPY (SELECT 1) TO STDOUT")
+        self.session.rollback()
+        self.assertEqual((self.session.run("SELECT 1"), self.session.number), ([(1,)], 2))
+
+    def test_what_was_never_begun_is_not_committed(self) -> None:
+        self.assertIn("undone", self.refusal(self.session.commit))
+
 
 class OutcomeTests(UsesSession, SynchronousTestCase):
     """F10: the session is lost at COMMIT, and the server knows what became of the transaction."""
