@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-PATIENCE: Final = 120.0  # seconds; no single step takes nearly as long
+PATIENCE: Final = 60.0  # seconds; no single step takes nearly as long
 
 _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would bring our memory and our open files along
 
@@ -48,13 +48,16 @@ class Child:
         return self._process.pid
 
     def hear(self) -> Any:
-        """Return the next thing that the child says; BenchError if it ends, or takes too long."""
-        if not self._pipe.poll(PATIENCE):
-            raise BenchError(f"the process {self._name!r} has said nothing for {PATIENCE:.0f} s")
+        """Return the next thing that the child says; BenchError if it fails, ends, or takes too long."""
+        if not self._pipe.poll(2 * PATIENCE):
+            raise BenchError(f"the process {self._name!r} has said nothing for {2 * PATIENCE:.0f} s")
         try:
-            return self._pipe.recv()
+            said = self._pipe.recv()
         except EOFError as error:
             raise BenchError(f"the process {self._name!r} has ended; what it printed says why") from error
+        if isinstance(said, ReplicationError):
+            raise BenchError(f"the process {self._name!r} failed: {said}")
+        return said
 
     def say(self, what: object) -> None:
         """Tell the child something."""
@@ -86,6 +89,15 @@ def _run(pipe: Connection[Any, Any], work: Callable[..., Any], arguments: Sequen
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     gc.freeze()  # as our daemons do
     if iscoroutinefunction(work):
-        react(lambda reactor: Deferred.fromCoroutine(work(reactor, pipe, *arguments)))
+        react(lambda reactor: Deferred.fromCoroutine(_run_in(reactor, pipe, work, arguments)))
     else:
         work(pipe, *arguments)
+
+
+async def _run_in(
+    reactor: Any, pipe: Connection[Any, Any], work: Callable[..., Any], arguments: Sequence[object]
+) -> None:
+    try:
+        await work(reactor, pipe, *arguments)
+    except ReplicationError as error:
+        pipe.send(error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.bench.children import BenchError, Child, hear
+from replication.errors import PositionTimeoutError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -21,6 +22,10 @@ def double(pipe: Connection[Any, Any], number: int) -> None:
 async def double_in_a_reactor(reactor: Any, pipe: Connection[Any, Any], number: int) -> None:
     pipe.send(2 * number)
     pipe.send(2 * await hear(reactor, pipe))
+
+
+async def fail(reactor: Any, pipe: Connection[Any, Any]) -> None:
+    raise PositionTimeoutError("stream 'orders' did not reach 59")
 
 
 def end(pipe: Connection[Any, Any]) -> None:
@@ -38,6 +43,11 @@ class ChildTests(SynchronousTestCase):
     def test_a_child_that_has_ended(self) -> None:
         """Nobody waits for it; the error names what it ran."""
         with Child(end) as child, self.assertRaisesRegex(BenchError, "'end' has ended"):
+            child.hear()
+
+    def test_a_child_that_fails(self) -> None:
+        """What it failed with is told in one line."""
+        with Child(fail) as child, self.assertRaisesRegex(BenchError, "'fail' failed: stream 'orders' did not reach"):
             child.hear()
 
     def test_leaving_the_block_ends_the_child(self) -> None:
