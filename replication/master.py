@@ -138,10 +138,13 @@ class Master:
     async def _open(self) -> Exception | None:
         try:
             await self.store.open()
+            await self.store.claim(self.instance_name)
             for definition in self.registry:
                 await self.store.declare(definition)
                 positions = await self.store.positions(definition.name)
                 self.stream(definition.name).begin(max([FIRST_SETTLED, *positions.values()]))
+            for warning in self.store.warnings:
+                self.log.warn("{warning}", warning=warning)
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
             self._failed = error
             for peer in list(self._early):

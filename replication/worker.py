@@ -53,8 +53,8 @@ class Worker:
 
     ``database`` is a URL or a store, by default ``sqlite:///replication-INSTANCE.db``; positions are kept there.
     ``streams`` are the names to follow, None means all.  ``catch_up`` lists sources of missed facts in the order in
-    which they are tried (``http://…`` or a database URL), by default each writer's HTTP: its ``connect`` host at the
-    next port.
+    which they are tried (``http://…``, a database URL, a folder of segments), by default each writer's HTTP: its
+    ``connect`` host at the next port.
     ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is
     copied into the database if ``copy``, which by default is so where there is no function at all; else only its
     position is followed.  ``secret`` is what the writers' HTTP wants.
@@ -206,7 +206,8 @@ class Worker:
             self.log.warn("nothing invalidates the cached functions: {name} is not among streams", name=CACHES)
         try:
             await self.store.open()
-            for name in self._streams or ():
+            await self.store.claim(self.instance_name)
+            for name in self._streams or self._functions:
                 await self._follower(name).open()
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
             return error
@@ -342,8 +343,7 @@ class Worker:
 
     def _position(self, stream: StreamName, writer: InstanceName) -> Token:
         follower = self._followers.get(stream)
-        cursor = follower.cursors.get(writer) if follower is not None else None
-        return Token(-1) if cursor is None else cursor.position
+        return Token(-1) if follower is None else follower.position(writer)
 
     def _why(self, stream: StreamName, writer: InstanceName, token: int, timeout: float) -> str:
         follower = self._followers.get(stream)

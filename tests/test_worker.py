@@ -907,7 +907,7 @@ class DatabaseTests(SynchronousTestCase):
         with logged():
             started = worker.start()
             self.pump.wait(worker.store.open())
-            for _ in range(5):
+            while not started.called:
                 self.net.run()
                 self.pump.wait(worker.store.recall("nothing"))
             self.pump.wait(started)

@@ -10,9 +10,12 @@ until it ends.  Those that only commit wait as a group and then share one transa
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 
@@ -98,6 +101,7 @@ class SqliteStore:
         self._line = DeferredLock()  # who may use the writing connection
         self._group: list[tuple[Batch, Deferred[None]]] = []  # commits that wait for their turn in the line
         self._opening = DeferredLock()
+        self._claim: IO[str] | None = None
         self._closed = False
 
     @property
@@ -125,9 +129,31 @@ class SqliteStore:
         self.warnings.extend(await use(SqliteConnection.declare, table))
         self._tables[definition.name] = table
 
-    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002
-        """Return: that one process writes a file is not checked."""
+    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002 (whatever its name: one process writes a file)
+        """Make this process the only one that writes, for as long as it runs; StoreError says which one does.
+
+        The claim is a lock on a file beside the database, and goes with the process, whatever ends that.
+        """
         self._desk(self._writer)
+        if self.path == MEMORY or self._claim is not None:
+            return
+        try:
+            claim = Path(f"{self.path}-claim").open("a+")  # noqa: SIM115 (open for as long as the claim holds)
+        except OSError as error:
+            raise StoreError(f"database {self.path!r} cannot be claimed: {error}") from error
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            claim.seek(0)
+            holder = claim.read().strip() or "unknown"
+            claim.close()
+            raise StoreError(
+                f"database {self.path!r} is written by process {holder} already: stop that, or name another database"
+            ) from error
+        claim.truncate(0)
+        claim.write(f"{os.getpid()}\n")
+        claim.flush()
+        self._claim = claim
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one process that writes a file counts by itself."""
@@ -170,6 +196,8 @@ class SqliteStore:
             await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
+        if self._claim is not None:
+            self._claim.close()
 
     # ---- for transactions
 

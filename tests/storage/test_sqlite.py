@@ -25,7 +25,7 @@ from replication.storage.sqlite import SqliteStore
 from replication.streams.facts import Fact
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Receipt, Write
-from replication.wire.grammar import StreamName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import (
     ME,
     ORDERS,
@@ -347,6 +347,18 @@ class LineTests(OnFile, SynchronousTestCase):
 
 class TroubleTests(OnFile, SynchronousTestCase):
     """Files that are not as they should be; each error names the file and the cure."""
+
+    def test_one_process_writes_a_file_and_the_next_is_told_which(self) -> None:
+        """Two masters on one file would each count IDs, and followers would miss the other's facts."""
+        self.wait(self.store.claim(ME))
+        self.wait(self.store.claim(ME))
+        other = self.make_store(lambda: 0.0)
+        self.wait(other.open())
+        error = self.assertRaises(StoreError, self.wait, other.claim(InstanceName("other")))
+        self.assertIn(f"is written by process {os.getpid()} already: stop that", str(error))
+        self.wait(self.store.close())
+        self.wait(other.claim(ME))
+        self.wait(other.close())
 
     def test_a_file_that_is_no_database_is_refused(self) -> None:
         path = f"{self.path}.txt"
