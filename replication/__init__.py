@@ -46,14 +46,17 @@ if TYPE_CHECKING:
         ProtocolError,
         RemoteProtocolError,
         ReplicationError,
+        RoomError,
         RowError,
         SchemaError,
         SequenceRegressedError,
         StoreError,
         StreamError,
+        UnknownRoomError,
         UnknownStreamError,
     )
     from replication.master import Master
+    from replication.roomkeeper import Rooms
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
     from replication.worker import Worker
@@ -72,12 +75,15 @@ __all__ = [
     "ProtocolError",
     "RemoteProtocolError",
     "ReplicationError",
+    "RoomError",
+    "Rooms",
     "RowError",
     "SchemaError",
     "SequenceRegressedError",
     "StoreError",
     "StreamDefinition",
     "StreamError",
+    "UnknownRoomError",
     "UnknownStreamError",
     "Worker",
     "__version__",
@@ -86,6 +92,7 @@ __all__ = [
 _ELSEWHERE = {
     "Fact": "replication.streams.facts",
     "Master": "replication.master",
+    "Rooms": "replication.roomkeeper",
     "StreamDefinition": "replication.streams.registry",
     "Worker": "replication.worker",
 }

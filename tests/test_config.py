@@ -86,6 +86,7 @@ def test_an_unknown_key_inside_a_table_is_named_with_its_place(tmp_path: Path) -
 def test_what_is_no_key_at_all_is_unknown(tmp_path: Path) -> None:
     assert "FILE: secret: unknown key" in refusal(tmp_path, 'secret = "x"')
     assert "FILE: role: unknown key" in refusal(tmp_path, 'role = "master"')
+    assert "FILE: rooms.size: unknown key; [rooms] takes none" in refusal(tmp_path, "[rooms]\nsize = 1")
 
 
 def test_the_other_roles_key_is_refused_as_such(tmp_path: Path) -> None:

@@ -325,6 +325,12 @@ class WiringTests(SynchronousTestCase):
             [("listen", "unix:w"), ("http", "tcp:9093:interface=127.0.0.1")],
         )
 
+    def test_a_master_keeps_rooms_if_it_is_told_to(self) -> None:
+        for arguments, kept in ((["--rooms"], True), ([], False)):
+            master = self.daemon("master", "--database", "sqlite://", *arguments)._server
+            assert isinstance(master, Master)
+            self.assertEqual({"events", "backfill"} <= {each.name for each in master.registry}, kept)
+
     def test_a_masters_numbers_reach_its_connections(self) -> None:
         path = temporary_folder(self) / "master.toml"
         path.write_text("ping_after = 2\ngive_up_after = 7\nline_limit = 2048\nmax_queued_bytes = 9\n")
