@@ -81,6 +81,9 @@ class Worker:
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
+        for option, value in (("connect", connect), ("streams", streams), ("catch_up", catch_up)):
+            if isinstance(value, str):
+                raise ConfigError(f"{option} is a list, not a string: write {option}=[{value!r}]")
         self.server_name = server_name
         self.instance_name = grammar.instance_name(instance_name)
         self.limits = limits or Limits()

@@ -194,6 +194,8 @@ class Reservation:
     def invalidate(self, cache: str, keys: Sequence[object] | None) -> None:
         """Add a row to this transaction's fact on the caches stream."""
         self.check_open()
+        if isinstance(keys, (str, bytes)):
+            raise RowError(f"keys are a list of arguments, not {keys!r}: write [{keys!r}]")
         caches = self._process.caches_writer()
         caches.check_writer()
         spelt = None if keys is None else list(spell_key(keys))
@@ -331,6 +333,8 @@ class StreamWriter:
 
     def _spell_all(self, index: int, rows: Sequence[object]) -> tuple[str, ...]:
         try:
+            if not isinstance(rows, (list, tuple)):
+                raise RowError(f"a fact is a list of rows, not a {type(rows).__name__}")
             return tuple([self.spell(row) for row in rows])
         except RowError as error:
             bad = RowError(f"fact {index + 1}: {error}")

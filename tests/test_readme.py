@@ -103,9 +103,9 @@ def default_ports() -> Iterator[None]:
 @pytest.mark.timeout(300)
 def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_ports: None) -> None:
     text = README.read_text()
-    first = re.search(r"venv/bin/(twistd -n) (replication master .*)", text)
+    first = re.search(r"venv/bin/(twistd .*)", text)
     assert first is not None
-    terminals = [Terminal(f"{first[1]} --pidfile= {first[2]}", tmp_path)]
+    terminals = [Terminal(first[1], tmp_path)]
     try:
         until(lambda: any("HTTP is served at" in line for line in terminals[0].lines), "the master serves")
         tour = text[text.index("## A tour") : text.index("## What is guaranteed")]
@@ -128,7 +128,7 @@ def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_port
 
 def run(command: str, shown: list[str], folder: Path, terminals: list[Terminal]) -> None:
     """Type one command; hold what it says to what the page shows."""
-    if command.startswith(GO_ON):
+    if command.startswith(GO_ON) and "||" not in command:
         terminal = Terminal(command, folder)
         terminals.append(terminal)
         if shown:

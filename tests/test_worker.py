@@ -148,6 +148,11 @@ class KeepingTests(WorkerCase):
         with self.assertRaisesRegex(StreamError, "before start"):
             self.apply()
 
+    def test_a_string_is_not_taken_for_a_list(self) -> None:
+        for option in ("connect", "streams", "catch_up"):
+            with self.assertRaisesRegex(ConfigError, rf"{option} is a list, not a string: write {option}=\['x'\]"):
+                self.make_worker(**{option: "x"})
+
     def test_a_stream_has_one_function(self) -> None:
         self.apply()
         with self.assertRaisesRegex(ConfigError, "'orders' has a function already"):

@@ -497,6 +497,12 @@ class InvalidateTests(WriterCase):
             ['RDATA notes master 2 "x"', f"RDATA caches master batch {rows[0]}", f"RDATA caches master 2 {rows[1]}"],
         )
 
+    def test_a_string_is_not_taken_for_a_list_of_keys(self) -> None:
+        reservation, fact = self.hold()
+        with self.assertRaisesRegex(RowError, r"keys are a list of arguments, not 'abc': write \['abc'\]"):
+            fact.invalidate("price", "abc")
+        self.leave(reservation)
+
     def test_a_rollback_takes_it_back_and_completes_its_id_too(self) -> None:
         reservation, fact = self.hold()
         fact.invalidate("get_order", ["17"])
@@ -555,6 +561,10 @@ class AppendTests(WriterCase):
         self.assertEqual(str(error), "fact 2: a row of 'orders' is [order_id, state], not an array of 1")
         self.assertEqual(error.fact, 1)
         self.assertEqual(self.orders.pending.highest, 1)
+
+    def test_a_string_is_not_taken_for_a_list_of_rows(self) -> None:
+        error = error_of(begin(self.notes.append([["a"], "abc"])))
+        self.assertEqual(str(error), "fact 2: a fact is a list of rows, not a str")
 
     def test_an_append_that_fails_completes_its_ids(self) -> None:
         self.store.errors["commit"] = StoreError("disk full")

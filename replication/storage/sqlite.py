@@ -138,7 +138,7 @@ class SqliteStore:
         if self.path == MEMORY or self._claim is not None:
             return
         try:
-            claim = Path(f"{self.path}-claim").open("a+")  # noqa: SIM115 (open for as long as the claim holds)
+            claim = Path(f"{self.path}-claim").open("a+")  # noqa: ASYNC230, SIM115 (short; open while the claim holds)
         except OSError as error:
             raise StoreError(f"database {self.path!r} cannot be claimed: {error}") from error
         try:
