@@ -1,0 +1,314 @@
+"""The whole product against everything that may happen to it: processes killed, links cut, disks that hang or fail.
+
+Faults F1, F5 to F7, F9, F11, F12, F24 and F26 of field.md; a failure prints its steps and what was said on the wire.
+``test_faults.py`` and ``test_traps.py`` have the interesting single cases.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from replication.wire.grammar import StreamName
+from tests.simulation.disk import Operation
+from tests.simulation.world import MASTERS, WORKERS, World
+from tests.simulation.writing import RollBackError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.simulation.following import WorkerNode
+    from tests.simulation.network import Connection, Pipe
+    from tests.simulation.node import Node
+    from tests.simulation.writing import Job, MasterNode
+
+T = TypeVar("T")
+
+EXAMPLES = 2 * settings().max_examples  # twice the profile's: they are quick
+STEPS = 80
+STEPS_BEFORE_HEALING = 15  # at least: else everything is always well
+
+picks = st.integers(0, 7)  # which of some things: counted round and round
+# Facts as numbers of rows, and how much those are filled: no line holds the longest.
+contents = st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 0, 0, 40, 240])), min_size=1, max_size=4)
+
+
+def pick(things: Sequence[T], which: int) -> T:
+    """Return one of ``things``."""
+    return things[which % len(things)]
+
+
+class Following(RuleBasedStateMachine):
+    """One master, and a worker of each kind."""
+
+    masters: ClassVar[Mapping[str, Sequence[str]]] = MASTERS
+    workers: ClassVar[Mapping[str, tuple[Sequence[str] | None, Sequence[str]]]] = WORKERS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(self.masters, self.workers)
+        self.steps = 0  # since everything was well
+        self.world.__enter__()
+
+    def teardown(self) -> None:
+        """Whatever happened, it can be mended."""
+        try:
+            if sys.exc_info()[0] is None and self.steps:
+                self.heal()
+        finally:
+            note("\n".join(self.world.trace))
+            self.world.__exit__()
+
+    # ---- writing
+
+    @precondition(lambda self: self.streams())
+    @rule(which=picks, facts=contents, turn=st.booleans())
+    def append(self, which: int, facts: list[tuple[int, int]], turn: bool) -> None:
+        """Append facts; without a ``turn``, something else happens before the reactor gets to do anything."""
+        stream = pick(self.streams(), which)
+        self.master_of(stream).append(stream, self.rows(facts))
+        self.done(turn)
+
+    @precondition(lambda self: self.streams())
+    @rule(which=picks, facts=contents, caches=st.sampled_from([(), (), ("x",), ("x", "y")]))
+    def reserve(self, which: int, facts: list[tuple[int, int]], caches: tuple[str, ...]) -> None:
+        stream = pick(self.streams(), which)
+        master = self.master_of(stream)
+        # One master at most writes to a stream that all masters have: their IDs are not told apart where it is copied.
+        master.write(stream, self.rows(facts), caches if master is self.nodes[0] else ())
+        self.done()
+
+    @precondition(lambda self: self.streams())
+    @rule(which=picks, times=st.integers(2, 10))
+    def spike(self, which: int, times: int) -> None:
+        """Append more than may wait for a peer that does not read."""
+        stream = pick(self.streams(), which)
+        for _ in range(times):
+            self.master_of(stream).append(stream, self.world.rows(1, 1, 2))
+            self.done()
+
+    @precondition(lambda self: self.jobs(is_open=True))
+    @rule(which=picks, how=st.sampled_from(["commit", "commit", "roll back", "cancel", "drop"]), turn=st.booleans())
+    def finish(self, which: int, how: str, turn: bool) -> None:
+        """Somebody leaves his block, by whichever exit (F11, F12)."""
+        job = pick(self.jobs(is_open=True), which)
+        match how:
+            case "commit":
+                job.wish.callback(None)
+            case "roll back":
+                job.wish.errback(RollBackError())
+            case "cancel":
+                job.running.cancel()
+            case "drop":
+                job.drop()
+        self.done(turn)
+
+    @precondition(lambda self: self.jobs(is_open=False))
+    @rule(which=picks)
+    def stop_waiting(self, which: int) -> None:
+        """Somebody is cancelled while what he wrote is being committed."""
+        pick(self.jobs(is_open=False), which).running.cancel()
+        self.done()
+
+    # ---- disks
+
+    @rule(which=picks, held=st.booleans(), failing=st.booleans())
+    def disk_becomes(self, which: int, held: bool, failing: bool) -> None:
+        store = pick(self.nodes, which).store
+        store.held, store.failing = held, failing
+        self.done()
+
+    @precondition(lambda self: any(each.store.waiting for each in self.nodes))
+    @rule(which=picks, first=picks, fails=st.booleans())
+    def disk_answers(self, which: int, first: int, fails: bool) -> None:
+        """One of the things that a disk was asked for is done, in any order."""
+        store = pick([each.store for each in self.nodes if each.store.waiting], which)
+        store.release(pick(store.waiting, first), Operation.fail if fails else Operation.succeed)
+        self.done()
+
+    @precondition(lambda self: any(each.store.held for each in self.nodes))
+    @rule(which=picks)
+    def disk_works(self, which: int) -> None:
+        pick([each.store for each in self.nodes if each.store.held], which).release_all()
+        self.done()
+
+    # ---- processes
+
+    @precondition(lambda self: self.running())
+    @rule(which=picks, power=st.booleans(), lands=st.integers(0, 3))
+    def kill(self, which: int, power: bool, lands: int) -> None:
+        """A process ends at once (F9); some of its commits land, and it never hears of it."""
+        node = pick(self.running(), which)
+        for operation in node.store.waiting[:lands]:
+            if operation.what.startswith("commit"):
+                operation.land()
+        node.kill(power=power)
+        self.done()
+
+    @precondition(lambda self: self.running())
+    @rule(which=picks)
+    def stop(self, which: int) -> None:
+        pick(self.running(), which).stop()
+        self.done()
+
+    @precondition(lambda self: len(self.running()) < len(self.nodes))
+    @rule(which=picks)
+    def start(self, which: int) -> None:
+        pick([each for each in self.nodes if not each.running], which).start()
+        self.done()
+
+    # ---- links
+
+    @precondition(lambda self: self.alive())
+    @rule(which=picks, way=st.sampled_from([0, 1, 1]))
+    def hold_pipe(self, which: int, way: int) -> None:
+        """Somebody does not read (F5): a master, or more often a worker."""
+        pick(self.alive(), which).pipes[way].held = True
+
+    @precondition(lambda self: any(each.carried for each in self.held_pipes()))
+    @rule(which=picks, size=st.integers(1, 600))
+    def deliver(self, which: int, size: int) -> None:
+        """Some bytes get through, wherever that cuts a line (F1)."""
+        pick([each for each in self.held_pipes() if each.carried], which).deliver(size)
+        self.done()
+
+    @precondition(lambda self: self.held_pipes())
+    @rule(which=picks)
+    def release_pipe(self, which: int) -> None:
+        pick(self.held_pipes(), which).held = False
+        self.done()
+
+    @rule(size=st.sampled_from([1, 7, 100, 1 << 20]))
+    def read_size(self, size: int) -> None:
+        self.world.network.read_size = size
+
+    @precondition(lambda self: self.alive())
+    @rule(which=picks, worker_knows=st.booleans(), master_knows=st.booleans())
+    def cut(self, which: int, worker_knows: bool, master_knows: bool) -> None:
+        """A connection breaks (F6), and not everybody is told."""
+        connection = pick(self.alive(), which)
+        told = [connection.client] * worker_knows + [connection.server] * master_knows
+        connection.cut(told)
+        self.done()
+
+    @rule(which=picks)
+    def unplug(self, which: int) -> None:
+        self.world.network.unplug(pick(self.nodes, which).name)
+        self.done()
+
+    @precondition(lambda self: self.world.network.unplugged)
+    @rule()
+    def plug(self) -> None:
+        self.world.network.unplugged.clear()
+        self.done()
+
+    # ---- workers
+
+    @rule(which=picks, held=st.booleans(), fail=st.booleans(), rows=st.sampled_from([1, 2, 5, 1_000]))
+    def catch_up_becomes(self, which: int, held: bool, fail: bool, rows: int) -> None:
+        """Pages come late or not at all; their limit falls inside facts (F26)."""
+        worker = pick(self.all_workers, which)
+        worker.pages_held, worker.pages_fail, worker.page_rows = held, fail, rows
+        self.steps += 1
+
+    @precondition(lambda self: self.world.questions)
+    @rule(which=picks, fails=st.booleans())
+    def page_comes(self, which: int, fails: bool) -> None:
+        question = pick(self.world.questions, which)
+        if fails:
+            question.fail("502")
+        else:
+            question.pass_on()
+        self.done()
+
+    @rule(raising=st.booleans(), hanging=st.booleans(), stream=st.sampled_from(["a", "caches"]))
+    def functions_become(self, raising: bool, hanging: bool, stream: str) -> None:
+        """The application's functions raise, or do not return (F24)."""
+        for worker in self.all_workers:
+            worker.release_functions()
+            worker.raising |= {stream} if raising else set()
+            worker.hanging |= {stream} if hanging else set()
+        self.done()
+
+    @precondition(lambda self: self.running_workers())
+    @rule(which=picks, other=picks, ahead=st.integers(-2, 2), timeout=st.sampled_from([1.0, 10.0]))
+    def wait_for(self, which: int, other: int, ahead: int, timeout: float) -> None:
+        worker = pick(self.running_workers(), which)
+        names = [StreamName(each) for master in self.masters.values() for each in master if worker.follows(each)]
+        stream = pick(names, other)
+        master = self.master_of(stream)
+        worker.wait_for(stream, master.name, master.ledgers[stream].told + ahead, timeout)
+        self.done()
+
+    # ---- time
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 3.0, 11.0, 40.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.trace.append(f"---- {seconds} s")
+        self.world.advance(seconds)
+
+    @precondition(lambda self: self.steps > STEPS_BEFORE_HEALING)
+    @rule()
+    def heal(self) -> None:
+        """When the faults end, everybody has everything soon, by himself (I10), and then is quiet (I11)."""
+        self.world.heal()
+        self.world.converge()
+        self.world.check_quiet()
+        self.steps = 0
+
+    # ---- inside
+
+    def done(self, turn: bool = True) -> None:
+        self.steps += 1
+        if turn:
+            self.world.turn()
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.world.nodes
+
+    @property
+    def all_workers(self) -> list[WorkerNode]:
+        return [*self.world.workers.values()]
+
+    def running(self) -> list[Node]:
+        return [each for each in self.nodes if each.running]
+
+    def master_of(self, stream: StreamName) -> MasterNode:
+        return next(each for each in self.world.masters.values() if stream in each.streams)
+
+    def streams(self) -> list[StreamName]:
+        """Return the streams that can be written now."""
+        return [StreamName(stream) for each in self.world.masters.values() if each.running for stream in each.streams]
+
+    def running_workers(self) -> list[WorkerNode]:
+        return [each for each in self.all_workers if each.running]
+
+    def rows(self, facts: list[tuple[int, int]]) -> list[list[list[object]]]:
+        return [[self.world.row(size) for _ in range(rows)] for rows, size in facts]
+
+    def jobs(self, *, is_open: bool) -> list[Job]:
+        all_jobs = [job for master in self.world.masters.values() for job in master.jobs]
+        return [job for job in all_jobs if not job.ended and job.open is is_open]
+
+    def alive(self) -> list[Connection]:
+        return [each for each in self.world.network.connections if not each.dead]
+
+    def held_pipes(self) -> list[Pipe]:
+        return [pipe for each in self.alive() for pipe in each.pipes if pipe.held and not pipe.target.resting]
+
+
+class FollowingTwo(Following):
+    """Two masters; each worker follows both."""
+
+    masters: ClassVar = {"master": ("a",), "second": ("b", "c")}
+    workers: ClassVar = {"copy": (None, ()), "apply": (None, ("a", "b")), "few": (("b", "c", "caches"), ("c",))}
+
+
+TestFollowing = Following.TestCase
+TestFollowingTwo = FollowingTwo.TestCase
+TestFollowing.settings = TestFollowingTwo.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
