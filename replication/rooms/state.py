@@ -82,6 +82,8 @@ class States:
             key: StateKey | None
             if isinstance(each, str):
                 key, event_id = found[each].key, each
+                if found[each].room_id != self._room_id:
+                    raise RoomError(f"event {event.event_id!r}: {each!r} of its state_before is in another room")
             else:
                 key, event_id = (each[0], each[1]), each[2]
             if key is None:

@@ -163,6 +163,9 @@ def test_an_event_of_another_room_is_refused() -> None:
     keeper.take(ROOM, [event("a")])
     with pytest.raises(RoomError, match="event of room"):
         keeper.take("!other", [Event.read("!other", {"event_id": "a", "type": "note", "prev_event_ids": []})])
+    with pytest.raises(RoomError, match="state_before is in another room"):
+        source = {"event_id": "b", "type": "note", "prev_event_ids": ["gone"], "depth": 2, "state_before": ["a"]}
+        keeper.take("!other", [Event.read("!other", source)])
     with pytest.raises(RoomError, match="another room"):
         keeper.take("!other", [Event.read("!other", {"event_id": "b", "type": "note", "prev_event_ids": ["a"]})])
 
