@@ -332,14 +332,12 @@ class StreamWriter:
         return tokens
 
     def _spell_all(self, index: int, rows: Sequence[object]) -> tuple[str, ...]:
+        if not isinstance(rows, (list, tuple)):
+            raise _bad_fact(index, f"a fact is a list of rows, not a {type(rows).__name__}")
         try:
-            if not isinstance(rows, (list, tuple)):
-                raise RowError(f"a fact is a list of rows, not a {type(rows).__name__}")
             return tuple([self.spell(row) for row in rows])
         except RowError as error:
-            bad = RowError(f"fact {index + 1}: {error}")
-            bad.fact = index
-            raise bad from error
+            raise _bad_fact(index, str(error)) from error
 
     def _ask_store(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` while nothing else is announced, then look again.
@@ -394,3 +392,9 @@ class StreamWriter:
                 f"{self._process.instance_name!r} may not write to {self.definition.name!r}; "
                 f"its writers: {', '.join(self.definition.writers)}"
             )
+
+
+def _bad_fact(index: int, why: str) -> RowError:
+    error = RowError(f"fact {index + 1}: {why}")
+    error.fact = index
+    return error
