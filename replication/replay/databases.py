@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:port/database"
+PATIENCE: Final = 30  # seconds that SQLite waits for a lock, as of somebody who opens the file at the same time
 BATCH_ROWS: Final = 16_384  # of SQLite: 2 MiB of common rows, 256 MiB of the longest that a line can hold
 BATCH_BYTES: Final = 4 * 2**20  # of PostgreSQL
 
@@ -86,7 +87,7 @@ class SqliteDatabase:
             raise StoreError(f"database {url!r}: there is no such file")
         self._target = f"{self._path.as_uri()}?mode=ro"
         with self._refusals():
-            self._database = sqlite3.connect(self._target, uri=True, timeout=30.0, isolation_level=None)
+            self._database = sqlite3.connect(self._target, uri=True, timeout=PATIENCE, isolation_level=None)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
@@ -102,6 +103,7 @@ class SqliteDatabase:
             closing(dbapi.connect(self._target)) as connection,
             closing(connection.cursor()) as cursor,
         ):
+            cursor.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(sql)
             yield from (batch for batch in cursor.fetch_record_batch() if batch.num_rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from replication.errors import ConfigError
 from replication.replay import job
+from tests.replay.sessions import need_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,16 +24,6 @@ SETTINGS = {
     "spark.sql.adaptive.coalescePartitions.enabled": "false",  # it would make one partition of small data
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
 }
-
-
-def need_spark() -> None:
-    """Skip the test where Spark cannot run; fail where it must: in tox's `spark`, and without Java on CI."""
-    missing = [name for name in job.NEEDED if find_spec(name) is None]
-    if missing:
-        why = f"{', '.join(missing)} not installed: pip install 'replication[spark]'"
-        if os.environ.get("TOX_ENV_NAME") == "spark":
-            pytest.fail(why)
-        pytest.skip(why)
 
 
 @pytest.fixture(scope="session")

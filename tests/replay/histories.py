@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 from replication.replay.folders import LocalFolder
 from replication.replay.segments import Manifest, SegmentWriter, compressed, write_manifest
 from replication.session.feed import spell_facts
 from replication.storage.connection import POSITION, PUT_POSITION, STEPS
+from replication.storage.migrate import upgrade
 from replication.storage.tables import GenericTable
 from replication.streams.facts import Fact
 from replication.streams.registry import StreamDefinition
@@ -56,10 +57,8 @@ def write_database(
     reached = {writer: facts[-1].token for writer, facts in histories.items() if facts} | dict(positions or {})
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("PRAGMA synchronous = OFF")
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'stream_positions'").fetchall():
-            database.execute("PRAGMA journal_mode = WAL")
-            for statement in STEPS[0]:
-                database.execute(statement)
+        database.execute("PRAGMA journal_mode = WAL")
+        upgrade(lambda sql: database.execute(sql).fetchall(), nullcontext, STEPS)
         table.declare(database, may_create=True)
         for writer, facts in histories.items():
             table.insert(database, InstanceName(writer), facts)

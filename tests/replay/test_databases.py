@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -86,3 +87,21 @@ def test_a_writer_may_go_on_while_history_is_read(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "m.db", timeout=0)) as writer, writer:
             writer.execute("DELETE FROM stream_orders")
         assert sum(len(rows) for rows in values) == 60_000 - 2 - 16_384
+
+
+def test_a_lock_is_waited_for_by_both_drivers(tmp_path: Path) -> None:
+    """Whoever is the first to open a database with a WAL holds it for a moment."""
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(sqlite3.connect(tmp_path / "m.db", check_same_thread=False, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        for ask in (
+            lambda database: database.rows("SELECT ord FROM stream_orders"),
+            lambda database: list(database.batches("SELECT ord FROM stream_orders")),
+        ):
+            other.execute("BEGIN EXCLUSIVE")
+            release = threading.Timer(0.2, other.execute, ["ROLLBACK"])
+            release.start()
+            with closing(open_database(url)) as database:
+                assert len(ask(database)) == 1
+            release.join()
