@@ -172,14 +172,13 @@ def _bands(marks: Sequence[Mark], width: int) -> Iterator[str]:
 
 def _edge(mark: Mark, lane: int, row: int, low_lane: int, low_row: int) -> str:
     x, y, low_x, low_y = _x(lane), _y(row), _x(low_lane), _y(low_row)
-    colour = LANES[max(lane, low_lane) % len(LANES)]
+    colour = LANES[low_lane % len(LANES)]
     dashes = ' stroke-dasharray="3 3" opacity="0.5"' if mark.kind == "outlier" else ""
     if lane == low_lane:
         path = f"M{x} {y} V{low_y}"
-    elif lane < low_lane:  # go out to the other lane at once, then down
-        path = f"M{x} {y} C{low_x} {y + ROW // 2} {low_x} {y + ROW // 2} {low_x} {min(y + ROW, low_y)} V{low_y}"
-    else:  # stay in this lane as long as possible
-        path = f"M{x} {y} V{max(low_y - ROW, y)} C{x} {low_y - ROW // 2} {x} {low_y - ROW // 2} {low_x} {low_y}"
+    else:  # over to the other lane at once: it is kept free from here down
+        middle = y + ROW // 2
+        path = f"M{x} {y} C{x} {middle} {low_x} {middle} {low_x} {min(y + ROW, low_y)} V{low_y}"
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
 
 

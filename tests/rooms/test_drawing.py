@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 from hypothesis import given
 
-from replication.rooms.drawing import FORWARD, KINDS, Mark, spell_dot, spell_svg, whole
+from replication.rooms.drawing import FORWARD, KINDS, Mark, _lanes, spell_dot, spell_svg, whole
 from tests.rooms.stories import Step, stories
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -68,3 +68,18 @@ def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
     dot = spell_dot("!r", marks, ())
     assert dot.count(" -> ") == len(edges)
     assert dot.count("[label=") == len(events)
+
+
+@given(stories())
+def test_no_line_runs_through_an_event_that_it_does_not_belong_to(steps: list[Step]) -> None:
+    events = {step.event.event_id: step.event for step in steps}
+    marks = whole(
+        [Mark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())], ()
+    )
+    lanes = _lanes(marks)
+    rows = {each.event_id: row for row, each in enumerate(marks)}
+    for each in marks:
+        for prev in each.prev_event_ids:
+            if prev in rows:
+                between = [it for it in marks if rows[each.event_id] < rows[it.event_id] < rows[prev]]
+                assert lanes[prev] not in {lanes[it.event_id] for it in between}
