@@ -120,6 +120,8 @@ def make_site(
 class _QuietSite(Site):
     """A Site that keeps no access log, and no timer for its dates: answers are counted, failures are logged."""
 
+    noisy = False
+
     def startFactory(self) -> None:
         """Start nothing."""
 
@@ -273,7 +275,7 @@ class Api(Resource):
         try:
             text = metrics.render([*self._served.samples(), *self._samples()])
         except ImportError as error:
-            raise refuse(501, "metrics need prometheus_client: pip install 'replication[metrics]'") from error
+            raise refuse(501, "metrics need prometheus_client: pip install prometheus-client") from error
         return Answer(200, text, metrics.CONTENT_TYPE)
 
     def _samples(self) -> Iterable[Sample]:

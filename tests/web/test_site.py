@@ -106,7 +106,7 @@ class StatusTests(ApiTestCase):
 
     def test_metrics_without_prometheus_client_say_how_to_get_it(self) -> None:
         with patch.dict("sys.modules", {"prometheus_client": None}):
-            self.assert_refused(self.get("/metrics"), 501, "pip install 'replication[metrics]'")
+            self.assert_refused(self.get("/metrics"), 501, "pip install prometheus-client")
 
 
 class UpdatesTests(ApiTestCase):
