@@ -1,7 +1,8 @@
 """Log observers for ``twistd --logger replication.logs.text`` and ``twistd --logger replication.logs.json``.
 
 Both write to standard output what is logged through ``twisted.logger``: text as twistd itself writes it, or one JSON
-object a line, with the fields that an event was given beside its text.
+object a line, with the fields that an event was given beside its text.  They suit ``twistd -n``: a daemon's standard
+output goes nowhere, and ``--logfile`` has no say once there is a ``--logger``.
 """
 
 from __future__ import annotations
