@@ -153,7 +153,10 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     _refuse_unknown(table, known, path)
     for key in table["rooms"] if isinstance(table.get("rooms"), dict) else ():
         raise ConfigError(f"{path}: rooms.{key}: unknown key; [rooms] takes none, that it is there is enough")
-    for number, stream in enumerate(_tables(table.get("streams"))):
+    streams = table.get("streams")
+    if isinstance(streams, str) or (isinstance(streams, list) and any(isinstance(each, str) for each in streams)):
+        raise ConfigError(f"{path}: streams: these are [[streams]] tables; did you mean stream, which takes names?")
+    for number, stream in enumerate(_tables(streams)):
         if "retention" in stream:
             raise ConfigError(f"{path}: streams[{number}].retention: retention is not there yet; remove the key")
         _refuse_unknown(stream, [field.name for field in attrs.fields(StreamDefinition)], path, f"streams[{number}].")
@@ -173,8 +176,8 @@ def _tables(value: object) -> Iterable[Mapping[str, Any]]:
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], path: str, prefix: str = "") -> None:
     for key in table:
         if key not in known:
-            nearest = get_close_matches(key, known, 1, cutoff=0.0)[0]
-            raise ConfigError(f"{path}: {prefix}{key}: unknown key; the nearest known one is {prefix}{nearest}")
+            near = [f"; did you mean {prefix}{each}?" for each in get_close_matches(key, known, 1)]
+            raise ConfigError(f"{path}: {prefix}{key}: unknown key{''.join(near)}")
 
 
 def _read_value(key: str, value: object, where: str) -> Any:

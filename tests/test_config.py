@@ -68,18 +68,28 @@ def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
 
 
 def test_an_unknown_key_is_named_with_its_file_and_its_neighbour(tmp_path: Path) -> None:
-    assert refusal(tmp_path, 'server-name = "x"') == (
-        "FILE: server-name: unknown key; the nearest known one is server_name"
+    assert refusal(tmp_path, 'server-name = "x"') == "FILE: server-name: unknown key; did you mean server_name?"
+
+
+@pytest.mark.parametrize("role", ["master", "worker"])
+@pytest.mark.parametrize("key", ["zzz", "config"])
+def test_an_unknown_key_that_is_like_no_other_gets_no_suggestion(tmp_path: Path, key: str, role: config.Role) -> None:
+    assert refusal(tmp_path, f"{key} = 1", role) == f"FILE: {key}: unknown key"
+
+
+@pytest.mark.parametrize("value", ['"orders"', '["orders"]'])
+def test_names_where_tables_belong_are_told_where_names_do(tmp_path: Path, value: str) -> None:
+    assert refusal(tmp_path, f"streams = {value}") == (
+        "FILE: streams: these are [[streams]] tables; did you mean stream, which takes names?"
     )
-    assert "nearest known one is" in refusal(tmp_path, "zzz = 1")
 
 
 def test_an_unknown_key_inside_a_table_is_named_with_its_place(tmp_path: Path) -> None:
     assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams]]\nname = "b"\ntabel = "t"') == (
-        "FILE: streams[1].tabel: unknown key; the nearest known one is streams[1].table"
+        "FILE: streams[1].tabel: unknown key; did you mean streams[1].table?"
     )
     assert refusal(tmp_path, '[writers.w2]\nconect = "tcp:a:1"', "worker") == (
-        "FILE: writers.w2.conect: unknown key; the nearest known one is writers.w2.connect"
+        "FILE: writers.w2.conect: unknown key; did you mean writers.w2.connect?"
     )
 
 
