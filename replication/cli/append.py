@@ -6,9 +6,11 @@ appended twice.  An ID is printed per line once the master has made it durable.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import select
+import signal
 import stat
 import sys
 import time
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--retry",
         metavar="SECONDS",
-        type=float,
+        type=read_patience,
         default=60.0,
         help="how long to try again while the master is away [%(default)g]",
     )
@@ -81,9 +83,17 @@ def main(arguments: Sequence[str]) -> int:
         batches = iter([Batch([0], [line], len(line))])
     template = b"%b" if found.facts else b'{"rows":[%b]}'
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
-    with closing(open_api(parser, found)) as api, _progress(shown=shown) as advance:
+    with closing(open_api(parser, found)) as api, _progress(shown=shown) as advance, _sigterm_as_interruption():
         Appender(api, found.stream, template, found.retry).run(batches, advance)
     return 0
+
+
+def read_patience(text: str) -> float:
+    """Return a number of seconds, which may be infinite."""
+    seconds = float(text)
+    if not seconds >= 0:  # nor NaN
+        raise argparse.ArgumentTypeError(f"not a number of seconds from 0 up: {text}")
+    return seconds
 
 
 def check_json(line: bytes) -> None:
@@ -139,12 +149,18 @@ class Appender:
         try:
             for batch in batches:
                 ids = self._append(batch)
-                print("".join([f"{each}\n" for each in ids]), end="", flush=True)
+                self._print(ids)
                 advance(len(ids), batch.size)
-        except BrokenPipeError as error:
-            raise AppendError(f"standard output is closed; {self._so_far}") from error
         except KeyboardInterrupt as error:
             raise AppendError(f"interrupted; {self._so_far}") from error
+
+    def _print(self, ids: Sequence[int]) -> None:
+        try:
+            print("".join([f"{each}\n" for each in ids]), end="", flush=True)
+        except BrokenPipeError as error:
+            raise AppendError(f"standard output is closed; {self._so_far}") from error
+        except OSError as error:
+            raise AppendError(f"cannot write to standard output: {error.strerror}; {self._so_far}") from error
 
     def _append(self, batch: Batch) -> Sequence[int]:
         for number, line in zip(batch.numbers, batch.lines, strict=True):
@@ -172,16 +188,27 @@ class Appender:
             try:
                 return self._api.call("POST", self._path, body, headers)
             except HttpError as error:
-                if not error.passing or time.monotonic() + delay > deadline:
+                left = deadline - time.monotonic()
+                if not error.passing or left <= 0:
                     raise
                 if sys.stderr.isatty():
                     print(f"{error}; trying again", file=sys.stderr)
-            time.sleep(delay)
+            time.sleep(min(delay, left))
             delay = min(delay * 2, LAST_DELAY)
 
 
 def _place(number: int) -> str:
     return f"line {number}" if number else "ROW"
+
+
+@contextmanager
+def _sigterm_as_interruption() -> Iterator[None]:
+    """Have SIGTERM raise KeyboardInterrupt as SIGINT does: whoever ends us wants to know how far we got."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -47,17 +47,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = module.main(found.rest)
     except ReplicationError as error:
-        print(f"replication {found.command}: {error}", file=sys.stderr)
-        status = 1
+        status = _fail(found.command, str(error))
     except KeyboardInterrupt:
         status = 1
     except BrokenPipeError:
         status = 0  # whoever reads our output has had enough
+    except OSError as error:
+        status = _fail(found.command, str(error))
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would complain
+        if status == 0 and not isinstance(error, BrokenPipeError):
+            status = _fail(found.command, f"cannot write to standard output: {error.strerror}")
     return status
+
+
+def _fail(command: str, text: str) -> int:
+    print(f"replication {command}: {text}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -162,8 +164,33 @@ def test_giving_up_says_what_was_acknowledged(
         "cannot reach it; appended: 2, up to line 2 with ID 3; line 3 and what follows are not acknowledged"
     )
     assert capsys.readouterr().out == "2\n3\n"
-    assert clock.now <= 10
+    assert clock.now == pytest.approx(10)
     assert max(clock.naps) == append.LAST_DELAY
+
+
+def test_patience_lasts_as_long_as_was_said_and_ends_with_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    api = FakeApi(*[AWAY] * 100)
+    with pytest.raises(AppendError):
+        run(api, batch(b"1"), patience=3)
+    assert clock.now == pytest.approx(3)
+    assert len(api.calls) == len(clock.naps) + 1
+
+
+def test_without_patience_there_is_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    api = FakeApi(AWAY, None)
+    with pytest.raises(AppendError):
+        run(api, batch(b"1"), patience=0)
+    assert len(api.calls) == 1
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "-inf", "soon"])
+def test_a_patience_that_is_none_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        append.main(["orders", "1", f"--retry={seconds}"])
+    assert stopped.value.code == 2
+    assert "--retry" in capsys.readouterr().err
 
 
 def test_a_refusal_is_not_tried_again_and_names_the_line_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +237,15 @@ def test_a_closed_output_is_a_failure_because_rows_are_left(monkeypatch: pytest.
         run(FakeApi(), batch(b"1"), batch(b"2"))
 
 
+def test_a_full_output_is_a_failure_that_says_what_was_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    with pytest.raises(AppendError, match=r"^cannot write to standard output: No space left on device; appended: 1, "):
+        run(FakeApi(), batch(b"1"), batch(b"2"))
+
+
 def main(monkeypatch: pytest.MonkeyPatch, api: FakeApi, *arguments: str, stdin: Path | None = None) -> int:
     monkeypatch.setattr(append, "open_api", lambda *_: api)
     if stdin is None:
@@ -224,6 +260,17 @@ def test_a_row_may_be_an_argument(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(monkeypatch, api, "orders", '["ö"]') == 0
     assert api.facts == ['{"rows":[["ö"]]}'.encode()]
     assert capsys.readouterr().out == "2\n"
+
+
+def test_sigterm_says_what_was_appended_as_an_interruption_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rows").write_text("1\n")
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("builtins.print", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(AppendError, match=r"^interrupted; appended: 1, up to line 1 with ID 2$"):
+        main(monkeypatch, FakeApi(), "orders", stdin=tmp_path / "rows")
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_argument_that_is_not_json_is_wrong_usage(

@@ -111,5 +111,23 @@ def test_a_reader_who_has_had_enough_is_no_failure() -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("text", ["'x'", "'x' * 100_000"])
+def test_a_full_disk_is_one_line_and_status_1(text: str) -> None:
+    """Whether it is found while printing or by the last flush."""
+    script = (
+        "import sys, types; from replication.cli import main; module = types.ModuleType('fake');"
+        f"module.main = lambda _: print({text}) or 0; sys.modules['fake'] = module;"
+        "main.COMMANDS = {'status': ('fake', '')}; sys.exit(main.main(['status']))"
+    )
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        ended = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, check=False, cwd=_checkout()
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(b"replication status: ")
+    assert ended.stderr.endswith(b"No space left on device\n")
+    assert ended.stderr.count(b"\n") == 1
+
+
 def _checkout() -> str:
     return os.path.dirname(os.path.dirname(replication.__file__))  # noqa: PTH120
