@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
+import subprocess
+import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from replication.replay.databases import open_database, read_positions, resolve_
 from tests.replay.histories import MASTER, OTHER, fact, write_database
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from replication.replay.databases import IDatabase
 
 
 def test_a_relative_path_means_the_same_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,19 +93,28 @@ def test_a_writer_may_go_on_while_history_is_read(tmp_path: Path) -> None:
         assert sum(len(rows) for rows in values) == 60_000 - 2 - 16_384
 
 
+HOLDER = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA journal_mode = DELETE")
+database.execute("BEGIN EXCLUSIVE")
+print(flush=True)
+time.sleep(0.3)
+"""
+
+
 def test_a_lock_is_waited_for_by_both_drivers(tmp_path: Path) -> None:
     """Whoever is the first to open a database with a WAL holds it for a moment."""
     pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
-    with closing(sqlite3.connect(tmp_path / "m.db", check_same_thread=False, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")
-        for ask in (
-            lambda database: database.rows("SELECT ord FROM stream_orders"),
-            lambda database: list(database.batches("SELECT ord FROM stream_orders")),
-        ):
-            other.execute("BEGIN EXCLUSIVE")
-            release = threading.Timer(0.2, other.execute, ["ROLLBACK"])
-            release.start()
+    asks: list[Callable[[IDatabase, str], list[Any]]] = [
+        lambda database, sql: database.rows(sql),
+        lambda database, sql: list(database.batches(sql)),
+    ]
+    for ask in asks:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "m.db")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
             with closing(open_database(url)) as database:
-                assert len(ask(database)) == 1
-            release.join()
+                assert len(ask(database, "SELECT ord FROM stream_orders")) == 1
