@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from replication.errors import RoomError
 from replication.rooms.event import MAX_OWN_PREV_EVENTS, MEMBER, Event
-from replication.rooms.graph import CHUNK, Rules, persist
+from replication.rooms.graph import CHUNK, Rules, persist, recalculate
 from replication.rooms.resolution import resolve
 from replication.storage.roomreads import RoomReads
 from replication.storage.rooms import RoomTables, declare_rooms
@@ -102,6 +102,18 @@ class Rooms:
             )
         return await share(task.done)
 
+    async def recalculate(self, room_id: str) -> None:
+        """Resolve a room's current state again, as after a new resolver, or a state event that was long awaited."""
+        await self.started()
+
+        def work(database: IStatements) -> list[str]:
+            tables = RoomTables(database)
+            rows = recalculate(tables, self._rules(database), room_id, int(fact.token))
+            return [grammar.spell_row(row) for row in rows]
+
+        async with self._master.stream(EVENTS.name).reserve() as fact:
+            fact.texts.extend(await fact.run(work))
+
     async def started(self) -> None:
         """Return once the master has started and the rooms' tables are there."""
         await self._master.started()
@@ -162,8 +174,7 @@ class Rooms:
     ) -> tuple[list[list[str]], list[str] | None]:
         """Do it, on the database's thread; returns the rows' texts, and whose memberships changed if the state did."""
         tables = RoomTables(database)
-        flag = int if database.dialect == "sqlite" else bool
-        rules = Rules(self._master.instance_name, self._resolver, self._is_local, flag)
+        rules = self._rules(database)
         rows: list[list[list[Any]]] = []
         for start in range(0, len(events), CHUNK):
             chunk = slice(start, start + CHUNK)
@@ -172,6 +183,10 @@ class Rooms:
         changes = [fields for of_id in rows for kind, fields, *_ in of_id if kind == "state"] if not backfilled else []
         users = [key for _, kind, key, _ in changes if kind == MEMBER]
         return [[grammar.spell_row(row) for row in of_id] for of_id in rows], users if changes else None
+
+    def _rules(self, database: IStatements) -> Rules:
+        flag = int if database.dialect == "sqlite" else bool  # as a Synapse on that database spells it
+        return Rules(self._master.instance_name, self._resolver, self._is_local, flag)
 
     # ---- reading
 

@@ -148,6 +148,17 @@ class WritingTests(RoomsCase):
         page = self.pump.wait(self.master.page("caches", None, after=2, upto=None, limit=9))
         self.assertEqual([fact.rows[0][1] for fact in page.facts], [[ROOM, "@far:away"]])
 
+    def test_the_state_can_be_resolved_again_without_an_event(self) -> None:
+        self.persist(source("a", "gone", depth=5, state_before=["late"]))
+        self.persist(source("late", "gone", depth=4, outlier=True, state_key="k"))
+        self.told()
+        self.pump.wait(self.rooms.recalculate(ROOM))
+        self.assertEqual(self.told(), ['RDATA events master 4 ["state",["!r:far.test","note","k","late"]]'])
+        self.pump.wait(self.rooms.recalculate(ROOM))
+        self.assertRaises(UnknownRoomError, self.pump.wait, self.rooms.recalculate("!unknown"))
+        self.pump.wait(self.master.check())
+        self.assertEqual(self.told()[-1], "POSITION events master 5 6")
+
     def test_a_master_takes_up_where_it_was(self) -> None:
         self.persist(source("a"))
         self.persist(source("z", "older", depth=1, state_before=[]), backfilled=True)

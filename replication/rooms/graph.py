@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from replication.errors import RoomError
+from replication.errors import RoomError, UnknownRoomError
 from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, spell_backfill, spell_ev, spell_state
 from replication.rooms.extremities import missing, new_forward
 from replication.rooms.resolution import version_of
@@ -50,6 +50,14 @@ def persist(
     return _Persisting(tables, rules, room_id, events, backfilled=backfilled).run(ids)
 
 
+def recalculate(tables: IRoomTables, rules: Rules, room_id: str, number: int) -> list[list[object]]:
+    """Resolve the current state again, without an event, and return the rows that tell what changed.
+
+    UnknownRoomError if there is no state to resolve.
+    """
+    return _Persisting(tables, rules, room_id, (), backfilled=False).recalculate(number)
+
+
 class _Persisting:
     def __init__(
         self, tables: IRoomTables, rules: Rules, room_id: str, events: Sequence[Event], *, backfilled: bool
@@ -80,6 +88,16 @@ class _Persisting:
         if not self._backfilled:
             self._grow(ids, contexts)
         return [self._rows.get(each, []) for each in ids]
+
+    def recalculate(self, number: int) -> list[list[object]]:
+        version = self._room.room_version
+        self._states = States(self._tables, self._room_id, self._rules.resolver, self._fetch, version)
+        ends = self._tables.stored(self._tables.forward(self._room_id)).values()
+        groups = sorted({each.state_group for each in ends if each.state_group is not None})
+        if not groups:
+            raise UnknownRoomError(f"no room {self._room_id[:100]!r} with a state is kept here")
+        self._change_state(number, self._changes_to(groups, None))
+        return self._rows.get(number, [])
 
     def _fetch(self, event_ids: Collection[str]) -> dict[str, Event]:
         """Return events, of those that are stored and of those that come now."""
@@ -278,12 +296,13 @@ class _Persisting:
         if new == old:
             return
         self._tables.set_forward(self._room_id, new, ids[-1])
-        changes = self._state_changes(old, new, contexts)
-        if not changes:
-            return
-        self._tables.change_state(self._rules.instance_name, self._room_id, ids[0], changes)
-        rows = [spell_state(self._room_id, each.key, each.event_id) for each in changes]
-        self._rows.setdefault(ids[0], []).extend(rows)
+        self._change_state(ids[0], self._state_changes(old, new, contexts))
+
+    def _change_state(self, at: int, changes: Sequence[Change]) -> None:
+        if changes:
+            self._tables.change_state(self._rules.instance_name, self._room_id, at, changes)
+            rows = [spell_state(self._room_id, each.key, each.event_id) for each in changes]
+            self._rows.setdefault(at, []).extend(rows)
 
     def _was_good_enough(self, event_id: str) -> bool:
         stored = self._known[event_id]
@@ -291,20 +310,23 @@ class _Persisting:
 
     def _state_changes(self, old: set[str], new: set[str], contexts: Mapping[str, Context]) -> list[Change]:
         stored = self._tables.stored(old | new)
-        before = {stored[each].state_group for each in old}
-        now = list(dict.fromkeys(group for each in sorted(new) if (group := stored[each].state_group) is not None))
-        if before == set(now):
+        before, now = ({stored[each].state_group for each in ends} for ends in (old, new))
+        if before == now:
             return []
         known = None
         if len(before) == len(now) == 1:
-            step = (*before, now[0])
+            step = (*before, *now)
             known = next((it.delta for it in contexts.values() if (it.prev_group, it.after) == step), None)
+        return self._changes_to(sorted(each for each in now if each is not None), known)
+
+    def _changes_to(self, groups: Sequence[int], known: StateMap | None) -> list[Change]:
+        """Return what changes if the state becomes that of ``groups``; ``known`` says so if it is known already."""
         current = self._tables.current_state(self._room_id)
         if known is not None:
             wanted = {**current, **known}
             set_to = known
         else:
-            wanted = dict(self._states.full(now[0]) if len(now) == 1 else self._states.resolve(now))
+            wanted = dict(self._states.full(groups[0]) if len(groups) == 1 else self._states.resolve(groups))
             set_to = {key: each for key, each in wanted.items() if current.get(key) != each}
         gone = [key for key in current if key not in wanted]
         if not gone and not set_to:

@@ -100,3 +100,16 @@ def test_only_a_known_relation_to_an_event_counts(relation: object) -> None:
 def test_a_membership_is_one_only_in_a_member_event() -> None:
     assert read(content={"membership": "join"}).membership is None
     assert read(type="m.room.member", content={"membership": 1}).membership is None
+
+
+def test_an_event_says_who_it_is_where_it_belongs_and_what_it_follows() -> None:
+    for source, why in (
+        ({"type": "t", "prev_event_ids": []}, "event_id is missing"),
+        ({"event_id": "$e", "type": "t"}, "prev_event_ids is missing"),
+        ({"event_id": "$e", "type": "t", "prev_event_ids": [], "room_id": "!other"}, "its room is '!other'"),
+        ({"event_id": "$e", "type": "t", "prev_event_ids": ["$e"]}, "cycle"),
+        ({"event_id": "$e", "type": "t", "prev_event_ids": [str(each) for each in range(21)]}, "at most 20"),
+    ):
+        with pytest.raises(RoomError, match=why):
+            Event.read(ROOM, source)
+    assert len(read(auth_event_ids=[str(each) for each in range(10)]).auth_event_ids) == 10

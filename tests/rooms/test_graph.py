@@ -137,6 +137,7 @@ def test_depth_is_computed_where_none_is_given() -> None:
         ([event("x", "y"), event("y", "x")], "cycle"),
         ([event("b", "a", content={"other": 1})], "stored already, with different content"),
         ([event("x", "b"), event("x", "b", content={"other": 1})], "twice, with different content"),
+        ([event("b", "a", depth=7)], "another depth"),
         ([event("x", "gone", depth=3)], "state_before"),
         ([event("x", "gone")], "no depth"),
         ([event("x", "b", state_before=["a"])], "no state event"),
@@ -224,3 +225,20 @@ def test_a_state_event_that_was_named_before_it_came_counts_once_it_is_here() ->
     assert keeper.tables().group_state(group) == {}
     keeper.take(ROOM, [event("late", "a", state_key="", outlier=True)])
     assert keeper.tables().group_state(group) == {("note", ""): "late"}
+
+
+def test_newest_first_the_state_is_taken_from_the_oldest() -> None:
+    """As backfill comes: only the event at the bottom brings the state before it."""
+    keeper = Keeper()
+    keeper.take(ROOM, [event("top", "c", depth=9, state_before=[])])
+    below = [
+        event("c", "b", depth=8),
+        event("b", "a", state_key="", depth=7),
+        event("a", "gone", depth=6, state_before=[]),
+    ]
+    keeper.take(ROOM, below, backfilled=True)
+    groups = {name: stored.state_group for name, stored in keeper.tables().stored("abc").items()}
+    assert groups["c"] == groups["b"] is not None
+    assert keeper.tables().group_state(groups["b"] or 0) == {("note", ""): "b"}
+    assert keeper.tables().backward(ROOM) == {"gone"}
+    assert keeper.tables().forward(ROOM) == {"top"}

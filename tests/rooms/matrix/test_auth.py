@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from replication.rooms.event import Event
 from replication.rooms.matrix.auth import auth_keys, is_allowed, power_of
 from tests.rooms.matrix.events import (
     ALICE,
@@ -20,9 +21,6 @@ from tests.rooms.matrix.events import (
     state,
     usual,
 )
-
-if TYPE_CHECKING:
-    from replication.rooms.event import Event
 
 JOINED = member(CAROL, "join")
 
@@ -172,3 +170,20 @@ def test_power_without_power_levels_is_the_creators() -> None:
     assert power_of(ALICE, {}) == 0
     odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: True}, "users_default": "7"})
     assert power_of(BOB, state(CREATE, odd)) == 7
+
+
+@pytest.mark.parametrize(("level", "power"), [("x", 0), (1e999, 0), (7.9, 7), ([], 0), (None, 0), (" 12 ", 12)])
+def test_an_odd_power_level_counts_for_what_can_be_made_of_it(level: object, power: int) -> None:
+    odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: 5}, "users_default": 0, "ban": 50})
+    assert power_of(BOB, state(CREATE, odd)) == 5
+    content = Event.from_text(odd.text, depth=1).content
+    content["users"][BOB] = level  # what a JSON body can hold, whatever Event.read takes
+    changed = Event(event_id="$odd", room_id="!r", type="m.room.power_levels", state_key="", content=content)
+    assert power_of(BOB, state(CREATE, changed)) == power
+
+
+def test_a_room_that_does_not_federate_is_for_its_own_server() -> None:
+    alone = event("m.room.create", ALICE, "", content={"creator": ALICE, "m.federate": False})
+    auth = {**usual(JOINED), ("m.room.create", ""): alone}
+    assert not is_allowed(event("m.room.message", CAROL), auth, "9")
+    assert is_allowed(event("m.room.message", BOB), auth, "9")
