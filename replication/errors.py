@@ -25,6 +25,10 @@ Messages name the culprit and, where there is one, the cure.  Nothing that a pee
 
 from __future__ import annotations
 
+from typing import Final
+
+TLS_CURE: Final = "TLS needs pyopenssl and service-identity: pip install '.[tls]' from a checkout"
+
 
 class ReplicationError(Exception):
     """Anything that this package raises on purpose."""

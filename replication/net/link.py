@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,10 +18,10 @@ from twisted.application.internet import ClientService, backoffPolicy
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
-from twisted.logger import Logger
+from twisted.logger import Logger, LogPublisher
 from zope.interface import implementer
 
-from replication.errors import ConfigError
+from replication.errors import TLS_CURE, ConfigError
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Role
 from replication.wire.commands import Error as ErrorCommand
@@ -60,6 +61,12 @@ class _ToldEndpoint:
         return self.endpoint.connect(protocolFactory).addErrback(self.failed)
 
 
+class _QuietClientService(ClientService):
+    """A ClientService that does not log each of its attempts."""
+
+    _log = Logger(observer=LogPublisher())  # to nobody
+
+
 class WriterLink(Factory):
     """Keeps one connection to ``endpoint`` and passes on what its writer says.
 
@@ -95,6 +102,7 @@ class WriterLink(Factory):
         self._on_lost = on_lost
         self._on_fault = on_fault
         self._said = ""
+        self._good_said = self._was_good = False
         self._server_heard = False
         self._faulted = False
         self._resting: IDelayedCall | None = None
@@ -103,8 +111,9 @@ class WriterLink(Factory):
         try:
             client = clientFromString(reactor, endpoint)
         except Exception as error:
-            raise ConfigError(f"cannot connect to {endpoint!r}: not a client endpoint ({error})") from error
-        self._service = ClientService(
+            why = endpoint_trouble(endpoint, error, "tcp:HOST:PORT")
+            raise ConfigError(f"cannot connect to {endpoint!r}: {why}") from error
+        self._service = _QuietClientService(
             _ToldEndpoint(endpoint, client, self._connect_failed), self, retryPolicy=self._next_delay, clock=reactor
         )
 
@@ -180,6 +189,7 @@ class WriterLink(Factory):
             self._on_heard(self, heard)
         if self.state == "connected" and any(isinstance(each, Position) for each in heard):
             self.state = "following"
+            self._tell_good()
 
     def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:  # noqa: ARG002 (one peer at a time)
         """Say what was wrong with it."""
@@ -187,11 +197,14 @@ class WriterLink(Factory):
         self._tell(f"the writer at {self.endpoint}: {fault.text}")
         self._on_fault(fault)
 
-    def peer_lost(self, peer: ReplicationProtocol) -> None:  # noqa: ARG002 (one peer at a time)
+    def peer_lost(self, peer: ReplicationProtocol) -> None:
         """Note the loss; ClientService connects again."""
         if self.state == "following" and not self._faulted:  # all was well: what comes now is new trouble
             self._said = ""
             self._attempts = 0
+            if self._service.running:
+                self._good_said = False
+                self.log.info("lost {name} at {endpoint}", name=peer.name, endpoint=self.endpoint)
         self.peer = None
         self.go_on()
         self.state = "not connected"
@@ -217,7 +230,38 @@ class WriterLink(Factory):
         """Log what went wrong, but not the same thing at every attempt."""
         if text != self._said:
             self._said = text
+            self._good_said = False
             self.log.warn("{text}", text=text)
+
+    def _tell_good(self) -> None:
+        """Log that we follow, but not at every attempt of a writer with which the same thing goes wrong each time."""
+        if self._good_said or self.peer is None:
+            return
+        text = "{name} at {endpoint} is back" if self._was_good else "following {name} at {endpoint} as {instance}"
+        self._good_said = self._was_good = True
+        self.log.info(text, name=self.peer.name, endpoint=self.endpoint, instance=self._instance_name)
+
+
+def endpoint_trouble(endpoint: str, error: Exception, form: str) -> str:
+    """Return what is wrong with an endpoint for which Twisted's parsers raised ``error``, which may be anything.
+
+    ``form`` is how a plain one looks.
+    """
+    kind = endpoint.partition(":")[0]
+    if kind in {"ssl", "tls"} and not _has_tls():
+        return TLS_CURE
+    if kind == "tcp" or str(error).startswith("Unknown endpoint type"):
+        return f"write {form}"
+    return f"not an endpoint ({error})"
+
+
+def _has_tls() -> bool:
+    try:
+        import_module("OpenSSL")
+        import_module("service_identity")
+    except ImportError:
+        return False
+    return True
 
 
 def http_beside(endpoint: str) -> str | None:

@@ -14,11 +14,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone, ResponseFailed
+from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone, ResponseFailed, _HTTP11ClientFactory
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 
-from replication.errors import CatchUpError, ConfigError
+from replication.errors import TLS_CURE, CatchUpError, ConfigError
 from replication.web.door import bearer
 from replication.web.facts import MAX_PAGE_ROWS, BackwardsPageError, read_page
 from replication.wire.grammar import Token
@@ -38,6 +38,10 @@ CONNECT_PATIENCE: Final = 10.0  # seconds
 IDLE: Final = 50  # seconds that an unused connection is kept: a little less than Twisted's servers keep theirs
 
 
+class NotAllowedError(CatchUpError):
+    """They do not let us in: to ask again is of no use before somebody changes a secret."""
+
+
 @attrs.frozen
 class _Response:
     url: str
@@ -47,7 +51,8 @@ class _Response:
 
     def error(self) -> CatchUpError:
         """Return what is wrong, and what to do about it."""
-        return CatchUpError(f"{self.url}: HTTP {self.code}: {self._meaning()}")
+        kind = NotAllowedError if self.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} else CatchUpError
+        return kind(f"{self.url}: HTTP {self.code}: {self._meaning()}")
 
     def _meaning(self) -> str:
         match self.code, self.decoded():
@@ -99,7 +104,7 @@ class HttpCatchUp:
         if secret is not None:
             self._headers.addRawHeader(b"authorization", bearer(secret))
         if pool is None:
-            pool = HTTPConnectionPool(reactor)
+            pool = _QuietPool(reactor)  # type: ignore[no-untyped-call]
             pool.cachedConnectionTimeout = IDLE
         self._pool = pool
         self._agent = Agent(reactor, pool=pool, connectTimeout=CONNECT_PATIENCE)
@@ -159,6 +164,16 @@ class HttpCatchUp:
                 raise cause from None  # the caller's wish
             raise CatchUpError(f"{url}: {_why(error, cause)}") from error
         return _Response(url, response.code, response.headers.getRawHeaders(b"location", [b""])[0], text)
+
+
+class _QuietFactory(_HTTP11ClientFactory):
+    """A factory that does not log each of its connections."""
+
+    noisy = False
+
+
+class _QuietPool(HTTPConnectionPool):
+    _factory = _QuietFactory
 
 
 class _Body(Protocol):
@@ -233,5 +248,5 @@ def _why(error: BaseException, cause: BaseException) -> str:
         case ResponseFailed():
             return f"cut off, or not HTTP: {text}"
         case NotImplementedError():
-            return f"{text}: pip install 'replication[tls]'"
+            return f"{text}: {TLS_CURE}"
     return text

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from replication.errors import ConfigError
-from replication.net.link import LONGEST_REST, MAX_DELAY, WriterLink, http_beside
+from replication.errors import TLS_CURE, ConfigError
+from replication.net.link import LONGEST_REST, MAX_DELAY, WriterLink, endpoint_trouble, http_beside
 from replication.net.protocol import Limits
 from replication.session.connection import Fault, Heard, Rows
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName
+from replication.worker import Worker
 from tests.doubles import Net, begin, lines_of, logged, now
 
 if TYPE_CHECKING:
@@ -323,6 +326,34 @@ class WrongRemoteTests(LinkCase):
         self.net.run()
         self.assertEqual(self.link.state, "following")
 
+    def infos(self, seconds: float) -> list[str]:
+        """Let time pass, and return what is logged that is no warning, from whatever library."""
+        with capturedLogs() as events:
+            self.net.run(seconds)
+        return [formatEvent(each) for each in events if each["log_level"] is LogLevel.info]
+
+    def test_a_good_link_is_told_when_it_is_there_lost_and_back(self) -> None:
+        self.serve(GOOD)
+        self.link.start()
+        self.assertEqual(self.infos(1.0), ["following example.com at tcp:127.0.0.1:9092 as worker1"])
+        serving = self.net.serving.pop(PORT)
+        self.net.callLater(1.0, self.net.cut)
+        self.assertEqual(self.infos(20.0), ["lost example.com at tcp:127.0.0.1:9092"])
+        self.net.serving[PORT] = serving
+        self.assertEqual(self.infos(10.0), ["example.com at tcp:127.0.0.1:9092 is back"])
+
+    def test_a_link_that_goes_wrong_each_time_is_not_told_to_be_back_each_time(self) -> None:
+        self.serve(GOOD + b"FOO\n")
+        self.link.start()
+        self.assertLessEqual(len(self.infos(60.0)), 2)
+
+    def test_a_loss_that_we_want_is_not_told(self) -> None:
+        self.serve(GOOD)
+        self.link.start()
+        self.net.run()
+        begin(self.link.stop())
+        self.assertEqual(self.infos(1.0), [])
+
     def test_why_a_writer_closes_is_logged_once_and_not_as_a_format(self) -> None:
         self.serve(b"SERVER example.com\nERROR 100% {tired} \x1b[31m\n", hangs_up=True)
         self.link.start()
@@ -356,6 +387,22 @@ class EndpointTests(SynchronousTestCase):
                     on_fault=case.faults.append,
                 )
             self.assertIn(repr(wrong), str(caught.exception))
+
+    def test_a_wrong_endpoint_is_told_how_a_right_one_looks(self) -> None:
+        for wrong in ("tcp:127.0.0.1", "127.0.0.1:9092", "http://127.0.0.1:9093", "9092", "tcp:h:x"):
+            with self.assertRaises(ConfigError) as caught:
+                Worker(connect=[wrong], database="sqlite://", reactor=Net())
+            self.assertEqual(str(caught.exception), f"cannot connect to {wrong!r}: write tcp:HOST:PORT")
+
+    def test_an_endpoint_of_another_kind_is_told_what_twisted_says(self) -> None:
+        text = endpoint_trouble("ssl:1:privateKey=/x", FileNotFoundError(2, "No such file"), "tcp:PORT")
+        self.assertEqual(text, "not an endpoint ([Errno 2] No such file)")
+
+    def test_tls_without_its_libraries_says_how_to_get_them(self) -> None:
+        for library in ("OpenSSL", "service_identity"):
+            with patch.dict("sys.modules", {library: None}):
+                for error in (NameError("name 'optionsForClientTLS' is not defined"), ValueError("Unknown endpoint")):
+                    self.assertEqual(endpoint_trouble("tls:h:1", error, "tcp:HOST:PORT"), TLS_CURE)
 
     def test_http_is_on_the_same_host_at_the_next_port(self) -> None:
         for endpoint, url in [

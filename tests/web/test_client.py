@@ -239,7 +239,7 @@ class HostileTests(ScriptedTestCase):
 
     def test_https_without_its_library_says_how_to_get_it(self) -> None:
         with patch.object(Agent, "request", side_effect=NotImplementedError("SSL support unavailable")):
-            self.assert_fails("SSL support unavailable: pip install 'replication[tls]'")
+            self.assert_fails("SSL support unavailable: TLS needs pyopenssl and service-identity")
 
     def test_f27_a_proxy_says_502(self) -> None:
         self.serve(reply("<html>Bad Gateway</html>", "502 Bad Gateway"))
