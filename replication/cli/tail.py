@@ -6,6 +6,7 @@ Only whole facts are printed, each once and in order, over as many connections a
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,7 +24,7 @@ from replication.session.connection import Rows
 from replication.session.feed import spell_facts
 from replication.streams.cursor import CatchUp, Cursor, Reset
 from replication.streams.seams import Page
-from replication.web.client import HttpCatchUp
+from replication.web.client import HttpCatchUp, NotAllowedError
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
     from twisted.logger import ILogObserver, LogEvent
     from twisted.python.failure import Failure
 
+    from replication.net.protocol import ReplicationProtocol
     from replication.session.connection import Fault, Heard
     from replication.streams.facts import Fact
     from replication.streams.seams import ICatchUp
 
 PAGE_ROWS: Final = 5_000
 PATIENCE: Final = 60.0  # seconds in which somebody must have said SERVER for the first time
-LOOK_EVERY: Final = 1.0  # seconds between two looks at our output and at a peer that says nothing
+LOOK_EVERY: Final = 1.0  # seconds between two looks at our output and at the peer
+LOOKS: Final = 2  # after which a peer has said SERVER, and the first POSITIONs: a writer says them at once
 FIRST_DELAY: Final = 0.25  # seconds until a fetch that failed is tried again; doubled at each failure in a row
 LAST_DELAY: Final = 5.0
 _HTTP: Final = "unknown command: 'HTTP/"  # what a web server's first line is to us
@@ -120,7 +123,10 @@ class Tail:
         spell: Callable[[StreamName, InstanceName, Sequence[Fact]], bytes],
         output: int = 1,
     ) -> None:
-        """Print, on the file descriptor ``output``, what follows ``start`` or else is new; ConfigError: no endpoint."""
+        """Print, on the file descriptor ``output``, what follows ``start`` or else is new; ConfigError: no endpoint.
+
+        A stream that has not got as far as ``start``, which is one token for all, is followed from where it is.
+        """
         if source is None and start is not None:
             raise ConfigError(f"--from: it cannot be told where the HTTP of {endpoint} is; say --http URL")
         self._reactor = reactor
@@ -133,9 +139,9 @@ class Tail:
         self._driving: set[tuple[StreamName, InstanceName]] = set()
         self._error: ReplicationError | None = None
         self._welcome = False  # somebody has said SERVER
-        self._looks = 0  # at the present peer, which has not
+        self._looks = 0  # at the present peer
         self._ending = False
-        self._told = ""
+        self._told: dict[object, set[str]] = {}  # by what it is about, until that works again
         self._link = WriterLink(
             reactor,
             endpoint,
@@ -187,7 +193,9 @@ class Tail:
             cursor = self._cursors.get(key)
             if isinstance(each, Position):
                 if cursor is None:
-                    cursor = self._cursors[key] = Cursor(each.new if self._start is None else self._start)
+                    start = each.new if self._start is None else min(self._start, each.new)
+                    cursor = self._cursors[key] = Cursor(start)
+                self._told.pop(None, None)
                 cursor.position_heard(link, each.prev, each.new)
             elif cursor is not None:
                 cursor.rows_heard(link, each.places, each.texts)
@@ -212,12 +220,17 @@ class Tail:
             if isinstance(step, CatchUp):
                 try:
                     cursor.fetched(step, await self._fetch(stream, instance, step))
+                except NotAllowedError as error:
+                    self._end(TailError(str(error)))
+                    return
                 except CatchUpError as error:
-                    self._tell(f"{stream} of {instance} waits at {step.after}: {error}; trying again")
+                    text = f"{stream} of {instance} waits at {step.after}: {error}; trying again"
+                    self._tell(text, about=(stream, instance))
                     await deferLater(self._reactor, delay)
                     delay = min(delay * 2, LAST_DELAY)
                 else:
                     delay = FIRST_DELAY
+                    self._told.pop((stream, instance), None)
                 continue
             if isinstance(step, Reset):
                 self._tell(f"{stream} of {instance} went back from {step.after} to {step.to}; following from there")
@@ -240,22 +253,31 @@ class Tail:
         except BrokenPipeError:
             self._end(None)
             return False
+        except OSError as error:
+            self._end(TailError(f"cannot write to standard output: {error.strerror}"))
+            return False
         return True
 
     def _look(self) -> None:
-        """Notice what nothing tells us: that nobody reads our output, or that the peer does not speak this protocol."""
+        """Notice what nothing tells us: that nobody reads our output, or that the peer has nothing to say."""
         poll = select.poll()
         poll.register(self._output, 0)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
             self._end(None)
         elif not self._welcome and self._reactor.seconds() - self._since > PATIENCE:
             self._end(TailError(f"no writer answers at {self._link.endpoint}: is its daemon running there?"))
-        elif not self._welcome and self._link.peer is not None:
+        elif self._link.peer is not None:
             self._looks += 1
-            if self._looks == 2:  # noqa: PLR2004 (a writer says SERVER at once)
-                self._link.peer.write(
-                    b"\r\n\r\n", 0
-                )  # blank lines to a writer; HTTP takes them for the end of a bad request
+            if self._looks == LOOKS:
+                self._judge(self._link.peer)
+
+    def _judge(self, peer: ReplicationProtocol) -> None:
+        """Say what a peer should have said by now."""
+        if not self._welcome:
+            peer.write(b"\r\n\r\n", 0)  # blank lines to a writer; HTTP takes them for the end of a bad request
+            return
+        for stream in sorted(self._streams - {stream for stream, _ in self._cursors}):
+            self._tell(f"the writer at {self._link.endpoint} has no stream {stream!r}; waiting for it", about=stream)
 
     def _log(self, event: LogEvent) -> None:
         """Show what the link has to say, but not what Twisted says of its work."""
@@ -263,9 +285,11 @@ class Tail:
         if event.get("log_level", LogLevel.debug) >= LogLevel.warn and not (_HTTP in text and not self._welcome):
             self._tell(text)
 
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
+    def _tell(self, text: str, about: object = None) -> None:
+        """Say it, but once until what it is about works again; how far was asked for in a URL makes no difference."""
+        told, gist = self._told.setdefault(about, set()), re.sub(r"\?\S*", "", text)
+        if gist not in told:
+            told.add(gist)
             print(f"replication tail: {text}", file=sys.stderr)
 
     def _failed(self, failure: Failure) -> None:

@@ -19,6 +19,7 @@ from replication.cli.tail import Tail, TailError, read_start, spell_json, spell_
 from replication.errors import CatchUpError, ConfigError
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
+from replication.web.client import NotAllowedError
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -232,11 +233,71 @@ class TailTests(SynchronousTestCase):
         self.assertIn("orders of master: (5, 9] was missed; say --http URL", self.stderr.getvalue())
 
     def test_a_writer_that_went_back_is_told_and_followed(self) -> None:
-        self.tail(start=9)
+        self.tail()
+        self.lose(self.connect("POSITION orders master 9 9"))
         peer = self.connect("POSITION orders master 5 5")
         self.say(peer, "RDATA orders master 6 6")
         self.assertEqual(self.printed(), ["RDATA orders master 6 6"])
         self.assertIn("orders of master went back from 9 to 5", self.stderr.getvalue())
+
+    def test_a_stream_that_has_not_got_as_far_as_the_token_is_followed_from_where_it_is(self) -> None:
+        self.tail(start=3)
+        peer = self.connect("POSITION caches master 1 1", "POSITION orders master 5 5")
+        self.assertEqual(self.source.asked, [("orders", "master", 3, 5)])
+        self.say(peer, "RDATA caches master 2 2")
+        self.assertEqual(self.printed(), ["RDATA caches master 2 2"])
+        self.assertEqual(self.stderr.getvalue(), "")
+
+    def test_several_streams_that_fail_are_each_told_once_however_far_is_asked_for(self) -> None:
+        self.tail(start=0)
+        peer = self.connect("POSITION orders master 5 5", "POSITION caches master 5 5")
+        for token in range(6, 10):
+            for answer in self.source.answers:
+                answer.errback(CatchUpError(f"http://h/u?upto={token}: HTTP 503: busy"))
+            self.source.answers.clear()
+            self.say(peer, f"RDATA orders master {token} 1")
+            self.reactor.pump([1.0] * 6)
+        self.assertEqual(
+            [line.split()[2] for line in self.stderr.getvalue().splitlines()], ["orders", "caches"], "each once"
+        )
+
+    def test_trouble_after_things_worked_is_told_again(self) -> None:
+        self.tail(start=0)
+        self.connect("POSITION orders master 5 5")
+        for _ in range(2):
+            self.source.answers.pop(0).errback(CatchUpError("busy"))
+            self.reactor.pump([1.0] * 6)
+            self.source.answer(3, limited=True)
+        self.assertEqual(self.stderr.getvalue().count("busy"), 2)
+
+    def test_who_is_not_let_in_does_not_knock_again(self) -> None:
+        made = self.tail(start=0)
+        self.connect("POSITION orders master 5 5")
+        self.source.answers.pop(0).errback(NotAllowedError("http://h: HTTP 401: the secret is missing"))
+        self.reactor.pump([1.0] * 10)
+        self.assertEqual(self.reactor.stops, 1)
+        self.assertEqual(str(made._error), "http://h: HTTP 401: the secret is missing")
+        self.assertEqual(self.source.answers, [])
+
+    def test_a_stream_that_the_writer_does_not_have_is_told_once_and_waited_for(self) -> None:
+        self.tail("nosuch", "orders")
+        self.lose(self.connect("POSITION orders master 5 5"))
+        peer = self.connect("POSITION orders master 5 5")
+        self.reactor.pump([1.0] * 5)
+        self.assertEqual(
+            self.stderr.getvalue(),
+            "replication tail: the writer at tcp:127.0.0.1:9092 has no stream 'nosuch'; waiting for it\n",
+        )
+        self.say(peer, "POSITION nosuch master 1 1", "RDATA nosuch master 2 2")
+        self.assertEqual(self.printed(), ["RDATA nosuch master 2 2"])
+
+    def test_a_full_disk_ends_it_with_a_clear_message(self) -> None:
+        with open("/dev/full", "wb") as full:  # noqa: PTH123
+            os.dup2(full.fileno(), self.writer)
+        made = self.tail()
+        self.say(self.connect("POSITION orders master 5 5"), "RDATA orders master 6 6")
+        self.assertEqual(self.reactor.stops, 1)
+        self.assertEqual(str(made._error), "cannot write to standard output: No space left on device")
 
     def test_an_http_port_dialled_by_mistake_ends_it_with_a_clear_message(self) -> None:
         made = self.tail()
