@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
+import inspect
 import os
 import signal
 import sys
+import traceback
 from functools import partial
-from importlib import import_module
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -30,6 +31,7 @@ from twisted.python.logfile import BaseLogFile
 from replication import __version__, config
 from replication.errors import ConfigError, ReplicationError
 from replication.master import Master
+from replication.net.link import endpoint_trouble
 from replication.net.protocol import Limits
 from replication.roomkeeper import Rooms
 from replication.web.site import make_site
@@ -278,9 +280,8 @@ def _server_endpoint(reactor: Any, socket: Socket) -> Any:
     try:
         return serverFromString(reactor, socket.endpoint)
     except Exception as error:  # endpoint parsers, plugins among them, raise what they like
-        raise ConfigError(
-            f"{socket.key}: {socket.endpoint!r} is not a server endpoint like tcp:9092 or unix:/run/r.sock ({error})"
-        ) from error
+        why = endpoint_trouble(socket.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
+        raise ConfigError(f"{socket.key}: cannot listen on {socket.endpoint!r}: {why}") from error
 
 
 def _spell_address(address: Any) -> str:
@@ -356,20 +357,46 @@ def _limits(found: config.Config) -> Limits:
 
 def register_app(app: str, worker: Worker) -> None:
     """Import MODULE and call NAME, of ``MODULE[:NAME]``, with ``worker``; the current directory is searched too."""
-    module_name, _, name = app.partition(":")
-    name = name or "register"
+    module_name, colon, name = app.partition(":")
+    name = name if colon else "register"
+    if not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        raise ConfigError(f"app: {app!r} is not of the form MODULE or MODULE:NAME, with dots for slashes")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        module = import_module(module_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"app: {module_name} needs {error.name}, which is not installed") from error
         raise ConfigError(f"app: there is no module {module_name}, neither here nor installed") from error
+    except Exception as error:
+        raise ConfigError(f"app: {module_name} cannot be imported: {_describe(error)}") from error
     register = getattr(module, name, None)
     if not callable(register):
         raise ConfigError(f"app: {module_name} ({module.__file__}) has no function {name}")
-    if iscoroutinefunction(register):
+    if inspect.iscoroutinefunction(register):
         raise ConfigError(f"app: {module_name}:{name} must be a plain function: it is called before the reactor runs")
-    register(worker)
+    try:
+        inspect.signature(register).bind(worker)
+    except TypeError as error:
+        raise ConfigError(f"app: {module_name}:{name} must take one argument, the worker: {error}") from error
+    try:
+        register(worker)
+    except Exception as error:
+        raise ConfigError(f"app: {module_name}:{name} failed: {_describe(error)}") from error
+
+
+def _describe(error: Exception) -> str:
+    """Return what an application raised, and the last place in its own folder from where that came, in one line."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}"
+    not_theirs = ("<", *(f"{Path(inspect.getfile(each)).parent}{os.sep}" for each in (config, importlib)))
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(not_theirs)]
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not frames:
+        return what
+    folder = Path(frames[0].filename).parent
+    last = [each for each in frames if Path(each.filename).is_relative_to(folder)][-1]
+    return f"{what} ({last.filename}, line {last.lineno})"

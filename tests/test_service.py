@@ -29,8 +29,6 @@ from replication.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.python import usage
-
 
 P = ParamSpec("P")
 
@@ -275,7 +273,7 @@ class DaemonTests(SynchronousTestCase):
     def test_an_endpoint_that_is_none_is_named_with_its_key(self) -> None:
         socket = service.Socket("http", "HTTP", "tpc:1", Factory)
         error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket])
-        self.assertIn("http: 'tpc:1' is not a server endpoint", str(error))
+        self.assertIn("http: cannot listen on 'tpc:1': write tcp:PORT", str(error))
 
     def test_sighup_opens_log_files_again_and_does_not_kill(self) -> None:
         folder = temporary_folder(self)
@@ -303,7 +301,7 @@ class WiringTests(SynchronousTestCase):
         self.stderr = io.StringIO()
         self.patch(sys, "__stderr__", self.stderr)
 
-    def options(self, *arguments: str) -> usage.Options:
+    def options(self, *arguments: str) -> service.Options:
         options = service.Options()
         options.parseOptions(arguments)
         return options
@@ -408,6 +406,33 @@ class AppTests(SynchronousTestCase):
         self.app("shop_five", "async def register(worker): pass\n")
         self.assertIn("must be a plain function", self.refusal("shop_five"))
 
-    def test_a_bug_in_the_application_keeps_its_traceback(self) -> None:
-        self.app("shop_six", "def register(worker): 1 / 0\n")
-        self.assertRaises(ZeroDivisionError, service.register_app, "shop_six", self.worker)
+    def test_what_the_application_raises_is_told_with_its_place_in_one_line(self) -> None:
+        self.app("shop_six", "def register(worker):\n    import json\n    json.loads('\\n')\n")
+        self.assertRegex(
+            self.refusal("shop_six"), r"^app: shop_six:register failed: JSONDecodeError: .* \(.*shop_six\.py, line 3\)$"
+        )
+
+    def test_what_we_raise_at_the_applications_call_is_told_with_the_place_of_the_call(self) -> None:
+        self.app("shop_seven", "def register(worker):\n    worker.on('a b')\n")
+        self.assertRegex(self.refusal("shop_seven"), r"failed: \w+Error: .*shop_seven\.py, line 2\)$")
+
+    def test_what_a_module_raises_while_it_is_imported_is_told_with_its_place(self) -> None:
+        self.app("shop_eight", "import os\nassert os is None\n")
+        self.assertRegex(
+            self.refusal("shop_eight"),
+            r"^app: shop_eight cannot be imported: AssertionError \(.*shop_eight\.py, line 2\)$",
+        )
+
+    def test_a_syntax_error_is_told_with_its_place(self) -> None:
+        self.app("shop_nine", "def register(worker):\n    return (\n")
+        self.assertRegex(
+            self.refusal("shop_nine"), r"^app: .* cannot be imported: SyntaxError in .*shop_nine\.py, line 2: "
+        )
+
+    def test_a_function_that_does_not_take_the_worker_is_refused(self) -> None:
+        self.app("shop_ten", "def register(): pass\n")
+        self.assertIn("shop_ten:register must take one argument, the worker", self.refusal("shop_ten"))
+
+    def test_what_is_no_name_of_a_module_or_function_is_refused(self) -> None:
+        for wrong in (":x", "../x", "custom:", "custom.py/x", ":", "a:b:c", "a..b"):
+            self.assertIn("is not of the form MODULE or MODULE:NAME", self.refusal(wrong))
