@@ -236,6 +236,8 @@ class Master:
                         self._answer(peer, streams)
                 case Name(name):
                     peer.name = name[:NAME_LENGTH]
+                case Error("server stopping"):
+                    self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
                 case Error(text):
                     self.log.warn(
                         "{name!r} ({address}) says: {text!r}", name=peer.name, address=peer.address, text=text[:200]

@@ -193,6 +193,12 @@ class ConversationTests(MasterCase):
         self.assertEqual(said, ["'worker1' (127.0.0.1:40000) says: '100% {x} \\x1b[31m'"])
         self.assertFalse(wire.disconnecting)
 
+    def test_a_peer_that_stops_is_no_trouble(self) -> None:
+        wire = self.greeted("NAME worker1")
+        with logged() as said:
+            self.say(wire, "ERROR server stopping")
+        self.assertEqual(said, [])
+
     def test_a_fault_is_logged_counted_and_nobody_elses(self) -> None:
         one, two = self.greeted(), self.greeted()
         with logged() as said:
