@@ -1,13 +1,13 @@
 """Rooms over a master: events become part of their rooms' graphs, and rows of the streams ``events`` and ``backfill``.
 
-A room has a queue: one transaction at a time writes to it, and tasks that wait and are of one kind share it.  Each task
-is taken whole or refused whole.  Stream IDs are reserved when its turn comes.
+What waits while a transaction is under way shares the next one, whichever rooms it is for, as long as it is of one
+kind, live or backfilled.  Each call is taken whole or refused whole.  Stream IDs are reserved when its turn comes.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -42,11 +42,12 @@ EVENTS: Final = StreamDefinition("events")
 BACKFILL: Final = StreamDefinition("backfill", negative=True)
 STATE_CHANGED: Final = "cs_cache_fake"  # the caches row that says so (protocol C4)
 MOST_USERS: Final = 50  # in one such row
-MOST_MERGED: Final = 5 * CHUNK  # events of tasks that share a transaction
+MOST_TOGETHER: Final = 10 * CHUNK  # events of calls that share a transaction
 
 
 @attrs.define(eq=False)
 class _Task:
+    room_id: str
     events: Sequence[Event]
     backfilled: bool
     done: Deferred[Sequence[Token]] = attrs.field(factory=Deferred)
@@ -72,7 +73,8 @@ class Rooms:
         self._resolver = resolver
         ending = f":{master.server_name}"
         self._is_local = is_local or (lambda user: user.endswith(ending))
-        self._queues: dict[str, deque[_Task]] = {}
+        self._waiting: list[_Task] = []
+        self._working = False
         self._declared: Deferred[Exception | None] | None = None
         for definition in (EVENTS, BACKFILL):
             master.registry.declare(definition)
@@ -87,19 +89,17 @@ class Rooms:
         ``backfilled`` events are of the past: their IDs are those of the stream ``backfill``.  RoomError names the
         event that cannot be, and says why.
         """
-        task = _Task([each if isinstance(each, Event) else Event.read(room_id, each) for each in events], backfilled)
-        for event in task.events:
+        some = [each if isinstance(each, Event) else Event.read(room_id, each) for each in events]
+        for event in some:
             if event.room_id != room_id:
                 raise RoomError(f"event {event.event_id!r}: its room is {event.room_id!r}, not {room_id!r}")
         await self.started()
-        if not task.events:
+        if not some:
             return []
-        queue = self._queues.setdefault(room_id, deque())
-        queue.append(task)
-        if len(queue) == 1:
-            Deferred.fromCoroutine(self._work(room_id, queue)).addErrback(
-                lambda failure: self.log.failure("room {room} is stuck", failure, room=room_id)
-            )
+        task = _Task(room_id, some, backfilled)
+        self._waiting.append(task)
+        if not self._working:
+            Deferred.fromCoroutine(self._work()).addErrback(lambda failure: self.log.failure("rooms", failure))
         return await share(task.done)
 
     async def recalculate(self, room_id: str) -> None:
@@ -134,55 +134,60 @@ class Rooms:
             return error
         return None
 
-    async def _work(self, room_id: str, queue: deque[_Task]) -> None:
-        while queue:
-            tasks = _next_tasks(queue)
-            await self._finish(room_id, tasks)
-            for _ in tasks:
-                queue.popleft()
-        del self._queues[room_id]
+    async def _work(self) -> None:
+        self._working = True
+        while self._waiting:
+            tasks, self._waiting = _next_tasks(self._waiting)
+            await self._finish(tasks)
+        self._working = False
 
-    async def _finish(self, room_id: str, tasks: Sequence[_Task]) -> None:
+    async def _finish(self, tasks: Sequence[_Task]) -> None:
         try:
-            tokens = list(await self._write(room_id, tasks))
+            tokens = list(await self._write(tasks))
         except Exception as error:  # noqa: BLE001 (whoever handed the events in is told)
             if len(tasks) == 1:
                 tasks[0].done.errback(error)
                 return
             for task in tasks:  # one of them is at fault: each for itself
-                await self._finish(room_id, [task])
+                await self._finish([task])
             return
         for task in tasks:
             mine, tokens = tokens[: len(task.events)], tokens[len(task.events) :]
             task.done.callback(mine)
 
-    async def _write(self, room_id: str, tasks: Sequence[_Task]) -> Sequence[Token]:
-        events, backfilled = [event for task in tasks for event in task.events], tasks[0].backfilled
-        writer = self._master.stream((BACKFILL if backfilled else EVENTS).name)
-        async with writer.reserve(len(events)) as facts:
+    async def _write(self, tasks: Sequence[_Task]) -> Sequence[Token]:
+        writer = self._master.stream((BACKFILL if tasks[0].backfilled else EVENTS).name)
+        async with writer.reserve(sum(len(task.events) for task in tasks)) as facts:
             tokens = [fact.token for fact in facts]
-            rows, changed = await facts[0].run(partial(self._persist, room_id, events, tokens, backfilled=backfilled))
-            for fact, texts in zip(facts, rows, strict=True):
-                fact.texts.extend(texts)
-            if changed is not None:
-                for start in range(0, len(changed) or 1, MOST_USERS):
-                    await facts[0].invalidate(STATE_CHANGED, [room_id, *changed[start : start + MOST_USERS]])
+            texts, changed = await facts[0].run(partial(self._persist, tasks, tokens))
+            for fact, some in zip(facts, texts, strict=True):
+                fact.texts.extend(some)
+            for room_id, users in changed.items():
+                for start in range(0, len(users) or 1, MOST_USERS):
+                    await facts[0].invalidate(STATE_CHANGED, [room_id, *users[start : start + MOST_USERS]])
         return tokens
 
     def _persist(
-        self, room_id: str, events: Sequence[Event], tokens: Sequence[Token], database: IStatements, *, backfilled: bool
-    ) -> tuple[list[list[str]], list[str] | None]:
-        """Do it, on the database's thread; returns the rows' texts, and whose memberships changed if the state did."""
-        tables = RoomTables(database)
-        rules = self._rules(database)
-        rows: list[list[list[Any]]] = []
-        for start in range(0, len(events), CHUNK):
-            chunk = slice(start, start + CHUNK)
-            rows += persist(tables, rules, room_id, events[chunk], tokens[chunk], backfilled=backfilled)
+        self, tasks: Sequence[_Task], tokens: Sequence[Token], database: IStatements
+    ) -> tuple[list[list[str]], dict[str, list[str]]]:
+        """Do it, on the database's thread.
+
+        Returns the rows' texts per token and, per room whose state changed, the users whose memberships did.
+        """
+        tables, rules = RoomTables(database), self._rules(database)
+        texts: list[list[str]] = []
+        changed: dict[str, list[str]] = {}
+        for room_id, together in groupby(tasks, lambda task: task.room_id):
+            events = [event for task in together for event in task.events]
+            mine = tokens[len(texts) : len(texts) + len(events)]
+            for start in range(0, len(events), CHUNK):
+                chunk = slice(start, start + CHUNK)
+                rows = persist(tables, rules, room_id, events[chunk], mine[chunk], backfilled=tasks[0].backfilled)
+                texts += [[grammar.spell_row(row) for row in of_id] for of_id in rows]
+                if not tasks[0].backfilled:
+                    _note_changes(changed, room_id, rows)
         tables.flush()
-        changes = [fields for of_id in rows for kind, fields, *_ in of_id if kind == "state"] if not backfilled else []
-        users = [key for _, kind, key, _ in changes if kind == MEMBER]
-        return [[grammar.spell_row(row) for row in of_id] for of_id in rows], users if changes else None
+        return texts, changed
 
     def _rules(self, database: IStatements) -> Rules:
         flag = int if database.dialect == "sqlite" else bool  # as a Synapse on that database spells it
@@ -246,13 +251,28 @@ class Rooms:
         return await self.read(lambda rooms: rooms.next_place(room_id, MAX_OWN_PREV_EVENTS))
 
 
-def _next_tasks(queue: Sequence[_Task]) -> list[_Task]:
-    """Return the tasks that come next and can share a transaction."""
-    first, count = queue[0], 0
-    tasks: list[_Task] = []
-    for task in queue:
-        count += len(task.events)
-        if task.backfilled != first.backfilled or (tasks and count > MOST_MERGED):
-            break
-        tasks.append(task)
-    return tasks
+def _next_tasks(waiting: Sequence[_Task]) -> tuple[list[_Task], list[_Task]]:
+    """Return the tasks that share the next transaction, by room, so that all writers lock in one order; and the rest.
+
+    A room's tasks stay in order: once one of them has to wait, those behind it do too.
+    """
+    chosen: list[_Task] = []
+    rest: list[_Task] = []
+    count = 0
+    for task in waiting:
+        full = bool(chosen) and count + len(task.events) > MOST_TOGETHER
+        stays = task.backfilled != waiting[0].backfilled or any(each.room_id == task.room_id for each in rest)
+        if full or stays:
+            rest.append(task)
+        else:
+            chosen.append(task)
+            count += len(task.events)
+    return sorted(chosen, key=lambda task: task.room_id), rest
+
+
+def _note_changes(changed: dict[str, list[str]], room_id: str, rows: Sequence[Sequence[Sequence[Any]]]) -> None:
+    """Note from ``state`` rows that a room's state changed, and whose memberships."""
+    states = [fields for of_id in rows for kind, fields in of_id if kind == "state"]
+    if states:
+        users = changed.setdefault(room_id, [])
+        users += [key for _, kind, key, _ in states if kind == MEMBER and key not in users]

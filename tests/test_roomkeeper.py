@@ -135,6 +135,15 @@ class WritingTests(RoomsCase):
         self.pump.wait(done[2])
         self.assertEqual(self.pump.wait(self.rooms.view(ROOM)).forward_extremities, tuple("bcdeg"))
 
+    def test_rooms_share_transactions_and_each_keeps_its_order(self) -> None:
+        calls = [("!x", "1", False), ("!b", "2", False), ("!a", "3", False), ("!b", "4", True), ("!b", "5", False)]
+        before = self.store.transactions
+        work = [self.rooms.persist(room, [source(name)], backfilled=back) for room, name, back in calls]
+        tokens: list[Sequence[Token]] = [self.pump.wait(each) for each in [*map(Deferred.fromCoroutine, work)]]
+        # !x alone, !a and !b together (in the order of their names), then the backfill, and what came after it
+        self.assertEqual([*map(list, tokens)], [[2], [4], [3], [2], [5]])
+        self.assertEqual(self.store.transactions, before + 4)
+
     def test_a_state_that_changes_is_told_to_the_caches(self) -> None:
         self.persist(
             source("a", type="m.room.create", state_key="", content={"creator": "@far:away", "room_version": "9"})

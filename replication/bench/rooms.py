@@ -1,6 +1,6 @@
 """Rooms: events persisted and read per second, in a file, ``synchronous = FULL``; and whether a room's size matters.
 
-Live and backfilled events go through a master's ``Rooms``, 100 to a call and several calls at once.  A backfilled batch
+Live and backfilled events go through a master's ``Rooms``, 100 to a call and eight calls at once, each for a room of its own.  A backfilled batch
 brings the state before its oldest event.  Reads are one call each, there and back through the database's thread.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from replication.bench.series import Effort
 
 BATCH: Final = 100
-CALLERS: Final = 4
+CALLERS: Final = 8
 KEYS: Final = 1_000
 ASKS: Final = 50
 
 
 def measure(effort: Effort) -> Iterator[Series]:
     """Measure live events, backfilled ones, both ends of a growing room, and what is read."""
-    events = effort.size(20_000, 400)
+    events = effort.size(24_000, 800)
     with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_keep, folder) as child:
         for name in ("live", "backfilled"):
             yield from rates(
