@@ -124,6 +124,7 @@ class WriterLink(Factory):
     def stop(self) -> Deferred[None]:
         """Close; fires once the connection is gone."""
         if self.peer is not None:
+            self.state = "stopping"
             self.peer.close("server stopping")
         return self._service.stopService()
 
@@ -202,9 +203,8 @@ class WriterLink(Factory):
         if self.state == "following" and not self._faulted:  # all was well: what comes now is new trouble
             self._said = ""
             self._attempts = 0
-            if self._service.running:
-                self._good_said = False
-                self.log.info("lost {name} at {endpoint}", name=peer.name, endpoint=self.endpoint)
+            self._good_said = False
+            self.log.info("lost {name} at {endpoint}", name=peer.name, endpoint=self.endpoint)
         self.peer = None
         self.go_on()
         self.state = "not connected"

@@ -351,8 +351,8 @@ class WrongRemoteTests(LinkCase):
         self.serve(GOOD)
         self.link.start()
         self.net.run()
-        begin(self.link.stop())
-        self.assertEqual(self.infos(1.0), [])
+        self.net.callLater(1.0, self.link.stop)
+        self.assertEqual(self.infos(2.0), [])
 
     def test_why_a_writer_closes_is_logged_once_and_not_as_a_format(self) -> None:
         self.serve(b"SERVER example.com\nERROR 100% {tired} \x1b[31m\n", hangs_up=True)
