@@ -26,8 +26,8 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     errors.py    every error, drawn as a tree
 
 The way through: bytes, ``wire``, ``session``, ``streams``, ``storage``; and out again live (``session.feed``, ``net``)
-late (``web``) or in bulk (``replay``).  Names are loaded when they are first used, so ``import replication.wire`` brings
-no Twisted.
+late (``web``) or in bulk (``replay``).  Names are loaded when they are first used, so ``import replication.wire``
+brings no Twisted.
 """
 
 from __future__ import annotations

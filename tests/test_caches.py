@@ -940,7 +940,7 @@ class CachesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.started)
     @rule(pick=PICKS, fails=st.booleans())
-    def land(self, pick: int, fails: bool) -> None:  # noqa: FBT001
+    def land(self, pick: int, fails: bool) -> None:
         """Finish a computation: all that wait for it get what it read, or its exception."""
         started = self.started.pop(pick % len(self.started))
         heard: list[object] = []

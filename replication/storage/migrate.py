@@ -23,8 +23,8 @@ def upgrade(
 ) -> None:
     """Take the steps that are missing; SchemaError if more were taken than we know.
 
-    ``run`` executes a statement; the table ``versions`` counts the steps.  ``transaction`` is a context that commits, that rolls back if an exception leaves it,
-    and that keeps other processes from upgrading meanwhile.
+    ``run`` executes a statement; the table ``versions`` counts the steps.  ``transaction`` is a context that commits,
+    that rolls back if an exception leaves it, and that keeps other processes from upgrading meanwhile.
     """
     while True:
         with transaction():

@@ -95,7 +95,7 @@ def test_trap_5_a_fact_that_no_line_can_hold_is_a_gap_that_followers_see() -> No
 
 
 @pytest.mark.parametrize(("size", "fits"), [(LINE_LIMIT, True), (LINE_LIMIT + 1, False)])
-def test_a_line_may_have_exactly_the_limit(size: int, fits: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_line_may_have_exactly_the_limit(size: int, fits: bool) -> None:
     row = '"' + "x" * (size - len('RDATA orders master 3 ""')) + '"'
     assert lines(spell([fact(3, row)], 2, 3))[0].startswith("RDATA") is fits
 
