@@ -1,7 +1,7 @@
 """Rooms: events persisted and read per second, in a file, ``synchronous = FULL``; and whether a room's size matters.
 
-Live and backfilled events go through a master's ``Rooms``, 100 to a call and eight calls at once, each for a room of
-its own.  A backfilled batch brings the state before its oldest event.  Reads are one call each, there and back through the
+Live and backfilled events go through a master's ``Rooms``, 100 to a call and eight calls at once, a room each.
+A backfilled batch brings the state before its oldest event.  Reads are one call each, there and back through the
 database's thread.
 """
 

@@ -194,7 +194,7 @@ class RemoteFolder:
 
                 self._system, self._root = FileSystem.from_uri(self.url.replace("s3a://", "s3://", 1))
             except ImportError as error:
-                raise ConfigError(f"{url}: pyarrow is needed for that: pip install 'replication[spark]'") from error
+                raise ConfigError(f"{url}: that needs pyarrow: pip install '.[spark]' in the checkout") from error
             except (OSError, ValueError, NotImplementedError) as error:
                 why = str(error).partition("\n")[0]
                 raise ConfigError(f"{url}: {why}; a folder that all machines share would do, too") from error

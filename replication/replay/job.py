@@ -96,7 +96,7 @@ def check_installed() -> None:
     """Return if what Spark's workers import is there; else ConfigError."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"not installed: {', '.join(missing)}: pip install 'replication[spark]'")
+        raise ConfigError(f"not installed: {', '.join(missing)}: pip install '.[spark]' in the checkout")
 
 
 @contextmanager

@@ -266,7 +266,7 @@ def _zstandard() -> Any:
     try:
         import zstandard  # noqa: PLC0415 (only who needs it must have it)
     except ImportError as error:
-        raise ConfigError("zstd needs a module: pip install 'replication[zstd]'") from error
+        raise ConfigError("zstd needs a module: pip install '.[zstd]' in the checkout") from error
     return zstandard
 
 

@@ -43,5 +43,5 @@ def _open_postgres(url: str, reactor: IReactorFromThreads, *, read_only: bool) -
     try:
         from replication.storage.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
     except ImportError as error:
-        raise ConfigError(f"PostgreSQL needs psycopg 3 ({error}): pip install 'replication[postgres]'") from error
+        raise ConfigError(f"PostgreSQL needs psycopg 3 ({error}): pip install '.[postgres]' in the checkout") from error
     return PostgresStore(url, reactor, read_only=read_only)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
-pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
 from replication.cli import main as cli
 from replication.cli import replay

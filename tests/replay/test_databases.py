@@ -67,7 +67,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
 
 def test_batches_are_not_empty_and_errors_are_ours(tmp_path: Path) -> None:
-    pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a"), fact(3, "b")]})
     with closing(open_database(url)) as database:
         [batch] = database.batches('SELECT stream_id, "row" FROM stream_orders')
@@ -105,7 +105,7 @@ time.sleep(0.3)
 
 def test_a_lock_is_waited_for_by_both_drivers(tmp_path: Path) -> None:
     """Whoever is the first to open a database with a WAL holds it for a moment."""
-    pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
     asks: list[Callable[[IDatabase, str], list[Any]]] = [
         lambda database, sql: database.rows(sql),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def remote(path: Path) -> IFolder:
-    fs = pytest.importorskip("pyarrow.fs", reason="pip install 'replication[spark]'")
+    fs = pytest.importorskip("pyarrow.fs", reason="pip install '.[spark]' in the checkout")
     return RemoteFolder(f"file://{path}", fs.LocalFileSystem())
 
 
@@ -154,12 +154,12 @@ def test_a_url_that_nobody_knows_is_refused_with_those_that_can_be() -> None:
 
 def test_a_url_that_cannot_be_reached_says_why() -> None:
     """There is no Hadoop here."""
-    pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
     with pytest.raises(ConfigError, match=r"^hdfs://here/out: .*a folder that all machines share"):
         open_folder("hdfs://here/out")
 
 
 def test_a_url_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
-    with pytest.raises(ConfigError, match=r"replication\[spark\]"):
+    with pytest.raises(ConfigError, match=r"\.\[spark\]"):
         open_folder("s3://bucket/out")

@@ -13,7 +13,7 @@ def test_what_sparks_workers_import_brings_no_twisted(module: str) -> None:
     code = f"import sys, replication.replay.{module}; print('twisted' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if "No module named 'py" in said.stderr:
-        pytest.skip("pip install 'replication[spark]'")
+        pytest.skip("pip install '.[spark]' in the checkout")
     assert said.stdout == "False\n", said.stderr
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
-pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
 from replication.errors import ConfigError, StoreError, UnknownStreamError
 from replication.replay import run as runs

@@ -306,13 +306,13 @@ def test_an_unknown_compression_is_refused_by_name() -> None:
 
 def test_zstd_without_its_module_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    with pytest.raises(ConfigError, match=r"replication\[zstd\]"):
+    with pytest.raises(ConfigError, match=r"\.\[zstd\]"):
         check_compression("zstd")
     folder = LocalFolder(tmp_path)
     segment = write_segment(folder, HISTORY)
     asked = attrs.evolve(segment, compression="zstd")
     (tmp_path / segment.name).rename(tmp_path / asked.name)
-    with pytest.raises(CatchUpError, match=r"replication\[zstd\]"):
+    with pytest.raises(CatchUpError, match=r"\.\[zstd\]"):
         OpenSegment(folder, asked)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
-pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
 from replication.errors import StoreError
 from replication.replay import databases

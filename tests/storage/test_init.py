@@ -77,7 +77,7 @@ def test_a_url_of_postgresql_that_cannot_be_read_is_refused_without_its_password
 
 def test_without_its_driver_postgresql_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "replication.storage.postgres", None)
-    with pytest.raises(ConfigError, match=r"pip install 'replication\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[postgres\]' in the checkout"):
         open_store("postgresql://me@here/shop", Pump())
 
 

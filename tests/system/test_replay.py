@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install 'replication[spark]'")
-pytest.importorskip("adbc_driver_sqlite", reason="pip install 'replication[spark]'")
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
 from replication.replay.databases import resolve_url
 from replication.replay.folders import LocalFolder
