@@ -168,6 +168,17 @@ class WritingTests(RoomsCase):
         self.pump.wait(self.master.check())
         self.assertEqual(self.told()[-1], "POSITION events master 5 6")
 
+    def test_trap_51_joining_a_huge_room_is_one_fact_that_is_told_and_fetched_whole(self) -> None:
+        """Its state came as outliers; then thousands of rows have one token, and no page may cut them or give up."""
+        members = [source(f"m{each}", depth=1, state_key=f"@u{each}", outlier=True) for each in range(2_000)]
+        self.persist(*members)
+        self.told()
+        (token,) = self.persist(source("me", "gone", depth=9, state_before=[each["event_id"] for each in members]))
+        told = self.told()
+        self.assertEqual((len(told), {line.split(" ")[3] for line in told}), (2_001, {"batch", str(token)}))
+        page = self.pump.wait(self.master.page("events", None, after=token - 1, upto=None, limit=100))
+        self.assertEqual([(fact.token, len(fact.texts)) for fact in page.facts], [(token, 2_001)])
+
     def test_a_master_takes_up_where_it_was(self) -> None:
         self.persist(source("a"))
         self.persist(source("z", "older", depth=1, state_before=[]), backfilled=True)
