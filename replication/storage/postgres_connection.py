@@ -14,7 +14,7 @@ from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit
 from replication.storage.postgres_ids import prepare_sequence
-from replication.storage.postgres_session import OutcomeUnknownError, SessionLostError
+from replication.storage.postgres_session import FORGET_MARKS, MARKS, OutcomeUnknownError, SessionLostError
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ STEPS: Final = (
         """,
         "CREATE INDEX append_receipts_written_at ON append_receipts (written_at)",
         "CREATE TABLE writer_claims (instance_name text NOT NULL PRIMARY KEY, holder text NOT NULL)",
+        MARKS,
     ),
 )
 
@@ -256,6 +257,8 @@ class PostgresConnection:
             check_version(version, len(STEPS))
         else:
             upgrade(self.session.run, self._alone, STEPS)
+        if not self._read_only:
+            self.session.ask(FORGET_MARKS)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

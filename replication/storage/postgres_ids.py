@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.postgres_session import SessionLostError
+from replication.storage.postgres_session import SessionLostError, me
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +60,7 @@ class PostgresIds:
     def __init__(self, session: PostgresSession, warn: Callable[[str], object]) -> None:
         self.session = session
         self._warn = warn
-        self._holder = f"{socket.gethostname()}:{os.getpid()} {uuid4().hex}"
+        self._holder = f"{me()} {uuid4().hex}"
         self._names: list[InstanceName] = []
         self._held_in = 0  # the number of the session that has the locks
         self._highest: dict[str, int] = {}  # by sequence

@@ -11,6 +11,7 @@ import re
 import socket
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
 
 import attrs
 import psycopg
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from threading import Event
 
-OLDEST: Final = 13  # the first server that has pg_xact_status() for pg_current_xact_id()
+OLDEST: Final = 13  # the first server that has pg_current_xact_id_if_assigned()
 
 _DEFAULTS: Final[Mapping[str, str | int]] = {
     "connect_timeout": 10,  # seconds for each host
@@ -39,10 +40,33 @@ _DURABLE: Final = (
 )
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
-_IN_DOUBT: Final = "SELECT pg_current_xact_id_if_assigned()::text"
-_OUTCOME: Final = "SELECT pg_xact_status(%s::text::xid8)"
-# The backend that we lost may wait for us for hours, with our locks.
-_END_BACKEND: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xid = %s::text::xid8::xid"
+# Every transaction leaves a mark, the next number of its session, by which is found out whether it was committed if the
+# session is lost over that.  pg_xact_status() would not do: after a crash, numbers of transactions are given again.
+MARKS: Final = """
+    CREATE TABLE commit_marks (
+        session text NOT NULL PRIMARY KEY, mark bigint NOT NULL, marked_at timestamptz NOT NULL DEFAULT now()
+    )
+"""
+FORGET_MARKS: Final = "DELETE FROM commit_marks WHERE marked_at < now() - interval '30 days'"
+_MARK: Final = (
+    "INSERT INTO commit_marks (session, mark) SELECT %s::text, %s::bigint "
+    "WHERE pg_current_xact_id_if_assigned() IS NOT NULL "  # else there is nothing to lose
+    "ON CONFLICT (session) DO UPDATE SET mark = excluded.mark, marked_at = now() RETURNING true"
+)
+# Waits until the transaction that is in doubt has ended.
+_MARKED: Final = (
+    "INSERT INTO commit_marks AS kept (session, mark) VALUES (%s, 0) "
+    "ON CONFLICT (session) DO UPDATE SET mark = kept.mark RETURNING mark"
+)
+_PATIENTLY: Final = "SET LOCAL lock_timeout = '1s'"
+_BACKEND: Final = (
+    "SELECT pid, extract(epoch FROM backend_start)::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+)
+# The one that we lost may not have noticed, and wait for us for hours, with our locks.
+_END_BACKEND: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s"
+)
 _ASK_AGAIN: Final = 0.25  # seconds between two questions about an outcome
 
 CURES: Final = {  # by the beginning of an SQLSTATE
@@ -102,8 +126,7 @@ class Address:
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         known = {key: value for key, value in _DEFAULTS.items() if key not in given}
-        me = f"replication {socket.gethostname()}:{os.getpid()}"
-        conninfo = make_conninfo(url, fallback_application_name=me, **known)
+        conninfo = make_conninfo(url, fallback_application_name=f"replication {me()}", **known)
         return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
 
 
@@ -119,6 +142,9 @@ class PostgresSession:
         self.number = 0
         self._ending = ending
         self._settings = dict(settings or {})
+        self._name = f"{me()} {uuid4().hex}"
+        self._mark = 0  # of the last transaction
+        self._backend: Sequence[object] = ()  # its process at the server
         self._connection: psycopg.Connection | None = None
         self._begun = False
 
@@ -205,12 +231,14 @@ class PostgresSession:
         """
         if not self._begun or self._current().info.transaction_status != TransactionStatus.INTRANS:
             raise self._undone()
-        ((number,),) = self.run(_IN_DOUBT)
+        self._mark += 1
+        marked = self.run(_MARK, (self._name, self._mark))
+        backend = self._backend
         try:
             self.run("COMMIT")
         except SessionLostError as lost:
             self._begun = False
-            if number is not None and not self._was_committed(number):
+            if marked and not self._was_committed(backend):
                 raise SessionLostError(f"{lost}; nothing was committed") from lost
         self._begun = False
 
@@ -231,6 +259,7 @@ class PostgresSession:
             raise StoreError(f"database {self.address.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
         connection.execute(_DURABLE)
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
+        self._backend = connection.execute(_BACKEND).fetchone() or ()
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -251,30 +280,21 @@ class PostgresSession:
             f"database {self.address.name!r} has undone this transaction after an error: begin another one"
         )
 
-    def _was_committed(self, number: str) -> bool:
+    def _was_committed(self, backend: Sequence[object]) -> bool:
         while True:
             try:
-                ((state,),) = self.ask(_OUTCOME, (number,))
-                if state in ("committed", "aborted"):
-                    return bool(state == "committed")
-                if state is None:
-                    raise self._unknown(number, "it was too long ago")
-                self.run(_END_BACKEND, (number,))
-            except OutcomeUnknownError:
-                raise
+                self.ask(_END_BACKEND, backend)
+                self.begin()
+                self.run(_PATIENTLY)
+                ((mark,),) = self.run(_MARKED, (self._name,))
             except StoreError as error:
-                if isinstance(error.__cause__, psycopg.errors.InvalidParameterValue):
-                    return False  # "in the future": a standby that never heard of it is the primary now
                 why = str(error)
             else:
-                why = f"it is {state}"
+                return bool(mark == self._mark)
+            finally:
+                self.rollback()
             if self._ending.wait(_ASK_AGAIN):
-                raise self._unknown(number, f"we end before the server can tell: {why}")
-
-    def _unknown(self, number: str, why: str) -> OutcomeUnknownError:
-        return OutcomeUnknownError(
-            f"database {self.address.name!r}: nobody knows whether transaction {number} was committed: {why}"
-        )
+                raise OutcomeUnknownError(f"nobody knows whether this was committed: we end before we could ask: {why}")
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
@@ -299,6 +319,11 @@ class PostgresSession:
         if not state:
             cures = [cure for words, cure in _CONNECT_CURES.items() if words in said]
         return "; ".join([f"database {self.address.name!r}: {said}", *cures[:1]])
+
+
+def me() -> str:
+    """Return which process this is, for people to read."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _is_fatal(error: psycopg.Error) -> bool:

@@ -16,12 +16,14 @@ from replication.errors import ConfigError, StoreError
 from replication.storage import postgres_session
 from replication.storage.postgres_session import (
     CURES,
+    MARKS,
     Address,
     OutcomeUnknownError,
     PostgresSession,
     SessionLostError,
 )
 from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +237,7 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.sql("CREATE TABLE mine (a integer)")
+        self.sql(MARKS)
         self.session.begin()
         self.session.run("INSERT INTO mine VALUES (1)")
 
@@ -292,11 +295,25 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
         self.assertIn("nobody knows", said)
 
     def test_f10_a_standby_that_never_heard_of_it_is_the_primary_now(self) -> None:
-        """Its number is in the future there."""
-        self.assertFalse(self.session._was_committed(str(2**40 + 1000)))
+        """Its database is an older one."""
+        self.session.commit()
+        self.sql("UPDATE commit_marks SET mark = mark - 1")
+        self.assertFalse(self.session._was_committed((0, "")))
+        self.sql("DELETE FROM commit_marks")
+        self.assertFalse(self.session._was_committed((0, "")))
 
-    def test_f10_what_the_server_no_longer_knows_is_not_guessed(self) -> None:
-        self.assertIn("too long ago", self.refusal(lambda: self.session._was_committed("0"), OutcomeUnknownError))
+    def test_f10_another_transaction_has_its_number_after_a_crash(self) -> None:
+        """PostgreSQL gives numbers again that it had not written down."""
+        self.wait_at_commit()
+        ((number,),) = self.session.run("SELECT pg_current_xact_id()::text")
+
+        def crash_and_use_numbers() -> None:
+            self.server.restart("immediate")
+            until(lambda: int(self.sql("SELECT pg_current_xact_id()::text")[0][0]) >= int(number), "it is used")
+
+        with self.when_waiting_for("PgSleep", crash_and_use_numbers):
+            self.refusal(self.session.commit, SessionLostError)
+        self.assertEqual(self.sql("SELECT pg_xact_status(%s::text::xid8)", number), [("committed",)])
 
     def test_a_transaction_that_wrote_nothing_has_nothing_to_lose(self) -> None:
         self.session.rollback()
