@@ -9,7 +9,7 @@ import attrs
 from replication.errors import RoomError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from replication.rooms.event import Event, StateKey, StateMap
     from replication.rooms.resolution import Fetch, Resolver
@@ -105,7 +105,9 @@ class States:
         known = self._tables.merge(groups)
         if known is None:
             state = self.resolve(groups)
-            known = next((each for each in groups if self.full(each) == state), None) or self._nearest(groups, state)
+            known = next((each for each in groups if self.full(each) == state), None) or self._nearest(
+                set(groups), state
+            )
             self._tables.add_merge(groups, known)
         return Context(known, known) if known in groups else self._known(known)
 
@@ -115,10 +117,11 @@ class States:
             return Context(number, number)
         return Context(number, number, group.prev_group, group.delta)
 
-    def _nearest(self, groups: Sequence[int], state: StateMap) -> int:
+    def _nearest(self, groups: Collection[int], state: StateMap) -> int:
         """Add a group for ``state``, a delta on the group that it differs least from.
 
-        A delta cannot take a key away (trap 50): a group that has more keys is no ground for one.
+        A delta cannot take a key away (trap 50): a group that has more keys is no ground for one.  Of equally near
+        ones any would do; the first of a set is the one that a Synapse takes.
         """
         deltas = [
             (each, {key: event_id for key, event_id in state.items() if self.full(each).get(key) != event_id})
