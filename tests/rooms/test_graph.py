@@ -80,8 +80,8 @@ def check_room(keeper: Keeper, room: str, then: Any, where: object) -> None:
         assert (stored.outlier, stored.rejected) == (event["outlier"], event["rejected"]), where
         assert stored.state_group == event["state_group"], where
     for number, group in then["state_groups"].items():
-        held = tables.group(int(number))
-        assert (held.prev_group, state_of(held.delta)) == (group["prev_group"], triples(group["delta"])), where
+        own = tables.group(int(number))
+        assert (own.prev_group, state_of(own.delta)) == (group["prev_group"], triples(group["delta"])), where
         assert state_of(tables.group_state(int(number))) == triples(group["state"]), where
     for table, columns in (
         ("ex_outlier_stream", "stream_ordering, event_id, state_group FROM room_ex_outliers"),
