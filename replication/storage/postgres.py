@@ -23,7 +23,7 @@ from replication.storage.memory import ended, undeclared
 from replication.storage.postgres_connection import PAGING, Batch, PostgresConnection
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_mapped import MappedTable
-from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_session import Address, Holder, PostgresSession
 from replication.storage.postgres_tables import GenericTable
 from replication.storage.threads import Lane
 
@@ -93,6 +93,7 @@ class PostgresStore:
         self._connections = connections
         self._now = now
         self._ending = Event()
+        self._holder = Holder()
         self._tables: dict[StreamName, Table] = {}
         self._sequences: dict[StreamName, PostgresSequence] = {}
         self._reader: _Desk[PostgresConnection] | None = None
@@ -239,11 +240,11 @@ class PostgresStore:
             self._reader = first
             return
         self._writer, self._reader = first, self._new_desk(PAGES)
-        session = PostgresSession(self.address, self._ending, IDS_SETTINGS)
+        session = PostgresSession(self.address, self._ending, self._holder, IDS_SETTINGS)
         self._ids = _Desk(self._reactor, PostgresIds(session, self.warnings.append))
 
     def _new_desk(self, settings: Mapping[str, str], *, read_only: bool = False) -> _Desk[PostgresConnection]:
-        session = PostgresSession(self.address, self._ending, settings)
+        session = PostgresSession(self.address, self._ending, self._holder, settings)
         return _Desk(self._reactor, PostgresConnection(session, read_only=read_only))
 
     def _writing(self) -> list[_Desk[PostgresConnection]]:

@@ -40,7 +40,12 @@ STEPS: Final = (
         )
         """,
         "CREATE INDEX append_receipts_written_at ON append_receipts (written_at)",
-        "CREATE TABLE writer_claims (instance_name text NOT NULL PRIMARY KEY, holder text NOT NULL)",
+        """
+        CREATE TABLE writer_claims (
+            instance_name text NOT NULL, holder text NOT NULL, number bigint NOT NULL,
+            PRIMARY KEY (instance_name, holder)
+        )
+        """,
         MARKS,
     ),
 )

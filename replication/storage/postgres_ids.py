@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
-from uuid import uuid4
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.postgres_session import SessionLostError, me
+from replication.storage.postgres_session import HOLDER_KEY, SessionLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,10 +39,18 @@ HOLDER: Final = (
     f"AND (classid::bigint << 32 | objid::bigint) = {_KEY}"
 )
 CLAIM: Final = (
-    "INSERT INTO writer_claims (instance_name, holder) VALUES (%s, %s) "
-    "ON CONFLICT (instance_name) DO UPDATE SET holder = excluded.holder"
+    "INSERT INTO writer_claims (instance_name, holder, number) "
+    "SELECT %s, %s, coalesce(max(number), 0) + 1 FROM writer_claims WHERE instance_name = %s "
+    "ON CONFLICT (instance_name, holder) DO UPDATE SET number = excluded.number"
 )
-CLAIMED: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s"
+FORMER: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s AND holder <> %s"
+END_SESSIONS: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY}"
+)
+WAIT_FOR_END: Final = f"SELECT pg_advisory_xact_lock({HOLDER_KEY})"
+FORGET: Final = "DELETE FROM writer_claims WHERE instance_name = %s AND holder = %s"
 DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
 SEQUENCE: Final = "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
@@ -60,8 +67,6 @@ class PostgresIds:
     def __init__(self, session: PostgresSession, warn: Callable[[str], object]) -> None:
         self.session = session
         self._warn = warn
-        self._holder = f"{me()} {uuid4().hex}"
-        self._names: list[InstanceName] = []
         self._held_in = 0  # the number of the session that has the locks
         self._highest: dict[str, int] = {}  # by sequence
 
@@ -70,19 +75,20 @@ class PostgresIds:
         self.session.close(last=UNLOCK_ALL)  # else the server would do it, but a little later
 
     def claim(self, name: InstanceName) -> None:
-        """Make this process the only one that writes as ``name``; StoreError says which one does."""
+        """Make this process the only one that writes as ``name``; StoreError says which one does.
+
+        Nothing is under way any more, when this returns, of those that did before.
+        """
         _again_if_lost(self._hold_names)
-        if name not in self._names:
-            self._lock(name)
-            try:
-                self.session.begin()
-                self.session.run(DURABLY)
-                self.session.run(CLAIM, (name, self._holder))
-                self.session.commit()
-            except BaseException:
-                self.session.close()  # lets go of the lock as well
-                raise
-            self._names.append(name)
+        if name in self.session.holder.names:
+            return
+        self._lock(name)
+        try:
+            self._take_over(name)
+        except BaseException:
+            self.session.close()  # lets go of the lock as well
+            raise
+        self.session.holder.names.append(name)
 
     def draw(self, sequence: str, count: int) -> list[int]:
         """Return so many IDs that nobody else gets, in ascending order."""
@@ -101,19 +107,24 @@ class PostgresIds:
         return ids
 
     def _hold_names(self) -> None:
-        """Take the locks again after the session was lost; StoreError if somebody else had a name meanwhile."""
+        """Take the locks again after the session was lost."""
         self.session.connect()
-        if self._held_in == self.session.number:
-            return
-        for name in self._names:
-            self._lock(name)
-            if self.session.run(CLAIMED, (name,)) != [(self._holder,)]:
-                self.session.run(UNLOCK, (name,))
-                raise StoreError(
-                    f"another process has written as {name!r} since this one lost its session of database "
-                    f"{self.session.address.name!r}: restart this one, so that it learns what the other wrote"
-                )
-        self._held_in = self.session.number
+        if self._held_in != self.session.number:
+            for name in self.session.holder.names:
+                self._lock(name)
+            self._held_in = self.session.number
+
+    def _take_over(self, name: InstanceName) -> None:
+        """Write down whose the name is, and end all sessions of those whose it was: one may be amid a COMMIT."""
+        session, me = self.session, self.session.holder.id
+        session.begin()
+        session.run(DURABLY)
+        session.run(CLAIM, (name, me, name))
+        session.commit()
+        for (former,) in session.run(FORMER, (name, me)):
+            session.run(END_SESSIONS, (former,))
+            session.run(WAIT_FOR_END, (former,))
+            session.run(FORGET, (name, former))
 
     def _lock(self, name: InstanceName) -> None:
         ((locked,),) = self.session.run(LOCK, (name,))

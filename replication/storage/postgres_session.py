@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from threading import Event
 
+    from replication.wire.grammar import InstanceName
+
 OLDEST: Final = 13  # the first server that has pg_current_xact_id_if_assigned()
 
 _DEFAULTS: Final[Mapping[str, str | int]] = {
@@ -67,6 +69,13 @@ _END_BACKEND: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s"
 )
+HOLDER_KEY: Final = "hashtextextended('replication holder ' || %s, 0)"
+_HOLD: Final = f"SELECT pg_advisory_lock_shared({HOLDER_KEY})"
+_LOST: Final = (
+    "SELECT name FROM unnest(%s::text[]) AS name WHERE %s IS DISTINCT FROM "
+    "(SELECT holder FROM writer_claims WHERE instance_name = name ORDER BY number DESC LIMIT 1)"
+)
+
 _ASK_AGAIN: Final = 0.25  # seconds between two questions about an outcome
 
 CURES: Final = {  # by the beginning of an SQLSTATE
@@ -125,24 +134,40 @@ class Address:
             raise ConfigError(f"database {_hide(url)!r} is no URL of PostgreSQL: {_SPELL}")
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
+        application = f"replication {socket.gethostname()}:{os.getpid()}"
         known = {key: value for key, value in _DEFAULTS.items() if key not in given}
-        conninfo = make_conninfo(url, fallback_application_name=f"replication {me()}", **known)
+        conninfo = make_conninfo(url, fallback_application_name=application, **known)
         return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
 
 
+class Holder:
+    """One process, to the others that write the same database: who it is, and the ``names`` that it writes under.
+
+    All its sessions hold a shared lock on ``id``.  Who takes over one of its names ends all that have the lock, and a
+    session that begins later finds that the name has another holder.
+    """
+
+    def __init__(self) -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()} {uuid4().hex}"
+        self.names: list[InstanceName] = []
+
+
 class PostgresSession:
-    """A session of the database at ``address``, with ``settings`` of its own.
+    """A session of the database at ``address``, for ``holder``, with ``settings`` of its own.
 
     ``number`` counts the sessions that there were, so that who keeps something in a session notices that it is another
     one.  ``ending`` is set when nothing is waited for any longer.
     """
 
-    def __init__(self, address: Address, ending: Event, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, address: Address, ending: Event, holder: Holder, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.address = address
+        self.holder = holder
         self.number = 0
         self._ending = ending
         self._settings = dict(settings or {})
-        self._name = f"{me()} {uuid4().hex}"
+        self._name = uuid4().hex
         self._mark = 0  # of the last transaction
         self._backend: Sequence[object] = ()  # its process at the server
         self._connection: psycopg.Connection | None = None
@@ -260,6 +285,14 @@ class PostgresSession:
         connection.execute(_DURABLE)
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
         self._backend = connection.execute(_BACKEND).fetchone() or ()
+        connection.execute(_HOLD, (self.holder.id,))
+        if self.holder.names:
+            lost = connection.execute(_LOST, (self.holder.names, self.holder.id)).fetchall()
+            if lost:
+                raise StoreError(
+                    f"database {self.address.name!r}: another process has written as {lost[0][0]!r} since sessions of "
+                    "this one were lost: restart this one, so that it learns what the other wrote"
+                )
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -319,11 +352,6 @@ class PostgresSession:
         if not state:
             cures = [cure for words, cure in _CONNECT_CURES.items() if words in said]
         return "; ".join([f"database {self.address.name!r}: {said}", *cures[:1]])
-
-
-def me() -> str:
-    """Return which process this is, for people to read."""
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _is_fatal(error: psycopg.Error) -> bool:

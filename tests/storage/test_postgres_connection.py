@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import PositionMovedError, SchemaError, StoreError
 from replication.storage.postgres_connection import STEPS, Batch, PostgresConnection
-from replication.storage.postgres_session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres_session import Address, Holder, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.postgres_tables import GenericTable
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import IStatements, Receipt, Write
@@ -33,7 +33,7 @@ class UsesConnection(HasDatabase):
             self.connection.declare(table)
 
     def make_connection(self, url: str = "", *, read_only: bool = False) -> PostgresConnection:
-        session = PostgresSession(Address.parse(url or self.url), self.ending)
+        session = PostgresSession(Address.parse(url or self.url), self.ending, Holder())
         self.addCleanup(session.close)
         return PostgresConnection(session, read_only=read_only)
 
@@ -251,7 +251,7 @@ class OpenTests(HasDatabase, SynchronousTestCase):
         self.ending = Event()
 
     def open(self, *, read_only: bool = False, user: str = "postgres") -> list[str]:
-        session = PostgresSession(Address.parse(self.server.url(self.database, user)), self.ending)
+        session = PostgresSession(Address.parse(self.server.url(self.database, user)), self.ending, Holder())
         self.addCleanup(session.close)
         return PostgresConnection(session, read_only=read_only).open()
 
@@ -293,7 +293,7 @@ class OpenTests(HasDatabase, SynchronousTestCase):
         self.open(user="humble")
 
     def test_several_processes_may_open_a_new_database_at_once(self) -> None:
-        first = PostgresSession(Address.parse(self.url), self.ending)
+        first = PostgresSession(Address.parse(self.url), self.ending, Holder())
         self.addCleanup(first.close)
         with PostgresConnection(first, read_only=False)._alone():
             with self.when_waiting_for("advisory", lambda: first.run("COMMIT")):

@@ -7,22 +7,26 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.postgres_connection import PostgresConnection
+from replication.storage import postgres_ids
+from replication.storage.postgres_connection import Batch, PostgresConnection
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
-from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_session import Address, Holder, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.postgres_tables import GenericTable
 from replication.streams.registry import StreamDefinition
-from tests.contract.stream_store import ME, OTHER
+from tests.contract.stream_store import ME, OTHER, facts, write
 from tests.storage.on_postgres import HasDatabase
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replication.wire.grammar import InstanceName
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +34,9 @@ HOLD = """
 import sys
 from threading import Event
 from replication.storage.postgres_ids import PostgresIds
-from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_session import Address, Holder, PostgresSession
 
-ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event()), print)
+ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event(), Holder()), print)
 ids.claim("master")
 print("held", flush=True)
 sys.stdin.read()
@@ -41,18 +45,19 @@ sys.stdin.read()
 
 class UsesIds(HasDatabase):
     def setUp(self) -> None:
+        self.ending = Event()
         self.connection = PostgresConnection(self.make_session(), read_only=False)
         self.connection.open()
         self.warnings: list[str] = []
         self.ids = self.make_ids()
 
-    def make_session(self, **settings: str) -> PostgresSession:
-        session = PostgresSession(Address.parse(self.url), Event(), settings)
+    def make_session(self, holder: Holder | None = None, settings: Mapping[str, str] | None = None) -> PostgresSession:
+        session = PostgresSession(Address.parse(self.url), self.ending, holder or Holder(), settings)
         self.addCleanup(session.close)
         return session
 
     def make_ids(self) -> PostgresIds:
-        return PostgresIds(self.make_session(**IDS_SETTINGS), self.warnings.append)
+        return PostgresIds(self.make_session(settings=IDS_SETTINGS), self.warnings.append)
 
     def declare(self, name: str = "orders", *, negative: bool = False) -> list[str]:
         """Declare a stream and return the warnings."""
@@ -178,7 +183,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
     def test_names_of_other_databases_and_schemas_are_other_names(self) -> None:
         self.ids.claim(ME)
         self.sql("CREATE SCHEMA elsewhere")
-        session = self.make_session(search_path="elsewhere")
+        session = self.make_session(settings={"search_path": "elsewhere"})
         PostgresConnection(session, read_only=False).open()
         PostgresIds(session, print).claim(ME)
 
@@ -209,7 +214,8 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         self.end_sessions()
         other = self.make_ids()
         other.claim(ME)
-        self.assertIn("another process writes as 'master'", str(self.assertRaises(StoreError, self.draw)))
+        for _ in range(2):
+            self.assertIn("has written as 'master'", str(self.assertRaises(StoreError, self.draw)))
         self.assertEqual(other.draw('"stream_orders_seq"', 1), [2])
 
     def test_f17_nor_by_one_whose_name_was_used_meanwhile(self) -> None:
@@ -223,6 +229,57 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         for _ in range(2):
             self.assertIn("restart this one", str(self.assertRaises(StoreError, self.draw)))
         self.make_ids().claim(ME)
+
+    def writer(self, ids: PostgresIds) -> tuple[PostgresConnection, Batch]:
+        """Return another connection of the process that ``ids`` is of, and something to commit."""
+        table = GenericTable(StreamDefinition("orders"))
+        connection = PostgresConnection(self.make_session(ids.session.holder), read_only=False)
+        connection.declare(table)
+        return connection, Batch([(table, write(2, facts(2)))], None, 0.0)
+
+    def end_session_of(self, ids: PostgresIds) -> None:
+        """End the one session by which a process holds its names."""
+        ((pid,),) = ids.session.run("SELECT pg_backend_pid()")
+        self.sql("SELECT pg_terminate_backend(%s, 60000)", pid)
+
+    def test_f17_nothing_is_committed_by_a_process_that_has_lost_its_name(self) -> None:
+        """It has IDs that it drew before, and a session that is not the one that holds the name."""
+        self.ids.claim(ME)
+        connection, batch = self.writer(self.ids)
+        self.end_session_of(self.ids)
+        self.make_ids().claim(ME)
+        for _ in range(2):
+            (error,) = connection.commit_together([batch])
+            self.assertIn("restart this one", str(error))
+        self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
+
+    def test_f9_no_commit_of_the_last_holder_is_under_way_any_more_when_a_name_is_taken(self) -> None:
+        """Who takes a name asks then how far its facts go, and would never look again."""
+        self.ids.claim(ME)
+        connection, batch = self.writer(self.ids)
+        self.at_each("stream_orders", "PERFORM pg_sleep(60);", deferred=True)
+        outcomes: list[Exception | None] = []
+        committing = Thread(target=lambda: outcomes.extend(connection.commit_together([batch])))
+        self.end_session_of(self.ids)
+        with self.when_waiting_for("PgSleep", lambda: self.make_ids().claim(ME)):
+            committing.start()
+        self.assertEqual(self.sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), [(0,)])
+        self.ending.set()
+        committing.join()
+        self.assertEqual(([type(each) for each in outcomes]), [OutcomeUnknownError])
+        self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
+
+    def test_f17_a_takeover_that_fails_half_way_is_finished_by_the_next_one(self) -> None:
+        self.ids.claim(ME)
+        connection, _ = self.writer(self.ids)
+        self.end_session_of(self.ids)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(postgres_ids, "END_SESSIONS", "SELECT nothing(%s)")
+            self.refusal(self.make_ids())
+        self.assertEqual(connection.session.run("SELECT 1"), [(1,)], "it lives on")
+        self.make_ids().claim(ME)
+        self.assertRaises(SessionLostError, connection.session.run, "SELECT 1")
+        self.assertEqual(self.sql("SELECT count(*) FROM writer_claims"), [(1,)])
 
     def test_f9_a_crash_of_the_server_takes_no_claim_back(self) -> None:
         """Drawing does not wait for the disk, claiming does."""

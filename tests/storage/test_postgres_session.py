@@ -18,6 +18,7 @@ from replication.storage.postgres_session import (
     CURES,
     MARKS,
     Address,
+    Holder,
     OutcomeUnknownError,
     PostgresSession,
     SessionLostError,
@@ -81,7 +82,7 @@ class UsesSession(HasDatabase):
         self.session = self.make_session()
 
     def make_session(self, url: str = "", **settings: str) -> PostgresSession:
-        session = PostgresSession(Address.parse(url or self.url), self.ending, settings)
+        session = PostgresSession(Address.parse(url or self.url), self.ending, Holder(), settings)
         self.addCleanup(session.close)
         return session
 

@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.postgres_connection import PAGING
-from replication.storage.postgres_session import Address, PostgresSession
+from replication.storage.postgres_session import Address, Holder, PostgresSession
 from replication.storage.postgres_tables import GenericTable, relation_name
 from replication.streams.registry import StreamDefinition
 from replication.wire.grammar import Token
@@ -29,7 +29,7 @@ def test_long_names_of_streams_are_told_apart() -> None:
 
 class GenericTableTests(HasDatabase, SynchronousTestCase):
     def setUp(self) -> None:
-        self.session = PostgresSession(Address.parse(self.url), Event(), dict.fromkeys(PAGING, "off"))
+        self.session = PostgresSession(Address.parse(self.url), Event(), Holder(), dict.fromkeys(PAGING, "off"))
         self.addCleanup(self.session.close)
         self.table = self.make_table()
 
