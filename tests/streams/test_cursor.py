@@ -149,7 +149,27 @@ def test_trap_25_rows_before_a_position_on_their_link_are_dropped() -> None:
     assert not made.linked
 
 
-def test_trap_26_a_half_fact_dies_with_its_link_and_is_whole_on_the_next() -> None:
+def test_trap_26_batches_of_two_writers_may_interleave() -> None:
+    """Each writer has a cursor, so one's rows and POSITIONs are nothing to the other's half fact."""
+    first, second = cursor(max_apply_rows=10), cursor(max_apply_rows=10)
+    say(first, None, text="1")
+    say(second, None, text="2")
+    tell(second, 5, 5)
+    say(first, 6, text="1")
+    say(second, 7, text="2")
+    assert first.step() == Apply([fact(6, "1", "1")], Token(5), Token(6))
+    assert second.step() == Apply([fact(7, "2", "2")], Token(5), Token(7))
+
+
+def test_trap_27_a_fetch_that_failed_is_asked_for_again_without_another_position() -> None:
+    made = cursor(5, heard=9)
+    asked = made.step()
+    say(made, 10)
+    made.link_lost(LINK)
+    assert made.step() == asked == CatchUp(Token(5), Token(9))
+
+
+def test_a_half_fact_dies_with_its_link_and_is_whole_on_the_next() -> None:
     made = cursor()
     say(made, None, None)
     made.link_lost(LINK)
@@ -176,6 +196,53 @@ def test_the_end_of_a_fact_whose_beginning_was_not_kept_is_no_fact() -> None:
     tell(made, 5, 5)
     say(made, 6, 7)
     assert made.step() == CatchUp(Token(5), Token(6))
+
+
+def test_a_position_in_the_middle_of_a_fact_does_not_split_it() -> None:
+    made = cursor(max_apply_rows=10)
+    say(made, None)
+    tell(made, 5, 5)
+    say(made, 6)
+    assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
+
+
+def test_the_half_fact_of_a_link_that_another_takes_over_from_is_torn() -> None:
+    made = cursor()
+    say(made, None)
+    tell(made, 5, 6, OTHER)
+    say(made, None, 6)  # on the link that is not followed any more
+    say(made, None)
+    assert (made.dropped, made.held_bytes) == (4, 0)
+    tell(made, 6, 6)
+    say(made, 7, 8)
+    assert made.step() == Apply([], Token(5), Token(6))
+    assert apply_all(made) == []
+    assert made.step() == CatchUp(Token(6), Token(7))
+
+
+def test_a_torn_fact_that_is_known_already_leaves_no_gap() -> None:
+    made = Cursor(Token(5))
+    say(made, None)
+    tell(made, 5, 6)
+    say(made, None, 6, 7)
+    assert apply_all(made) == [7]
+
+
+def test_losing_a_link_that_is_not_followed_changes_nothing() -> None:
+    made = cursor()
+    say(made, None)
+    say(made, None, link=OTHER)
+    made.link_lost(OTHER)
+    assert not made._torn
+    say(made, 6)
+    assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
+
+
+def test_a_lost_link_takes_its_half_fact_along() -> None:
+    made = cursor()
+    say(made, None, None)
+    made.link_lost(LINK)
+    assert (made.dropped, made.held_bytes, made.linked) == (2, 0, False)
 
 
 def test_whole_facts_outlive_their_link() -> None:
@@ -206,6 +273,48 @@ def test_memory_is_bounded_and_what_does_not_fit_is_fetched() -> None:
     assert made.step() == CatchUp(Token(done[-1]), Token(39))
     say(made, 40)
     assert made.announced == 40
+
+
+def test_facts_that_were_held_and_do_not_fit_are_fetched_with_the_gap() -> None:
+    made = cursor(5, heard=9, max_held_bytes=1000)
+    say(made, 10, 11, text="x" * 200)
+    assert made.held_bytes > 0
+    say(made, 12, 13, text="x" * 200)
+    assert (made.held_bytes, made.dropped) == (0, 4)
+    assert made.step() == CatchUp(Token(5), Token(13))
+    say(made, 14)
+    step = made.step()
+    assert isinstance(step, CatchUp)
+    made.fetched(step, Page([fact(each) for each in range(6, 14)], Token(13), limited=False))
+    assert apply_all(made) == [*range(6, 15)]
+    assert made.held_bytes == 0
+
+
+def test_a_position_ahead_of_what_is_held_takes_it_into_the_gap() -> None:
+    made = cursor(5, heard=9)
+    say(made, 10)
+    tell(made, 12, 12)
+    assert (made.held_bytes, made.dropped) == (0, 1)
+    assert made.step() == CatchUp(Token(5), Token(12))
+
+
+def test_a_position_behind_a_gap_only_says_that_there_is_no_more() -> None:
+    made = cursor(5, heard=9)
+    tell(made, 9, 12)
+    assert (made.step(), made.announced) == (CatchUp(Token(5), Token(9)), 12)
+    step = made.step()
+    assert isinstance(step, CatchUp)
+    made.fetched(step, Page([], Token(9), limited=False))
+    assert made.step() == Apply([], Token(5), Token(12))
+
+
+def test_a_page_that_comes_twice_is_taken_once() -> None:
+    made = cursor(5, heard=9)
+    step = made.step()
+    assert isinstance(step, CatchUp)
+    for _ in range(2):
+        made.fetched(step, Page([fact(6), fact(7)], Token(7), limited=True))
+    assert apply_all(made) == [6, 7]
 
 
 def test_a_crowded_cursor_says_so() -> None:
@@ -268,6 +377,74 @@ class TestReset:
         again = made.step()
         assert isinstance(again, Reset)
         assert (again.after, again.to) == (7, 5)
+
+    def test_what_a_step_under_way_applied_of_what_is_still_true_is_not_applied_again(self) -> None:
+        made = cursor(5)
+        say(made, 6, 7)
+        under_way = made.step()
+        assert isinstance(under_way, Apply)
+        say(made, 8, 9)
+        made.link_lost(LINK)
+        tell(made, 8, 8, OTHER)
+        fetch = made.step()
+        assert isinstance(fetch, CatchUp)
+        made.fetched(fetch, Page([fact(6), fact(7), fact(8)], Token(8), limited=False))
+        made.applied(under_way)
+        assert apply_all(made) == [8]
+        assert made.held_bytes == 0
+
+    def test_a_step_under_way_may_reach_further_than_what_is_ready(self) -> None:
+        made = cursor(5)
+        say(made, 6, 7)
+        under_way = made.step()
+        assert isinstance(under_way, Apply)
+        say(made, 8, 9)
+        made.link_lost(LINK)
+        tell(made, 8, 8, OTHER)
+        made.applied(under_way)
+        assert made.step() == CatchUp(Token(7), Token(8), 1)
+
+    def test_facts_of_the_new_life_are_not_taken_for_those_of_a_step_under_way(self) -> None:
+        made = cursor(5)
+        say(made, 6, 7)
+        under_way = made.step()
+        assert isinstance(under_way, Apply)
+        made.link_lost(LINK)
+        tell(made, 5, 5, OTHER)
+        say(made, 6, 7, 8, link=OTHER, text="0")
+        made.applied(under_way)
+        undo = made.step()
+        assert undo == Reset(Token(7), Token(5), 1)
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        assert made.step() == Apply([fact(each, "0") for each in (6, 7, 8)], Token(5), Token(8), 1)
+
+    def test_one_after_the_other_goes_back_to_the_lowest(self) -> None:
+        made = cursor(9)
+        made.link_lost(LINK)
+        tell(made, 4, 4, OTHER)
+        say(made, 5, 6, 7, link=OTHER)
+        made.link_lost(OTHER)
+        tell(made, 6, 6)
+        step = made.step()
+        assert step == Reset(Token(9), Token(4), 2)
+        assert isinstance(step, Reset)
+        made.applied(step)
+        assert made.step() == CatchUp(Token(4), Token(6), 2)
+
+    def test_trap_29_a_writer_that_reaches_the_old_number_again_does_not_look_up_to_date(self) -> None:
+        made = cursor(9)
+        made.link_lost(LINK)
+        tell(made, 0, 0, OTHER)
+        say(made, *range(1, 10), link=OTHER)
+        assert made.position == made.announced == 9
+        assert not made.live
+        step = made.step()
+        assert step == Reset(Token(9), Token(0), 1)
+        assert isinstance(step, Reset)
+        made.applied(step)
+        assert apply_all(made) == [*range(1, 10)]
+        assert made.live
 
 
 def test_a_step_from_elsewhere_is_refused() -> None:

@@ -125,10 +125,11 @@ class OneLink(RuleBasedStateMachine):
     @precondition(lambda self: self.asked_on and self.max_links == 1)
     @rule(data=st.data())
     def repeat_an_old_position(self, data: st.DataObject) -> None:
-        """Say again what was said; on a link that is not followed, nobody could tell that from a writer gone back."""
+        """Say again what was true; on a link that is not followed, nobody could tell that from a writer gone back."""
         link = data.draw(st.sampled_from(sorted(self.asked_on)))
         new = data.draw(st.integers(0, self.handed_over))
-        self.links[link].append(position(data.draw(st.integers(0, new)), new))
+        prev = max([0, *(fact.token for fact in self.log if fact.token <= new)])
+        self.links[link].append(position(data.draw(st.integers(prev, new)), new))
 
     # ---- the links
 
@@ -329,5 +330,5 @@ class TwoLinks(OneLink):
     max_links = 2
 
 
-test_a_follower_of_one_link = OneLink.TestCase
-test_a_follower_of_two_links = TwoLinks.TestCase
+TestOneLink = OneLink.TestCase
+TestTwoLinks = TwoLinks.TestCase

@@ -4,46 +4,72 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from replication.streams.facts import Fact, fact_bytes, facts_of_rows, is_ascending, row_bytes, texts_of, tokens_of
-from replication.wire.grammar import Token, read_json
-from tests import strategies
+from replication.errors import RemoteProtocolError
+from replication.streams.facts import (
+    Fact,
+    fact_bytes,
+    facts_of_rows,
+    gather,
+    is_ascending,
+    row_bytes,
+    texts_of,
+    tokens_of,
+)
+from replication.wire.grammar import Token
+from tests.strategies import facts
+
+FIVE = Fact(Token(5), ('["a",1]', "[]"))
+SIX = Fact(Token(6), ())
 
 
-def test_rows_are_decoded_when_they_are_asked_for() -> None:
-    assert Fact(Token(2), ('["o1","placed"]', "null")).rows == [["o1", "placed"], None]
+def test_rows_are_the_texts_decoded() -> None:
+    assert FIVE.rows == [["a", 1], []]
+    assert SIX.rows == []
 
 
-def test_a_fact_may_have_no_rows() -> None:
-    assert Fact(Token(2), ()).rows == []
+def test_a_text_that_is_not_json_says_so_when_it_is_decoded() -> None:
+    with pytest.raises(RemoteProtocolError, match="not JSON"):
+        _ = Fact(Token(5), ("[",)).rows
 
 
-def test_a_fact_per_row_is_what_a_fact_is() -> None:
-    facts = facts_of_rows([Token(2), Token(5)], ["[1]", "[2]"])
-    assert facts == [Fact(Token(2), ("[1]",)), Fact(Token(5), ("[2]",))]
-    assert [type(each) for each in facts] == [Fact, Fact]
+def test_facts_of_rows_makes_real_facts_of_one_row_each() -> None:
+    made = facts_of_rows([Token(2), Token(4)], ["[]", "{}"])
+    assert made == [Fact(Token(2), ("[]",)), Fact(Token(4), ("{}",))]
+    assert [type(each) for each in made] == [Fact, Fact]
+    assert made[1].rows == [{}]
 
 
-def test_as_many_tokens_as_rows() -> None:
+def test_facts_of_rows_wants_a_token_for_each_row() -> None:
     with pytest.raises(ValueError, match="zip"):
-        facts_of_rows([Token(2)], ["[1]", "[2]"])
+        facts_of_rows([Token(2)], ["[]", "{}"])
 
 
-@given(strategies.facts())
-def test_taking_facts_apart_loses_nothing(facts: list[Fact]) -> None:
-    assert tokens_of(facts) == [each.token for each in facts]
-    assert texts_of(facts) == [text for each in facts for text in each.texts]
-    assert is_ascending(tokens_of(facts))
-    assert [row for each in facts for row in each.rows] == [read_json(text) for text in texts_of(facts)]
+@given(facts(min_rows=1))
+def test_rows_in_token_order_are_gathered_into_the_facts_they_came_from(some: list[Fact]) -> None:
+    assert gather([each.token for each in some for _ in each.texts], texts_of(some)) == some
 
 
-def test_equal_tokens_do_not_ascend() -> None:
-    assert is_ascending([])
-    assert not is_ascending([Token(2), Token(2)])
-    assert not is_ascending([Token(3), Token(2)])
+@given(facts())
+def test_taking_facts_apart_loses_nothing(some: list[Fact]) -> None:
+    assert tokens_of(some) == [each.token for each in some]
+    assert texts_of(some) == [text for each in some for text in each.texts]
+    assert is_ascending(tokens_of(some))
 
 
-def test_memory_grows_with_text_and_with_number() -> None:
-    small, large = Fact(Token(2), ("[]",)), Fact(Token(2), ("[]" * 500,))
-    assert fact_bytes([large]) - fact_bytes([small]) == 998
-    assert fact_bytes([small, small]) == 2 * fact_bytes([small]) > 2 * row_bytes(["[]"])
+@given(st.lists(st.integers(0, 5).map(Token), max_size=5))
+def test_is_ascending_means_sorted_without_doubles(tokens: list[Token]) -> None:
+    assert is_ascending(tokens) == (tokens == sorted(set(tokens)))
+
+
+@given(facts(), facts())
+def test_memory_adds_up(some: list[Fact], more: list[Fact]) -> None:
+    assert fact_bytes([*some, *more]) == fact_bytes(some) + fact_bytes(more)
+    assert fact_bytes(some) >= row_bytes(texts_of(some)) >= sum(map(len, texts_of(some)))
+
+
+def test_memory_counts_what_python_adds_to_a_short_row() -> None:
+    """A bound in bytes would otherwise let in a hundred times as much."""
+    assert row_bytes(["1"] * 1000) > 50_000
+    assert fact_bytes([SIX] * 1000) > 100_000

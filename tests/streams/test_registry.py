@@ -1,4 +1,4 @@
-"""Definitions of streams."""
+"""Definitions of streams, and finding them."""
 
 from __future__ import annotations
 
@@ -7,72 +7,86 @@ from typing import Any
 import pytest
 
 from replication.errors import ConfigError, UnknownStreamError
-from replication.streams.registry import StreamDefinition, StreamRegistry
-from replication.wire.grammar import InstanceName, StreamName
+from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
+from replication.wire.grammar import InstanceName
+
+ORDERS = StreamDefinition("orders", row=["order_id", "state"], writers=["master"])
 
 
-def test_a_name_is_enough() -> None:
-    definition = StreamDefinition(StreamName("orders"))
-    assert definition.row is None
-    assert definition.table is None
-    assert definition.written_by(InstanceName("anybody"))
+def test_names_may_be_any_sequence_of_texts() -> None:
+    assert ORDERS.row == ("order_id", "state")
+    assert ORDERS.writers == ("master",)
+    assert StreamDefinition("orders").row is None
 
 
-def test_only_its_writers_write() -> None:
-    definition = StreamDefinition(StreamName("orders"), writers=["a", "b"])
-    assert definition.written_by(InstanceName("a"))
-    assert not definition.written_by(InstanceName("c"))
+@pytest.mark.parametrize("name", ["", "1st", "-a", "a b", "naïve", "a/b", 'a"b', "a" * 101])
+def test_a_bad_stream_name_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match="stream name"):
+        StreamDefinition(name)
+
+
+@pytest.mark.parametrize("name", ["a", "_", "tag_account_data", "a.b-c", "a" * 100])
+def test_a_good_stream_name_is_taken(name: str) -> None:
+    assert StreamDefinition(name).name == name
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "culprit"),
+    ("arguments", "culprit"),
     [
-        ("", {}, "''"),
-        ("a b", {}, "'a b'"),
-        ("1st", {}, "'1st'"),
-        ("x" * 101, {}, "xxx"),
-        ("s", {"where": "1"}, "need a table"),
-        ("s", {"instance_column": "i"}, "need a table"),
-        ("s", {"table": "t"}, "row must list"),
-        ("s", {"table": 't"; DROP', "row": ["a"]}, "DROP"),
-        ("s", {"table": "t", "row": ["a", "b-c"]}, "'b-c'"),
-        ("s", {"table": "t", "row": ["a"], "id_column": "a b"}, "'a b'"),
-        ("s", {"table": "t", "row": ["a"], "instance_column": "é"}, "'é'"),
+        ({"instance_column": "instance_name"}, "need a table"),
+        ({"where": "x > 0"}, "need a table"),
+        ({"table": "events"}, "row must list its columns"),
+        ({"table": "events", "row": []}, "row must list its columns"),
+        ({"table": "ev ents", "row": ["a"]}, "'ev ents'"),
+        ({"table": "events", "row": ["a", "b;"]}, "'b;'"),
+        ({"table": "events", "row": ["a"], "id_column": ""}, "''"),
+        ({"table": "events", "row": ["a"], "instance_column": "1"}, "'1'"),
+        ({"row": "order_id"}, "'order_id'"),
+        ({"writers": "master"}, "'master'"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(name: str, options: dict[str, Any], culprit: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        StreamDefinition(StreamName(name), **options)
-    assert culprit in str(refused.value)
+def test_a_definition_that_cannot_work_is_refused(arguments: dict[str, Any], culprit: str) -> None:
+    with pytest.raises(ConfigError, match=culprit):
+        StreamDefinition("events", **arguments)
 
 
-def test_streams_are_found_by_name_in_the_order_of_their_declaration() -> None:
-    orders, caches = StreamDefinition(StreamName("orders")), StreamDefinition(StreamName("caches"))
-    registry = StreamRegistry([orders, caches])
-    assert registry["orders"] is orders
+def test_a_mapped_stream_is_taken() -> None:
+    definition = StreamDefinition(
+        "backfill", table="events", row=["event_id"], where="stream_ordering < 0", negative=True
+    )
+    assert definition.id_column == "stream_id"
+
+
+def test_only_named_writers_may_write_and_without_names_whoever_serves() -> None:
+    assert ORDERS.written_by(InstanceName("master"))
+    assert not ORDERS.written_by(InstanceName("worker1"))
+    assert StreamDefinition("orders").written_by(InstanceName("worker1"))
+
+
+def test_a_registry_keeps_the_order_of_declaration() -> None:
+    registry = StreamRegistry([ORDERS, StreamDefinition(CACHES)])
+    registry.declare(StreamDefinition("backfill"))
+    assert [each.name for each in registry] == ["orders", "caches", "backfill"]
+    assert len(registry) == 3
+    assert registry["orders"] is ORDERS
     assert "orders" in registry
-    assert "other" not in registry
-    assert list(registry) == [orders, caches]
-    assert len(registry) == 2
-
-
-def test_an_unknown_stream_is_named_beside_those_there_are() -> None:
-    with pytest.raises(UnknownStreamError, match="'other' here; known streams: orders"):
-        StreamRegistry([StreamDefinition(StreamName("orders"))])["other"]
-    with pytest.raises(UnknownStreamError, match="known streams: none"):
-        StreamRegistry()["other"]
+    assert "events" not in registry
 
 
 def test_declaring_the_same_stream_twice_is_harmless() -> None:
-    registry = StreamRegistry([StreamDefinition(StreamName("orders"))])
-    registry.declare(StreamDefinition(StreamName("orders")))
+    registry = StreamRegistry([ORDERS, ORDERS])
     assert len(registry) == 1
 
 
-@pytest.mark.parametrize(
-    "other", [StreamDefinition(StreamName("Orders")), StreamDefinition(StreamName("orders"), row=["a"])]
-)
-def test_two_streams_of_one_name_are_refused_and_letter_case_tells_none_apart(other: StreamDefinition) -> None:
-    registry = StreamRegistry([StreamDefinition(StreamName("orders"))])
+@pytest.mark.parametrize("other", [StreamDefinition("orders"), StreamDefinition("Orders")])
+def test_two_streams_of_one_name_are_refused(other: StreamDefinition) -> None:
+    """Letter case does not tell them apart: in SQLite their tables would be one."""
     with pytest.raises(ConfigError, match="declared twice"):
-        registry.declare(other)
+        StreamRegistry([ORDERS, other])
+
+
+def test_an_unknown_stream_is_told_with_what_there_is() -> None:
+    with pytest.raises(UnknownStreamError, match="known streams: orders"):
+        StreamRegistry([ORDERS])["events"]
+    with pytest.raises(UnknownStreamError, match="known streams: none"):
+        StreamRegistry()["events"]
