@@ -35,6 +35,17 @@ class PendingIds:
         reached = self._order[0] - 1 if self._order else self.highest
         return min(reached, self._floors[0]) if self._floors else reached
 
+    def settled_with(self, ids: Sequence[int]) -> int:
+        """Return what ``settled`` would be if these open IDs were complete, too.
+
+        It walks over those only that are dropped once they are.
+        """
+        done = set(ids)
+        reached = next(
+            (each - 1 for each in self._order if each in self._unfinished and each not in done), self.highest
+        )
+        return min(reached, self._floors[0]) if self._floors else reached
+
     @property
     def open_count(self) -> int:
         """How many IDs are open."""

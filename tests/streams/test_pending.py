@@ -4,139 +4,235 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replication.errors import SequenceRegressedError, StreamError
 from replication.streams.pending import PendingIds
 
 
 def test_the_example_of_the_streams_document() -> None:
-    """Protocol F1: start 1; 2 and 3; complete 3, then 2; 4, 5, 6; complete 5, 4, 6."""
-    ids = PendingIds(1)
-    assert list(ids.reserve(2)) == [2, 3]
-    assert ids.settled == 1
-    ids.complete([3])
-    assert ids.settled == 1
-    ids.complete([2])
-    assert ids.settled == 3
-    assert list(ids.reserve(3)) == [4, 5, 6]
-    for done, settled in ((5, 3), (4, 5), (6, 6)):
-        ids.complete([done])
-        assert ids.settled == settled
+    """Protocol F1: a stream at 1 follows its writer through completions in any order."""
+    pending = PendingIds(1)
+    assert [*pending.reserve(), *pending.reserve()] == [2, 3]
+    assert pending.settled == 1
+    pending.complete([3])
+    assert pending.settled == 1  # waiting for 2
+    pending.complete([2])
+    assert pending.settled == 3  # jumps
+    assert [*pending.reserve(), *pending.reserve(), *pending.reserve()] == [4, 5, 6]
+    assert pending.settled == 3
+    pending.complete([5])
+    assert pending.settled == 3
+    pending.complete([4])
+    assert pending.settled == 5  # even though 6 is pending
+    pending.complete([6])
+    assert pending.settled == 6
 
 
-def test_the_first_id_of_an_empty_stream_is_2() -> None:
-    assert list(PendingIds(1).reserve()) == [2]
+def test_many_ids_may_be_reserved_and_completed_at_once() -> None:
+    pending = PendingIds(1)
+    assert pending.reserve(3) == range(2, 5)
+    assert pending.reserve(2) == range(5, 7)
+    pending.complete([4, 2, 6])
+    assert (pending.settled, pending.open_count, pending.oldest()) == (2, 2, 3)
+    pending.complete(range(3, 4))
+    pending.complete([5])
+    assert (pending.settled, pending.open_count, pending.oldest(), pending.highest) == (6, 0, None, 6)
+
+
+@pytest.mark.parametrize("ids", [[3, 3], [1], [4], [2], [3, 4]])
+def test_an_id_is_completed_once_by_whoever_reserved_it(ids: list[int]) -> None:
+    pending = PendingIds(1)
+    pending.complete(pending.reserve())
+    pending.reserve()
+    with pytest.raises(StreamError, match="not all open"):
+        pending.complete(ids)
+
+
+def test_trap_36_an_id_that_is_on_its_way_is_not_passed() -> None:
+    """The position does not pass an ID between its allocation and our knowing of it."""
+    pending = PendingIds(1)
+    slow, fast = pending.expect(), pending.expect()
+    pending.open(fast, [3])  # 2 was handed out before, to the slow request
+    pending.complete([3])
+    assert pending.settled == 1
+    pending.open(slow, [2])
+    assert pending.settled == 1
+    pending.complete([2])
+    assert pending.settled == 3
+
+
+def test_ids_that_were_overtaken_take_their_place_among_those_that_are_open() -> None:
+    pending = PendingIds(1)
+    floors = [pending.expect() for _ in range(3)]
+    pending.open(floors[0], [9, 4])
+    pending.open(floors[1], [8])
+    pending.complete([8])
+    pending.open(floors[2], [7, 3])
+    assert pending.highest == 9
+    settled = []
+    for each in (3, 7, 4, 9):
+        pending.complete([each])
+        settled.append(pending.settled)
+    assert settled == [3, 3, 8, 9]
+
+
+def test_gaps_of_a_shared_sequence_are_not_waited_for() -> None:
+    pending = PendingIds(1)
+    pending.open(pending.expect(), [5])
+    assert pending.settled == 4
+    pending.complete([5])
+    assert pending.settled == 5
+
+
+def test_an_abandoned_place_holds_nothing_back() -> None:
+    pending = PendingIds(1)
+    failed = pending.expect()
+    pending.complete(pending.reserve())
+    assert pending.settled == 1
+    pending.abandon(failed)
+    assert pending.settled == 2
+
+
+def test_a_place_that_nobody_holds_cannot_be_given_back() -> None:
+    pending = PendingIds(1)
+    with pytest.raises(StreamError, match="no request"):
+        pending.abandon(1)
+    with pytest.raises(StreamError, match="no request"):
+        pending.open(1, [2])
 
 
 def test_a_request_may_come_back_with_nothing() -> None:
-    ids = PendingIds(1)
-    ids.open(ids.expect(), [])
-    assert (ids.settled, ids.open_count) == (1, 0)
+    pending = PendingIds(1)
+    pending.open(pending.expect(), [])
+    assert (pending.settled, pending.open_count) == (1, 0)
 
 
-def test_the_oldest_open_id_is_known() -> None:
-    ids = PendingIds(1)
-    assert ids.oldest() is None
-    ids.reserve(3)
-    ids.complete([2, 3])
-    assert (ids.oldest(), ids.open_count) == (4, 1)
-
-
-@pytest.mark.parametrize("wrong", [[3], [2, 2], [2, 3], [0]])
-def test_completing_what_is_not_open_is_an_error_and_changes_nothing(wrong: list[int]) -> None:
-    ids = PendingIds(1)
-    ids.reserve()
-    with pytest.raises(StreamError, match="not all open"):
-        ids.complete(wrong)
-
-
-def test_trap_36_a_position_never_passes_an_id_that_the_sequence_is_about_to_hand_out() -> None:
-    ids = PendingIds(10)
-    floor = ids.expect()
-    other = ids.expect()
-    ids.open(other, [15])
-    ids.complete([15])
-    assert ids.settled == 10  # 11 may still be on its way to the first request
-    ids.open(floor, [11])
-    assert ids.settled == 10
-    ids.complete([11])
-    assert ids.settled == 15
-
-
-def test_a_request_that_fails_gives_its_place_back() -> None:
-    ids = PendingIds(10)
-    floor = ids.expect()
-    ids.open(ids.expect(), [12])
-    ids.complete([12])
-    ids.abandon(floor)
-    assert ids.settled == 12
-    with pytest.raises(StreamError, match="no request"):
-        ids.abandon(floor)
-
-
-@pytest.mark.parametrize("again", [[10], [9], [12], [13, 13]])
-def test_trap_41_a_sequence_that_repeats_itself_is_refused(again: list[int]) -> None:
-    ids = PendingIds(10)
-    ids.open(ids.expect(), [12])
+@pytest.mark.parametrize("ids", [[5], [4, 7], [7, 7], [6]])
+def test_trap_41_a_sequence_that_goes_back_is_refused_and_its_place_still_held(ids: list[int]) -> None:
+    pending = PendingIds(5)
+    first, second = pending.expect(), pending.expect()
+    pending.open(first, [6])
     with pytest.raises(SequenceRegressedError, match="set it forward"):
-        ids.open(ids.expect(), again)
+        pending.open(second, ids)
+    pending.complete([6])
+    assert pending.settled == 5
+    pending.abandon(second)
+    assert pending.settled == 6
 
 
-class AnyOrder(RuleBasedStateMachine):
-    """Against a model that looks at every ID there ever was."""
+class LocalCounter(RuleBasedStateMachine):
+    """IDs of our own counter, completed in any order, against a model that looks at every ID."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids = PendingIds(1)
         self.open: set[int] = set()
-        self.seen = 1  # the largest ID that was opened
-        self.next = 2  # what the shared sequence hands out next
-        self.asked: list[tuple[int, list[int]]] = []  # floors, and what the sequence will answer
-        self.last = 1
+        self.reported = 0
 
-    @precondition(lambda self: not self.asked and self.next == self.seen + 1)
+    @initialize(start=st.integers(1, 3))
+    def begin(self, start: int) -> None:
+        self.pending = PendingIds(start)
+        self.highest = start
+
     @rule(count=st.integers(1, 4))
     def reserve(self, count: int) -> None:
-        new = list(self.ids.reserve(count))
-        assert new == list(range(self.seen + 1, self.seen + 1 + count))
-        self.open.update(new)
-        self.seen = new[-1]
-        self.next = self.seen + 1
-
-    @rule(count=st.integers(1, 3), others=st.integers(0, 2))
-    def ask(self, count: int, others: int) -> None:
-        floor = self.ids.expect()
-        self.next += others  # another process draws from the sequence, too
-        self.asked.append((floor, list(range(self.next, self.next + count))))
-        self.next += count
-
-    @precondition(lambda self: self.asked)
-    @rule(which=st.integers(0, 9), fails=st.booleans())
-    def answer(self, which: int, *, fails: bool) -> None:
-        floor, new = self.asked.pop(which % len(self.asked))
-        if fails:
-            self.ids.abandon(floor)
-            return
-        self.ids.open(floor, new)
-        self.open.update(new)
-        self.seen = max(self.seen, *new)
+        ids = self.pending.reserve(count)
+        assert ids == range(self.highest + 1, self.highest + count + 1)
+        self.open.update(ids)
+        self.highest = ids[-1]
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
-        done = data.draw(st.lists(st.sampled_from(sorted(self.open)), min_size=1, max_size=4, unique=True))
-        self.ids.complete(done)
-        self.open.difference_update(done)
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.open)), min_size=1, max_size=3, unique=True))
+        foretold = self.pending.settled_with(ids)
+        self.pending.complete(ids)
+        assert self.pending.settled == foretold
+        self.open.difference_update(ids)
+
+    @rule(data=st.data())
+    def complete_something_else(self, data: st.DataObject) -> None:
+        closed = data.draw(st.integers(0, self.highest + 3).filter(lambda each: each not in self.open))
+        with pytest.raises(StreamError):
+            self.pending.complete([closed])
+
+    def bound(self) -> int:
+        return self.highest
 
     @invariant()
-    def settled_is_what_the_definition_says(self) -> None:
-        floors = [floor for floor, _ in self.asked]
-        assert self.ids.settled == min([self.seen, *floors, *(each - 1 for each in self.open)])
-        assert self.ids.settled >= self.last
-        assert self.ids.open_count == len(self.open)
-        assert self.ids.oldest() == min(self.open, default=None)
-        self.last = self.ids.settled
+    def settled_is_the_largest_id_with_nothing_unfinished_below(self) -> None:
+        settled = self.pending.settled
+        below = range(self.bound() + 1)
+        assert settled == max(each for each in below if not any(other <= each for other in self.open))
+        assert settled >= self.reported
+        self.reported = settled
+        assert self.pending.highest == self.highest
+        assert self.pending.open_count == len(self.open)
+        assert self.pending.oldest() == min(self.open, default=None)
 
 
-TestAnyOrder = AnyOrder.TestCase
+class SharedSequence(LocalCounter):
+    """IDs of a sequence that others draw from, for requests that overtake each other, fail or are cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking: list[tuple[int, list[int] | None]] = []  # a floor, and what the sequence handed out for it
+        self.sequence = 10
+
+    def reserve(self, count: int) -> None:
+        """Not with a shared sequence."""
+
+    @rule()
+    def ask(self) -> None:
+        self.asking.append((self.pending.expect(), None))
+        assert self.asking[-1][0] == self.highest
+
+    @rule(skipped=st.integers(1, 3))
+    def others_draw(self, skipped: int) -> None:
+        self.sequence += skipped
+
+    @precondition(lambda self: any(ids is None for _, ids in self.asking))
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def the_sequence_hands_out(self, data: st.DataObject, count: int) -> None:
+        waiting = [place for place, (_, ids) in enumerate(self.asking) if ids is None]
+        place = data.draw(st.sampled_from(waiting))
+        ids = range(self.sequence + 1, self.sequence + count + 1)
+        self.sequence += count
+        self.asking[place] = (self.asking[place][0], data.draw(st.permutations(ids)))
+
+    @precondition(lambda self: any(ids is not None for _, ids in self.asking))
+    @rule(data=st.data())
+    def ids_arrive(self, data: st.DataObject) -> None:
+        arrived = [place for place, (_, ids) in enumerate(self.asking) if ids is not None]
+        floor, ids = self.asking.pop(data.draw(st.sampled_from(arrived)))
+        assert ids is not None
+        self.pending.open(floor, ids)
+        self.open.update(ids)
+        self.highest = max(self.highest, *ids)
+
+    @precondition(lambda self: self.asking)
+    @rule(data=st.data())
+    def a_request_fails_or_is_cancelled(self, data: st.DataObject) -> None:
+        """Before or after the sequence handed out IDs, which are gone then."""
+        floor, _ = self.asking.pop(data.draw(st.integers(0, len(self.asking) - 1)))
+        self.pending.abandon(floor)
+
+    @precondition(lambda self: self.asking and self.highest > 1)
+    @rule(data=st.data())
+    def the_sequence_goes_back(self, data: st.DataObject) -> None:
+        floor = data.draw(st.sampled_from([floor for floor, _ in self.asking]))
+        with pytest.raises(SequenceRegressedError):
+            self.pending.open(floor, [data.draw(st.integers(1, floor))])
+
+    def bound(self) -> int:
+        return min([self.highest, *(floor for floor, _ in self.asking)])
+
+    @invariant()
+    def nothing_that_was_handed_out_is_passed(self) -> None:
+        """Hold I5: whether we know of an ID yet or not."""
+        handed_out = {each for _, ids in self.asking for each in ids or ()}
+        assert all(each > self.pending.settled for each in handed_out | self.open)
+
+
+TestLocalCounter = LocalCounter.TestCase
+TestSharedSequence = SharedSequence.TestCase
