@@ -173,6 +173,11 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.addCleanup(lambda: self.server.sql("DROP ROLE crowded"))
         self.assertIn("too many connections", self.connect_error(self.server.url(self.database, "crowded")))
 
+    def test_a_socket_of_this_machine_will_do(self) -> None:
+        url = f"postgresql://postgres@/{self.database}?host={self.server.folder}&port={self.server.port}"
+        session = self.make_session(url, tcp_keepalives_idle="15")
+        self.assertEqual(session.run("SELECT inet_client_addr()"), [(None,)])
+
 
 class LossTests(UsesSession, SynchronousTestCase):
     """Sessions end; the next statement that may run by itself begins another one."""
