@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,21 @@ def lines_of(name: str) -> list[Any]:
     return [json.loads(line) for line in gzip.decompress((DATA / name).read_bytes()).splitlines()]
 
 
+def in_memory() -> SqliteStatements:
+    """Return the statements of a database that goes, closed, with them."""
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    statements = SqliteStatements(database)
+    weakref.finalize(statements, database.close)
+    return statements
+
+
 class Keeper:
     """Rooms in a database, in memory unless one is given, without a reactor; counts IDs as a master does."""
 
     def __init__(
         self, server: str = "local.test", resolver: Resolver = resolve, statements: IStatements | None = None
     ) -> None:
-        self.statements = statements or SqliteStatements(sqlite3.connect(":memory:", isolation_level=None))
+        self.statements = statements or in_memory()
         declare_rooms(self.statements)
         self.rules = Rules("master", resolver, lambda user: user.endswith(f":{server}"), int)
         self.positions = {"events": 1, "backfill": 1}

@@ -319,7 +319,8 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
 
         with self.when_waiting_for("PgSleep", crash_and_use_numbers):
             self.refusal(self.session.commit, SessionLostError)
-        self.assertEqual(self.sql("SELECT pg_xact_status(%s::text::xid8)", number), [("committed",)])
+        ((status,),) = self.sql("SELECT pg_xact_status(%s::text::xid8)", number)
+        self.assertIn(status, ("committed", "aborted"))  # whose, nobody can tell
 
     def test_a_transaction_that_wrote_nothing_has_nothing_to_lose(self) -> None:
         self.session.rollback()

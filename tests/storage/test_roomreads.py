@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
-from replication.storage.connection import SqliteStatements
 from replication.storage.roomreads import RoomReads
 from replication.storage.rooms import declare_rooms
 from tests.contract.rooms import ROOM, event
-from tests.rooms.recorded import Keeper
+from tests.rooms.recorded import Keeper, in_memory
 
 
 def test_reading_a_room_locks_and_makes_nothing() -> None:
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    declare_rooms(SqliteStatements(database))
-    database.execute("PRAGMA query_only = ON")
-    assert RoomReads(SqliteStatements(database)).rooms() == []
+    statements = in_memory()
+    declare_rooms(statements)
+    statements.execute("PRAGMA query_only = ON")
+    assert RoomReads(statements).rooms() == []
 
 
 @pytest.mark.parametrize("count", [10, 2_000])

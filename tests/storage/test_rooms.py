@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,9 @@ import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.rooms.event import Event
-from replication.storage.connection import SqliteStatements
 from replication.storage.rooms import RoomTables, Sql
 from tests.contract.rooms import RoomTablesContract
-from tests.rooms.recorded import Keeper
+from tests.rooms.recorded import Keeper, in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 class SqliteRoomTests(RoomTablesContract, SynchronousTestCase):
     def make_statements(self) -> IStatements:
-        return SqliteStatements(sqlite3.connect(":memory:", isolation_level=None))
+        return in_memory()
 
 
 class PostgresqlStatements:
@@ -106,6 +104,6 @@ class PostgresqlRoomTests(RoomTablesContract, SynchronousTestCase):
 
 
 def test_one_text_of_a_statement_serves_both_databases() -> None:
-    lite = SqliteStatements(sqlite3.connect(":memory:"))
+    lite = in_memory()
     assert Sql(lite).run("SELECT ? WHERE 'b' AMONG", 1, Sql(lite).texts(["a", "b"])) == [(1,)]
     assert Sql(lite).run("SELECT ? WHERE 'c' AMONG", 1, Sql(lite).texts(["a", "b"])) == []
