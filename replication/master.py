@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from replication.streams.seams import IStreamStore
 
 STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
+REMEMBER_EVERY = 1.0  # seconds between two looks whether a position should be stored
 GOODBYE_PATIENCE = 5.0  # seconds that peers have then to take what is still on its way to them
 NAME_LENGTH = 255  # of a peer's NAME, what is kept: as much as an instance's name may have
 
@@ -95,6 +96,8 @@ class Master:
         self._slow_open = slow_open
         self._slow = LoopingCall(self._name_slow_reservations)
         self._slow.clock = reactor
+        self._remembering = LoopingCall(lambda: Deferred.fromCoroutine(self._remember()))
+        self._remembering.clock = reactor
 
     # ---- life
 
@@ -151,6 +154,7 @@ class Master:
                 peer.close(_why(error))
             return error
         self._slow.start(max(1.0, self._slow_open / 4), now=False)
+        self._remembering.start(REMEMBER_EVERY, now=False)
         self._running = True
         early, self._early = self._early, {}
         for peer, asked in early.items():
@@ -162,8 +166,9 @@ class Master:
     async def _stopped(self) -> None:
         if self._start is not None:
             await share(self._start)
-        if self._slow.running:
-            self._slow.stop()
+        for loop in (self._slow, self._remembering):
+            if loop.running:
+                loop.stop()
         if self._reservations:
             self._idle = self._in_time(STOP_PATIENCE)
             await self._idle
@@ -172,6 +177,7 @@ class Master:
                 await reservation.abandon()
             except StoreError as error:
                 self.log.error("rolling back at the end: {error}", error=str(error))
+        await self._remember()
         self.waits.end()
         self._broadcast.flush()
         for peer in list(self._transports):
@@ -370,6 +376,14 @@ class Master:
                 yield Sample(
                     "lag", "gauge", "IDs settled and not announced.", writer.position - writer.announced, where
                 )
+
+    async def _remember(self) -> None:
+        """Store positions that commits have left behind: facts that were committed out of order do."""
+        for writer in list(self._writers.values()):
+            try:
+                await writer.remember()
+            except StoreError:  # whoever writes is told; it is tried again
+                return
 
     def _name_slow_reservations(self) -> None:
         now = self.clock.seconds()

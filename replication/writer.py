@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FIRST_SETTLED = Token(1)  # an empty stream: its first ID is 2, as everywhere in this protocol (protocol F5)
+NOBODY = InstanceName("")  # whose position says which IDs were used, where no row does
 RETRY_AFTER = 1.0  # seconds, when the store fails between commit and announcement
 PAGE_ROWS = 5_000
 
@@ -163,7 +164,8 @@ class Reservation:
         try:
             transaction = self.transaction()
             self._ended = "complete: write inside its 'async with' block"
-            await transaction.commit([writer.write_of(some) for writer, some in facts.items()], receipt)
+            writes = [write for writer, some in facts.items() for write in writer.writes_of(some)]
+            await transaction.commit(writes, receipt)
         except BaseException:
             self._complete_all({})
             raise
@@ -247,6 +249,8 @@ class StreamWriter:
         self.announced = start  # how far every connection has been told
         self._settling = Settling(start)
         self._durable = start  # nothing above it may be announced: a crash would take it back
+        self._stored = FIRST_SETTLED  # the position in the database: everything up to it is complete
+        self._storing: dict[Token, Token] = {}  # what will be, by the first ID of the facts that are being committed
 
     def reserve(self, count: int | None = None) -> Reservation:
         """Return the context in which one fact, or a list of ``count`` facts in one transaction, is written.
@@ -279,14 +283,25 @@ class StreamWriter:
             raise RowError(f"a row of {self.definition.name!r} is [{', '.join(fields)}], not {got}")
         return grammar.spell_row(row)
 
-    def write_of(self, facts: Sequence[Fact]) -> Write:
-        """Return this stream's part of a transaction that commits ``facts``."""
-        return Write(self.definition.name, self._process.instance_name, facts[-1].token, facts)
+    def writes_of(self, facts: Sequence[Fact]) -> Sequence[Write]:
+        """Return this stream's part of a transaction that commits ``facts``.
+
+        No ID is open at or below the position that is stored: who reads the database alone relies on it (replay).  So a
+        fact without rows that is above it has nothing to be remembered by but a position of nobody's.
+        """
+        name, me = self.definition.name, self._process.instance_name
+        settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
+        bare = [token for token, texts in facts if not texts and token > settled]
+        if not bare:
+            return [Write(name, me, settled, facts)]
+        return [Write(name, me, settled, [fact for fact in facts if fact.texts]), Write(name, NOBODY, bare[-1])]
 
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
         """Note that IDs are complete and what they committed (nothing: rolled back), and announce what settled."""
         self.pending.complete(tokens)
+        stored = self._storing.pop(tokens[0], self._stored)
         if facts:
+            self._stored = max(self._stored, stored)
             self._durable = max(self._durable, facts[-1].token)
             self._settling.add([fact for fact in facts if fact.texts])
         self.announce()
@@ -304,6 +319,15 @@ class StreamWriter:
             self._tell(batch.facts, batch.after, batch.upto)
         if settled > self._durable:  # the last IDs were rolled back: store the position before saying it
             self._ask_store(self._store_position(settled))
+
+    async def remember(self) -> None:
+        """Store how far everything is complete, unless the last commit has; StoreError if that cannot be."""
+        settled = Token(self.pending.settled)
+        if settled > self._stored and self.definition.written_by(self._process.instance_name):
+            await self._process.store.transaction().commit(
+                [Write(self.definition.name, self._process.instance_name, settled)]
+            )
+            self._stored = max(self._stored, settled)
 
     def position(self) -> Chunk:
         """Return the line that answers REPLICATE."""
@@ -361,6 +385,7 @@ class StreamWriter:
     async def _store_position(self, settled: Token) -> None:
         write = Write(self.definition.name, self._process.instance_name, settled)
         await self._until_it_works(lambda: self._process.store.transaction().commit([write]))
+        self._stored = max(self._stored, settled)
         self._durable = max(self._durable, settled)
 
     async def _announce_from_store(self, after: Token, upto: Token) -> None:

@@ -83,6 +83,35 @@ class MasterCase(SynchronousTestCase):
         return reservation, now(reservation.__aenter__())
 
 
+class PositionTests(MasterCase):
+    def leave_one_behind(self) -> None:
+        """Let a fact commit while a smaller ID is open, which is rolled back then: no commit stores how far that is."""
+        reservation, _ = self.hold()
+        self.append("placed")
+        now(reservation.__aexit__(ValueError, ValueError(), None))
+        self.store.asked.clear()
+
+    def test_a_position_that_commits_have_left_behind_is_stored_within_a_second(self) -> None:
+        self.leave_one_behind()
+        self.net.pump([0.5] * 2)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+        self.net.pump([1.0] * 5)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+    def test_a_store_that_fails_is_asked_again(self) -> None:
+        self.leave_one_behind()
+        self.store.errors["commit"] = StoreError("busy")
+        self.net.pump([1.0] * 2)
+        del self.store.errors["commit"]
+        self.net.advance(1.0)
+        self.assertEqual(self.store.asked.count("commit"), 3)
+
+    def test_it_is_stored_at_the_end_too(self) -> None:
+        self.leave_one_behind()
+        now(self.master.stop())
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+
 class ConversationTests(MasterCase):
     def test_it_introduces_itself_without_waiting(self) -> None:
         wire = self.connect()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -703,6 +707,79 @@ class SpillTests(WriterCase):
         self.process.waits.end()
         self.assertEqual(self.process.news(), [])
         self.assertEqual(self.position(), 10)
+
+
+class StoredPositionTests(SynchronousTestCase):
+    """What somebody finds who reads the database alone, as a replay does: no ID is open at or below a position."""
+
+    def setUp(self) -> None:
+        folder = TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name, "m.db")
+        self.pump = Pump()
+        self.start()
+
+    def tearDown(self) -> None:
+        self.pump.wait(self.store.close())
+
+    def start(self) -> None:
+        self.store = open_store(f"sqlite:///{self.path}", self.pump)
+        self.process = Process(self.store)
+        self.pump.wait(self.process.declare(StreamDefinition("notes")))
+        self.notes = self.process.writers[StreamName("notes")]
+
+    def positions(self) -> dict[str, int]:
+        with closing(sqlite3.connect(self.path)) as database:
+            return dict(database.execute("SELECT instance_name, stream_id FROM stream_positions").fetchall())
+
+    def append(self, *rows: object) -> None:
+        self.pump.wait(self.notes.append([list(rows)]))
+
+    def test_it_stays_below_an_id_that_is_open(self) -> None:
+        self.append("2")
+        reservation = self.notes.reserve()
+        self.pump.wait(reservation.__aenter__())
+        self.append("4")
+        self.append("5")
+        self.assertEqual(self.positions(), {ME: 2})
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.positions()[ME], 5)
+
+    def test_it_is_brought_up_to_what_was_committed_together(self) -> None:
+        """Neither of two facts knew of the other's end when it was committed."""
+        appends = [Deferred.fromCoroutine(self.notes.append([[number]])) for number in range(3)]
+        for each in appends:
+            self.pump.wait(each)
+        self.assertEqual(self.positions(), {ME: 2})
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.positions(), {ME: 4})
+        commits = self.store.commits  # type: ignore[attr-defined]
+        self.pump.wait(self.notes.remember())
+        self.append("5")
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.store.commits, commits + 1)  # type: ignore[attr-defined]
+
+    def test_a_fact_without_rows_above_an_open_id_is_not_given_again(self) -> None:
+        """Trap 40: nobody has a row for it, and it is not settled."""
+        reservation = self.notes.reserve()
+        self.pump.wait(reservation.__aenter__())
+        self.append()
+        self.append()
+        self.assertEqual(self.positions(), {ME: 1, "": 4})
+        self.pump.wait(reservation.__aexit__(ValueError, ValueError(), None))
+        self.pump.wait(self.store.close())
+        self.start()
+        self.assertEqual(self.pump.wait(self.notes.append([["next"]])), [5])
+        self.assertEqual(self.positions()[ME], 5)
+
+    def test_after_a_restart_all_that_is_there_is_complete(self) -> None:
+        self.pump.wait(self.notes.reserve().__aenter__())
+        self.append("3")
+        self.assertEqual(self.positions(), {ME: 1})
+        self.pump.wait(self.store.close())
+        self.start()
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.positions(), {ME: 3})
 
 
 class SqliteTests(SynchronousTestCase):

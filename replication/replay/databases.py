@@ -70,8 +70,13 @@ def open_database(url: str) -> IDatabase:
 
 
 def read_positions(database: IDatabase) -> list[Position]:
-    """Return how far every writer of every stream is, all at one moment."""
-    found = database.rows("SELECT stream_name, instance_name, stream_id FROM stream_positions ORDER BY 1, 2")
+    """Return how far every writer of every stream is, all at one moment; a position of nobody's is left out.
+
+    A writer stores a position with its facts below which nothing of its own is open.
+    """
+    found = database.rows(
+        "SELECT stream_name, instance_name, stream_id FROM stream_positions WHERE instance_name <> '' ORDER BY 1, 2"
+    )
     return [Position(StreamName(stream), InstanceName(instance), stream_id) for stream, instance, stream_id in found]
 
 

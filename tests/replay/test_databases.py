@@ -38,7 +38,7 @@ def test_what_names_no_database_is_refused(url: str) -> None:
 
 def test_positions_are_those_of_every_writer_of_every_stream(tmp_path: Path) -> None:
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")], OTHER: [fact(9, "b")]})
-    write_database(tmp_path / "m.db", {}, stream="caches", positions={MASTER: 70})
+    write_database(tmp_path / "m.db", {}, stream="caches", positions={MASTER: 70, "": 90})
     with closing(open_database(url)) as database:
         assert read_positions(database) == [("caches", MASTER, 70), ("orders", MASTER, 2), ("orders", OTHER, 9)]
 

@@ -78,7 +78,7 @@ class Job:
     def succeeded(self) -> None:
         """All of it is durable, as it was written."""
         self.ended = True
-        got = [self.ledger.committed.get(token) for token in self.tokens]
+        got = [self.ledger.committed.get(token, ()) for token in self.tokens]
         assert got == self.texts, f"{self.ledger.name}: acknowledged {self.tokens}, but {got} is committed"
 
     def failed(self, failure: Failure) -> None:
