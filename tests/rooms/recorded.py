@@ -31,7 +31,7 @@ def lines_of(name: str) -> list[Any]:
 
 def in_memory() -> SqliteStatements:
     """Return the statements of a database that goes, closed, with them."""
-    database = sqlite3.connect(":memory:", isolation_level=None)
+    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)  # any thread may collect it
     statements = SqliteStatements(database)
     weakref.finalize(statements, database.close)
     return statements
