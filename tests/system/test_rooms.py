@@ -31,8 +31,10 @@ def post(url: str, step: Any) -> Any:
 
 
 def copied(path: Path, stream: str) -> list[tuple[int, str]]:
-    """Return what a database has of a stream, by token."""
+    """Return what a database has of a stream, by token; nothing before its table is there."""
     with closing(sqlite3.connect(path)) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [f"stream_{stream}"]).fetchall():
+            return []
         rows = database.execute(f'SELECT abs(stream_id), "row" FROM "stream_{stream}" ORDER BY abs(stream_id), ord')
         return rows.fetchall()
 
