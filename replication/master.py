@@ -158,7 +158,6 @@ class Master:
         self._running = True
         early, self._early = self._early, {}
         for peer, asked in early.items():
-            self._greet(peer)
             for command in asked:
                 self._answer(peer, command.streams)
         return None
@@ -226,10 +225,10 @@ class Master:
             peer.close("server stopping")
         elif self._failed is not None:
             peer.close(_why(self._failed))
-        elif self._running:
-            self._greet(peer)
         else:
-            self._early[peer] = []
+            self._greet(peer)
+            if not self._running:
+                self._early[peer] = []
 
     def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
         """Do what the commands ask for."""

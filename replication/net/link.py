@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FIRST_DELAY = 0.1  # seconds; protocol B5
 MAX_DELAY = 2.0
+HELLO_PATIENCE = 30.0  # seconds for a writer to say SERVER: its silence counts no other way before its first PING
 LONGEST_REST = 2.0  # seconds: a slow disk; far below what keep-alives bear
 
 
@@ -103,8 +104,8 @@ class WriterLink(Factory):
         self._on_fault = on_fault
         self._said = ""
         self._good_said = self._was_good = False
-        self._server_heard = False
         self._faulted = False
+        self._hello: IDelayedCall | None = None  # there while SERVER is to come
         self._resting: IDelayedCall | None = None
         self._attempts = 0  # since the last good conversation; ClientService counts since the last TCP connection
         self._backoff = backoffPolicy(FIRST_DELAY, MAX_DELAY, math.e, jitter=lambda: random.uniform(0.0, 0.1))  # noqa: S311
@@ -158,7 +159,9 @@ class WriterLink(Factory):
         self.peer = peer
         self.connections += 1
         self.state = "connected"
-        self._server_heard = self._faulted = False
+        self._faulted = False
+        silent = Fault(f"ping timeout: no SERVER line for {HELLO_PATIENCE:g} s", "ping timeout")
+        self._hello = self._reactor.callLater(HELLO_PATIENCE, peer.fail, silent)
         now = int(self._reactor.seconds() * 1000)
         peer.say(Name(self._instance_name), Ping(str(now)), Replicate(self._streams))
 
@@ -177,11 +180,11 @@ class WriterLink(Factory):
         if isinstance(command, Server):
             if self._server_name not in (None, command.name):
                 return f"this is {command.name[:100]!r}, {self._server_name!r} was expected"
-            self._server_heard = True
+            self._end_hello()
             peer.name = command.name
         elif isinstance(command, ErrorCommand):
             self._tell(f"the writer at {self.endpoint} says: {command.text[:200]!r}")
-        elif not self._server_heard:
+        elif self._hello is not None:
             return "a writer speaks its SERVER line first"
         return None
 
@@ -206,6 +209,7 @@ class WriterLink(Factory):
             self._good_said = False
             self.log.info("lost {name} at {endpoint}", name=peer.name, endpoint=self.endpoint)
         self.peer = None
+        self._end_hello()
         self.go_on()
         self.state = "not connected"
         self._on_lost(self)
@@ -214,6 +218,11 @@ class WriterLink(Factory):
         """Do nothing: ClientService knows."""
 
     # ---- inside
+
+    def _end_hello(self) -> None:
+        hello, self._hello = self._hello, None
+        if hello is not None and hello.active():
+            hello.cancel()
 
     def _connect_failed(self, failure: Failure) -> Failure:
         if self._service.running:  # else it is stop() that ended the attempt

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE, ConfigError
-from replication.net.link import LONGEST_REST, MAX_DELAY, WriterLink, endpoint_trouble, http_beside
+from replication.net.link import HELLO_PATIENCE, LONGEST_REST, MAX_DELAY, WriterLink, endpoint_trouble, http_beside
 from replication.net.protocol import Limits
 from replication.session.connection import Fault, Heard, Rows
 from replication.wire.commands import Position
@@ -146,6 +146,22 @@ class ConversationTests(LinkCase):
         self.assertEqual(self.link.connections, 1)
         assert self.link.peer is not None
         self.assertEqual(self.link.peer.status().name, "example.com")
+
+    def test_a_peer_that_does_not_say_server_in_time_is_left(self) -> None:
+        """The link may be dead; with no PING heard, nothing else would ever tell."""
+        writer = self.serve(b"")
+        self.link.start()
+        with logged():
+            self.net.run(HELLO_PATIENCE + 1)
+        self.assertEqual(self.faults, [Fault("ping timeout: no SERVER line for 30 s", "ping timeout")])
+        self.assertEqual(len(writer.connections), 2)
+
+    def test_one_that_has_said_server_and_no_ping_may_be_silent_for_ever(self) -> None:
+        """It may be somebody with nc."""
+        self.serve(b"SERVER example.com\n")
+        self.link.start()
+        self.net.run(300)
+        self.assertEqual((self.faults, self.link.connections), ([], 1))
 
     def test_a_loss_is_told_once(self) -> None:
         self.serve(GOOD)

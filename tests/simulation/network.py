@@ -128,6 +128,7 @@ class Pipe:
         self.source = source
         self.target = target
         self.carried = bytearray()
+        self.delivered = bytearray()
         self.held = False
 
     def take(self, window: int) -> bool:
@@ -147,6 +148,7 @@ class Pipe:
         """Hand over the next ``size`` bytes in one read; nobody misses them if the other side has closed."""
         data = bytes(self.carried[:size])
         del self.carried[:size]
+        self.delivered += data
         if data and self.target.open:
             self.target.protocol.dataReceived(data)
 
@@ -265,6 +267,7 @@ class Network:
         self.read_size = 1 << 20
         self.connections: list[Connection] = []
         self.listeners: dict[tuple[str, int], tuple[SimulatedReactor, Factory]] = {}
+        self.new_held = False, False  # which pipes of a new connection are held: up to the server, down from there
         self.attempts: list[Connector] = []
         self.unplugged: set[str] = set()  # hosts that nothing reaches, nor hears of
         self.on_connected: Callable[[Connection], object] = lambda _: None
@@ -321,6 +324,7 @@ class Network:
     def heal(self) -> None:
         """Carry everything again; what is dead is dead."""
         self.unplugged.clear()
+        self.new_held = False, False
         for connection in self.connections:
             for pipe in connection.pipes:
                 pipe.held = False
@@ -344,6 +348,7 @@ class Network:
         there = connector.getDestination()
         here = IPv4Address("TCP", connector.reactor.host, 40_000 + number)
         connection = Connection(number, Transport(connector.reactor, here, there), Transport(listening, there, here))
+        connection.up.held, connection.down.held = self.new_held
         self.connections.append(connection)
         self.on_connected(connection)
         for end, address, maker in ((connection.server, here, factory), (connection.client, there, connector.factory)):

@@ -81,6 +81,27 @@ class CutTests(Scenario):
         self.assertEqual(self.position(self.copy), 1)
         self.assert_well(HEALED_WITHIN)
 
+    def test_f3_before_the_master_has_said_anything(self) -> None:
+        """A worker expects its master's first line within half a minute: it has never heard a PING to time out on."""
+        self.world.network.new_held = False, True
+        self.cut(self.copy)
+        self.world.advance(1.0)
+        self.world.network.new_held = False, False
+        self.wire(self.copy).cut([])
+        self.append(1)
+        self.assert_well(HEALED_WITHIN)
+
+    def test_a_master_that_is_slow_to_start_keeps_its_followers(self) -> None:
+        """It greets them at once, and tells positions when it knows them; so nobody takes it for somebody else."""
+        self.master.kill()
+        self.master.start(held=True)
+        self.world.advance(120.0)
+        self.assertEqual([each.connections for each in self.copy.worker._links], [2])
+        self.assertEqual(self.copy.worker.faults, {})
+        self.master.store.release_all()
+        self.append(1)
+        self.assert_well()
+
     def test_f6_while_the_master_is_away_longer(self) -> None:
         self.master.kill(power=True)
         self.world.advance(120.0)

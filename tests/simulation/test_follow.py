@@ -169,6 +169,12 @@ class Following(RuleBasedStateMachine):
         """Somebody does not read (F5): a master, or more often a worker."""
         pick(self.alive(), which).pipes[way].held = True
 
+    @rule(held_up=st.booleans(), held_down=st.booleans())
+    def new_connections_become(self, held_up: bool, held_down: bool) -> None:
+        """What is said first gets through late."""
+        self.world.network.new_held = held_up, held_down
+        self.steps += 1
+
     @precondition(lambda self: any(each.carried for each in self.held_pipes()))
     @rule(which=picks, size=st.integers(1, 600))
     def deliver(self, which: int, size: int) -> None:

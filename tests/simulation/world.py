@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 from unittest import mock
 
+from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
 import replication.follower
@@ -125,6 +126,9 @@ class World:
         for master in self.masters.values():
             for job in [each for each in master.jobs if each.open]:
                 job.wish.callback(None)
+        for connection in self.network.connections:
+            if connection.dead:
+                self._give_up(connection)
         for node in self.nodes:
             if node.running and node.stopping:
                 node.kill()  # it has had its time
@@ -182,6 +186,16 @@ class World:
         watch = WireWatch(self.masters[server].ledgers, self.trace, f"{connection.number} {server} -> {client}:")
         self._watches.append(watch)
         connection.server.on_write = watch.read
+
+    def _give_up(self, connection: Connection) -> None:
+        """Do what a kernel does in the end, for whoever may wait for ever: he has heard no PING (protocol B2).
+
+        A worker may only if it has heard SERVER.
+        """
+        for pipe, first in ((connection.up, b""), (connection.down, b"SERVER")):
+            said = pipe.delivered[: pipe.delivered.rfind(b"\n") + 1]
+            if said.startswith(first) and b"PING" not in said:
+                pipe.target.lose(ConnectionLost())
 
     def _spoken(self) -> int:
         return sum(each.spoke for each in self._watches)
