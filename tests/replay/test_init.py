@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["segments", "run", "history", "job"])
+@pytest.mark.parametrize("module", ["segments", "archive", "run", "history", "job", "datasource"])
 def test_what_sparks_workers_import_brings_no_twisted(module: str) -> None:
     code = f"import sys, replication.replay.{module}; print('twisted' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
