@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from replication.errors import ConfigError, StoreError
+from replication.storage.mapped import MappedTable
+from replication.storage.postgres_tables import relation_name
 from replication.wire.grammar import InstanceName, StreamName
 
 if TYPE_CHECKING:
@@ -15,10 +20,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from replication.storage.postgres_session import PostgresSession
+    from replication.streams.registry import StreamDefinition
+    from replication.streams.seams import Page
+    from replication.wire.grammar import Token
+
 FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:port/database"
 PATIENCE: Final = 30  # seconds that SQLite waits for a lock, as of somebody who opens the file at the same time
 BATCH_ROWS: Final = 16_384  # of SQLite: 2 MiB of common rows, 256 MiB of the longest that a line can hold
 BATCH_BYTES: Final = 4 * 2**20  # of PostgreSQL
+# The index has the order; to sort a million rows instead takes longer, and the server's memory.
+SETTINGS: Final = ("default_transaction_read_only = on", "enable_sort = off", "enable_bitmapscan = off")
 
 
 class Position(NamedTuple):
@@ -29,11 +41,26 @@ class Position(NamedTuple):
     stream_id: int
 
 
+class IPages(Protocol):
+    """A mapped table, as the store reads it."""
+
+    def __call__(self, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page as ``IStreamStore.facts`` does."""
+        ...
+
+
 class IDatabase(Protocol):
     """A database opened for reading; StoreError names it."""
 
-    url: str
-    physical_order: str  # the column that says in which order rows were written
+    name: str  # for people; it has no password in it
+
+    def generic_table(self, definition: StreamDefinition) -> str:
+        """Return what SQL calls a stream's own table."""
+        ...
+
+    def mapped_table(self, definition: StreamDefinition) -> IPages:
+        """Return what reads a mapped table; SchemaError if it cannot be read so."""
+        ...
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
@@ -41,10 +68,6 @@ class IDatabase(Protocol):
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """Yield what a query finds as Arrow batches, none of them empty."""
-        ...
-
-    def values(self, sql: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield what a query finds, some rows at a time, as the driver of the live path gives it."""
         ...
 
     def close(self) -> None:
@@ -59,14 +82,21 @@ def resolve_url(url: str) -> str:
         return url
     if scheme == "sqlite" and rest.startswith("/") and rest != "/" and "?" not in rest:
         return f"sqlite:///{Path(rest[1:]).absolute()}"
-    raise ConfigError(f"database {url!r}: write {FORMS}")
+    raise ConfigError(f"database {name_of(url)!r}: write {FORMS}")
+
+
+def name_of(url: str) -> str:
+    """Return ``url`` without a password."""
+    with suppress(ValueError):
+        password = urlsplit(url).password
+        if password:
+            return url.replace(f":{password}@", "@", 1)
+    return url
 
 
 def open_database(url: str) -> IDatabase:
     """Open the database at a resolved URL; StoreError if it cannot be."""
-    if url.startswith("sqlite:"):
-        return SqliteDatabase(url)
-    raise ConfigError(f"database {url!r}: write {FORMS}")
+    return SqliteDatabase(url) if url.startswith("sqlite:") else PostgresDatabase(url)
 
 
 def read_positions(database: IDatabase) -> list[Position]:
@@ -83,57 +113,127 @@ def read_positions(database: IDatabase) -> list[Position]:
 class SqliteDatabase:
     """An SQLite file, with the standard library's driver and with ADBC's."""
 
-    physical_order = "rowid"
-
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._path = Path(url.removeprefix("sqlite:///"))
-        if not self._path.is_file():
+        self.name = url
+        path = Path(url.removeprefix("sqlite:///"))
+        if not path.is_file():
             raise StoreError(f"database {url!r}: there is no such file")
-        self._target = f"{self._path.as_uri()}?mode=ro"
-        with self._refusals():
+        self._target = f"{path.as_uri()}?mode=ro"
+        with _refusals(self.name):
             self._database = sqlite3.connect(self._target, uri=True, timeout=PATIENCE, isolation_level=None)
+
+    def generic_table(self, definition: StreamDefinition) -> str:
+        """Return its name, quoted."""
+        return f'"stream_{definition.name}"'
+
+    def mapped_table(self, definition: StreamDefinition) -> IPages:
+        """Return the store's own code, on our connection."""
+        table = MappedTable(definition)
+
+        def page(writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+            with _refusals(self.name):
+                return table.page(self._database, writer, after=after, upto=upto, limit=limit)
+
+        return page
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
-        with self._refusals():
+        with _refusals(self.name):
             return self._database.execute(sql).fetchall()
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """Read with ADBC, whose types are those of the first batch: columns must not be NULL there."""
         from adbc_driver_sqlite import dbapi  # noqa: PLC0415 (only who needs it must have it)
 
-        with (
-            self._refusals(),
-            closing(dbapi.connect(self._target)) as connection,
-            closing(connection.cursor()) as cursor,
-        ):
-            cursor.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
-            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
-            cursor.execute(sql)
-            yield from (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
-
-    def values(self, sql: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Read with the standard library."""
-        with self._refusals(), closing(self._database.execute(sql)) as cursor:
-            while rows := cursor.fetchmany(BATCH_ROWS):
-                yield rows
+        with _refusals(self.name), closing(dbapi.connect(self._target)) as connection:
+            yield from _batches(
+                connection,
+                [f"PRAGMA busy_timeout = {PATIENCE * 1000}"],
+                {"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)},
+                sql,
+            )
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+
+class PostgresDatabase:
+    """A PostgreSQL database, with ADBC's driver, and with the store's for tables that are mapped."""
+
+    def __init__(self, url: str) -> None:
+        self.name = name_of(url)
+        self._url = url
+        self._session: PostgresSession | None = None
         try:
-            yield
-        except Exception as error:
-            if not _is_of_a_driver(error):
-                raise
-            why = str(error).partition("\n")[0]
-            raise StoreError(f"database {self.url!r}: {why}") from error
+            from adbc_driver_postgresql import dbapi  # noqa: PLC0415 (only who needs it must have it)
+        except ImportError as error:
+            raise ConfigError(
+                f"history in PostgreSQL needs {error.name}: pip install '.[spark]' in the checkout"
+            ) from error
+        with _refusals(self.name):
+            self._connection = dbapi.connect(url, autocommit=True)
+
+    def generic_table(self, definition: StreamDefinition) -> str:
+        """Return its name, quoted; a long one is cut."""
+        return f'"{relation_name(definition.name)}"'
+
+    def mapped_table(self, definition: StreamDefinition) -> IPages:
+        """Return the store's own code, on a session of its own."""
+        try:
+            from replication.storage import postgres_mapped, postgres_session  # noqa: PLC0415 - its driver is an extra
+        except ImportError as error:
+            raise ConfigError(
+                f"a mapped table in PostgreSQL needs {error.name}: pip install '.[postgres]' in the checkout"
+            ) from error
+        if self._session is None:
+            address, nobody = postgres_session.Address.parse(self._url), postgres_session.Holder()
+            self._session = postgres_session.PostgresSession(
+                address, Event(), nobody, {"default_transaction_read_only": "on"}
+            )
+        table = postgres_mapped.MappedTable(definition)
+        table.declare(self._session, may_create=False)
+        return partial(table.page, self._session)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return what a query finds."""
+        with _refusals(self.name), closing(self._connection.cursor()) as cursor:
+            cursor.execute(sql)
+            found: list[tuple[Any, ...]] = cursor.fetchall()
+            return found
+
+    def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
+        """Read with ADBC, in the binary form of COPY."""
+        with _refusals(self.name):
+            settings = [f"SET {each}" for each in SETTINGS]
+            yield from _batches(
+                self._connection, settings, {"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)}, sql
+            )
+
+    def close(self) -> None:
+        """End the sessions."""
+        self._connection.close()
+        if self._session is not None:
+            self._session.close()
 
 
-def _is_of_a_driver(error: Exception) -> bool:
-    """Whether a database's driver raised it; DB-API gives all of them a class called Error."""
-    return any(each.__name__ == "Error" for each in type(error).__mro__)
+def _batches(connection: Any, first: list[str], options: dict[str, str], sql: str) -> Iterator[pa.RecordBatch]:
+    for statement in first:
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(statement)
+    with closing(connection.cursor()) as cursor:
+        cursor.adbc_statement.set_options(**options)
+        cursor.execute(sql)
+        yield from (batch for batch in cursor.fetch_record_batch() if batch.num_rows)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Raise as StoreError what a driver raises; DB-API gives all of that a class called Error."""
+    try:
+        yield
+    except Exception as error:
+        if not any(each.__name__ == "Error" for each in type(error).__mro__):
+            raise
+        why = str(error).partition("\n")[0]
+        raise StoreError(f"database {name!r}: {why}") from error

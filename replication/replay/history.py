@@ -100,9 +100,8 @@ def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> 
     with closing(open_database(database_url)) as database, ExitStack() as stack:
         table = open_table(database, span.definition)
         chains = [stack.enter_context(_Chain(folder, span.definition.name, window, shape)) for window in span.windows]
-        some = not span.everybody or len(span.windows) == 1
-        writers = [each.instance for each in span.windows] if some else ()
-        for columns in table.columns(span.after, span.upto, writers):
+        writers = [each.instance for each in span.windows]
+        for columns in table.columns(writers, after=span.after, upto=span.upto, alone=span.everybody):
             for chain in chains:
                 chain.take(*columns)
         return [segment for chain in chains for segment in chain.finish()]

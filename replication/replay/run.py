@@ -27,7 +27,8 @@ from replication.replay.segments import (
     sweep,
     write_manifest,
 )
-from replication.replay.tables import MASTER, open_table
+from replication.replay.tables import open_table
+from replication.storage.mapped import MASTER
 from replication.streams.registry import StreamDefinition
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -199,7 +200,7 @@ def _vouched(
         empty = open_table(database, definition).is_empty()
     except StoreError as error:
         raise UnknownStreamError(
-            f"no stream {definition.name!r} in {database.url!r}; it has {', '.join(known) or 'none'}: {error}"
+            f"no stream {definition.name!r} in {database.name!r}; it has {', '.join(known) or 'none'}: {error}"
         ) from error
     if empty:
         return {}

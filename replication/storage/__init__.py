@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from replication.errors import ConfigError
 from replication.storage.connection import MEMORY
-from replication.storage.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorFromThreads
@@ -36,6 +35,8 @@ def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = Fals
     path = path or MEMORY
     if read_only and path == MEMORY:
         raise ConfigError(f"database {url!r} is in memory, where nobody else has written: name a file")
+    from replication.storage.sqlite import SqliteStore  # noqa: PLC0415 - what lies below needs no Twisted
+
     return SqliteStore(path, reactor, read_only=read_only)
 
 

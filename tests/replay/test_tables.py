@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
 from replication.errors import StoreError
-from replication.replay import databases
+from replication.replay import tables
 from replication.replay.databases import open_database
 from replication.replay.tables import open_table
 from replication.storage.mapped import MappedTable
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 UPTO = Token(1_000)
 
 
-def read(url: str, definition: StreamDefinition, *writers: str, after: int = 0) -> list[tuple[int, str | None, str]]:
+def read(
+    url: str, definition: StreamDefinition, *writers: str, after: int = 0, alone: bool = False
+) -> list[tuple[int, str | None, str]]:
     """Return all rows, with their writers where the table is asked for several."""
     with closing(open_database(url)) as database:
         table = open_table(database, definition)
         found: list[tuple[int, str | None, str]] = []
-        for tokens, instances, rows in table.columns(Token(after), UPTO, [InstanceName(each) for each in writers]):
-            names = [None] * len(tokens) if instances is None else instances.to_pylist()
-            found += zip(tokens.to_pylist(), names, rows.to_pylist(), strict=True)
+        names = [InstanceName(each) for each in writers]
+        for tokens, instances, rows in table.columns(names, after=Token(after), upto=UPTO, alone=alone):
+            whose = [None] * len(tokens) if instances is None else instances.to_pylist()
+            found += zip(tokens.to_pylist(), whose, rows.to_pylist(), strict=True)
         return found
 
 
@@ -46,7 +49,8 @@ def test_all_writers_or_some_or_one(tmp_path: Path) -> None:
     )
     every = [(2, MASTER, "1"), (3, OTHER, "3"), (3, OTHER, "4"), (5, "x", "5"), (9, MASTER, "2")]
     orders = StreamDefinition("orders")
-    assert read(url, orders) == every
+    assert read(url, orders, MASTER, OTHER, "x", alone=True) == every
+    assert read(url, orders, MASTER, OTHER, alone=True) == every, "others may be among them"
     assert read(url, orders, OTHER, "x") == every[1:4]
     assert read(url, orders, MASTER, after=2) == [(9, None, "2")]
     assert read(url, orders, "nobody") == []
@@ -81,8 +85,9 @@ def test_a_mapped_row_has_the_bytes_that_the_store_gives_it(
         "shop", table="shop", id_column="n", instance_column="writer", row=("b", "a"), negative=negative
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(databases, "BATCH_ROWS", batch)
-        found = read(url, shop)
+        patch.setattr(tables, "PAGE_ROWS", batch)
+        found = read(url, shop, MASTER, OTHER)
+        assert [each[::2] for each in found if each[1] == OTHER] == [each[::2] for each in read(url, shop, OTHER)]
     with closing(sqlite3.connect(path)) as opened:
         stored = MappedTable(shop)
         for writer in (MASTER, OTHER):
@@ -94,15 +99,15 @@ def test_a_mapped_row_has_the_bytes_that_the_store_gives_it(
 def test_rows_of_a_table_without_writers_are_whoever_asks(tmp_path: Path) -> None:
     url = make_shop(tmp_path / "m.db", [(2, None, 1, 2), (3, "x", 3, 4)])
     shop = StreamDefinition("shop", table="shop", id_column="n", row=("a", "b"), where="b < 4 OR b > 9")
-    assert read(url, shop) == [(2, None, "[1,2]")]
     assert read(url, shop, MASTER) == [(2, None, "[1,2]")]
+    assert read(url, shop, "whoever") == [(2, None, "[1,2]")]
 
 
 def test_a_value_that_is_no_json_is_named(tmp_path: Path) -> None:
     url = make_shop(tmp_path / "m.db", [(2, None, 1, "x"), (3, None, 1, b"\x00")])
     shop = StreamDefinition("shop", table="shop", id_column="n", row=("a", "b"))
     with pytest.raises(StoreError, match=r"stream 'shop': column 'b' of table 'shop' has, at ID 3, what is no JSON"):
-        read(url, shop)
+        read(url, shop, MASTER)
 
 
 def test_how_far_rows_reach_in_whole_facts(tmp_path: Path) -> None:
