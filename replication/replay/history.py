@@ -7,6 +7,7 @@ Spark is not needed for any of it.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 import attrs
@@ -15,6 +16,7 @@ from replication.errors import StoreError
 from replication.replay.databases import open_database
 from replication.replay.segments import WORK, Segment, SegmentWriter, compressed, folder_of
 from replication.replay.tables import open_table
+from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 from replication.wire.grammar import Token
 
@@ -57,7 +59,7 @@ class Span:
 
 @attrs.frozen
 class Shape:
-    """How segments are to be."""
+    """How segments are to be; ``compact`` leaves out what a later fact of the same span replaces."""
 
     segment_rows: int = SEGMENT_ROWS
     compression: str = "zstd"
@@ -97,11 +99,16 @@ def _span_end(table: ITable, after: Token, rows: int) -> Token | None:
 
 def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> list[Segment]:
     """Write the segments of a span, each under :func:`staged_name`; StoreError, and nothing is there."""
+    definition, writers = span.definition, [each.instance for each in span.windows]
     with closing(open_database(database_url)) as database, ExitStack() as stack:
-        table = open_table(database, span.definition)
-        chains = [stack.enter_context(_Chain(folder, span.definition.name, window, shape)) for window in span.windows]
-        writers = [each.instance for each in span.windows]
-        for columns in table.columns(writers, after=span.after, upto=span.upto, alone=span.everybody):
+        table = open_table(database, definition)
+        read = partial(table.columns, writers, after=span.after, upto=span.upto, alone=span.everybody)
+        chains = [stack.enter_context(_Chain(folder, definition, window, shape)) for window in span.windows]
+        if shape.compact and definition.key:
+            for columns in read():
+                for chain in chains:
+                    chain.look(*columns)
+        for columns in read():
             for chain in chains:
                 chain.take(*columns)
         return [segment for chain in chains for segment in chain.finish()]
@@ -118,12 +125,13 @@ class _Chain:
     The rows of the newest fact are held back until a newer one comes: only then is it known where it ends.
     """
 
-    def __init__(self, folder: IFolder, stream: StreamName, window: Window, shape: Shape) -> None:
+    def __init__(self, folder: IFolder, definition: StreamDefinition, window: Window, shape: Shape) -> None:
         self._folder = folder
-        self._stream = stream
+        self._stream = definition.name
         self._window = window
         self._shape = shape
-        self._lines = LineSpeller(stream, window.instance, shape.line_limit)
+        self._last = LastFacts(definition) if shape.compact and definition.key else None
+        self._lines = LineSpeller(definition.name, window.instance, shape.line_limit)
         self._held: tuple[pa.Array, pa.Array] | None = None
         self._finished: list[Segment] = []
         self._open(window.after)
@@ -136,18 +144,19 @@ class _Chain:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
+    def look(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> None:
+        """Learn which facts are the last of their key."""
+        if self._last is not None:
+            self._last.learn(*self._mine(tokens, instances, rows))
+
     def take(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> None:
         """Take some rows of the table, in order; those of others are passed over."""
         import numpy as np  # noqa: PLC0415 (only who needs it must have it)
         import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.compute as pc  # noqa: PLC0415
 
-        wanted = None if instances is None else pc.equal(instances, self._window.instance)
-        if not (self._window.after < tokens[0].as_py() and tokens[-1].as_py() <= self._window.upto):
-            inside = pc.and_(pc.greater(tokens, self._window.after), pc.less_equal(tokens, self._window.upto))
-            wanted = inside if wanted is None else pc.and_(wanted, inside)
-        if wanted is not None and not pc.all(wanted).as_py():
-            tokens, rows = tokens.filter(wanted), rows.filter(wanted)
+        tokens, rows = self._mine(tokens, instances, rows)
+        if self._last is not None:
+            tokens, rows = self._last.only(tokens, rows)
         if not len(tokens):
             return
         if self._held is not None:
@@ -156,6 +165,18 @@ class _Chain:
         start = int(np.searchsorted(places, places[-1]))
         self._held = tokens[start:], rows[start:]
         self._write(tokens[:start], rows[:start])
+
+    def _mine(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Return the rows of the window."""
+        import pyarrow.compute as pc  # noqa: PLC0415 (see above)
+
+        wanted = None if instances is None else pc.equal(instances, self._window.instance)
+        if not (self._window.after < tokens[0].as_py() and tokens[-1].as_py() <= self._window.upto):
+            inside = pc.and_(pc.greater(tokens, self._window.after), pc.less_equal(tokens, self._window.upto))
+            wanted = inside if wanted is None else pc.and_(wanted, inside)
+        if wanted is None or pc.all(wanted).as_py():
+            return tokens, rows
+        return tokens.filter(wanted), rows.filter(wanted)
 
     def finish(self) -> list[Segment]:
         """Return the segments, the last of which ends with the window."""
@@ -192,12 +213,49 @@ class _Chain:
         sink = self._stack.enter_context(self._folder.create(self._staged))
         lines = self._stack.enter_context(compressed(sink, self._shape.compression))
         self._writer = SegmentWriter(
-            lines, self._stream, self._window.instance, after, self._shape.compression, compacted=self._shape.compact
+            lines,
+            self._stream,
+            self._window.instance,
+            after,
+            self._shape.compression,
+            compacted=self._last is not None,
         )
 
     def _close(self, upto: Token) -> None:
         self._stack.close()
         self._finished.append(self._writer.finish(upto, self._folder.size(self._staged) or 0))
+
+
+class LastFacts:
+    """Which facts are the last with the values that they have in the fields of a stream's key.
+
+    A fact stays whole: it is kept if one of its rows is the last of its key.  Every key is held in memory.
+    """
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        self._places = [(definition.row or ()).index(each) for each in definition.key]
+        self._last: dict[str, int] = {}
+        self._kept: pa.Array | None = None
+
+    def learn(self, tokens: pa.Array, rows: pa.Array) -> None:
+        """Look at some rows, in order."""
+        self._last.update(zip(map(self._key, rows.to_pylist()), tokens.to_pylist(), strict=True))
+
+    def only(self, tokens: pa.Array, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Return the rows of the facts that are kept, once all have been looked at."""
+        import pyarrow as pa  # noqa: PLC0415 (only who needs it must have it)
+        import pyarrow.compute as pc  # noqa: PLC0415
+
+        if self._kept is None:
+            self._kept = pa.array(sorted({*self._last.values()}), pa.int64())
+        kept = pc.is_in(tokens, self._kept)
+        return tokens.filter(kept), rows.filter(kept)
+
+    def _key(self, text: str) -> str:
+        row = grammar.read_json(text)
+        if not isinstance(row, list) or len(row) <= max(self._places):
+            return text  # a row without the fields is its own key
+        return grammar.spell_row([row[place] for place in self._places])
 
 
 class LineSpeller:

@@ -29,7 +29,7 @@ from replication.replay.segments import (
 )
 from replication.replay.tables import open_table
 from replication.storage.mapped import MASTER
-from replication.streams.registry import StreamDefinition
+from replication.streams.registry import CACHES, StreamDefinition
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from replication.replay.folders import IFolder
 
 ORIGIN: Final = Token(0)  # where a chain begins if nobody says where
+# An invalidation that comes twice is harmless, so the last one of an entry does for all before it (protocol C4).
+CACHES_DEFINITION: Final = StreamDefinition(
+    CACHES, row=("cache_func", "keys", "invalidation_ts"), key=("cache_func", "keys")
+)
 
 
 @attrs.frozen
@@ -179,11 +183,13 @@ def _wanted(database: IDatabase, request: Request) -> Iterator[tuple[StreamDefin
     stored: dict[StreamName, dict[InstanceName, int]] = {}
     for stream, instance, place in read_positions(database):
         stored.setdefault(stream, {})[instance] = place
-    defined = {each.name: each for each in request.definitions}
+    defined = {CACHES: CACHES_DEFINITION} | {each.name: each for each in request.definitions}
     for name in dict.fromkeys([StreamName(each) for each in request.streams] or stored):
         positions = stored.get(name, {})
         negative = min(positions.values(), default=0) < 0
         definition = defined.get(name) or StreamDefinition(name, negative=negative)
+        if request.shape.compact and name in request.streams and not definition.key:
+            raise ConfigError(f"--compact: stream {name!r} declares no key, by which a fact could replace another")
         if not positions:
             positions = _vouched(database, definition, request.upto, [*stored])
         yield definition, {instance: Token(abs(place)) for instance, place in positions.items()}

@@ -37,7 +37,9 @@ class StreamDefinition:
     ``table`` maps the stream onto a table of the application, whose ``id_column`` holds the stream ID; without it the
     stream has a generic table of its own, ``stream_NAME``.  ``instance_column`` tells the writers of a shared table
     apart, ``where`` is SQL that picks rows, ``negative`` says that the table counts -1, -2, … while the wire counts up.
-    ``writers`` are the instances that may write; empty means whoever serves the stream.
+    ``writers`` are the instances that may write; empty means whoever serves the stream.  ``key`` names fields of
+    ``row`` and says that of the facts with equal values there only the last one matters, so that history may be told
+    without the others.
     """
 
     name: StreamName = attrs.field(converter=StreamName)
@@ -48,11 +50,14 @@ class StreamDefinition:
     where: str | None = attrs.field(default=None, kw_only=True)
     negative: bool = attrs.field(default=False, kw_only=True)
     writers: tuple[InstanceName, ...] = attrs.field(default=(), converter=_instances, kw_only=True)
+    key: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         """Refuse, by ConfigError, a definition that cannot work."""
         if _NAME.fullmatch(self.name) is None:
             raise ConfigError(f"stream name {self.name!r}: use letters, digits, '_', '.' and '-', a letter first")
+        if unknown := [each for each in self.key if each not in (self.row or ())]:
+            raise ConfigError(f"stream {self.name!r}: key names {', '.join(unknown)}, which row does not")
         if self.table is None:
             if self.instance_column or self.where:
                 raise ConfigError(f"stream {self.name!r}: instance_column and where need a table")

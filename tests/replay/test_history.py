@@ -263,3 +263,47 @@ def test_ids_of_64_bits_are_kept(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path / "out")
     segments = write(database, folder, window(0, 2**63 - 1))
     assert lines(folder, segments) == live_lines(facts)
+
+
+def test_compaction_keeps_the_last_fact_of_each_key_and_facts_whole(tmp_path: Path) -> None:
+    definition = StreamDefinition(STREAM, row=("id", "state", "n"), key=("id", "n"))
+    facts = [
+        fact(2, ["a", "placed", 1]),
+        fact(3, ["a", "placed", 2]),
+        fact(4, ["b", "placed", 1], ["c", "placed", 1]),
+        fact(5, ["a", "paid", 1]),
+        fact(6, ["b", "paid", 1]),
+        fact(7, ["b", "paid", 1], ["d", "x", 1.0]),
+        fact(8, ["é", None]),
+        fact(9, "odd"),
+        fact(10, ["d", "y", 1]),
+    ]
+    others = [fact(11, ["a", "sent", 1])]
+    database = write_database(tmp_path / "m.db", {MASTER: facts, OTHER: others}, stream=definition)
+    folder = LocalFolder(tmp_path / "out")
+    shape = Shape(compression="none", compact=True)
+    segments = write(database, folder, window(0, 12), window(0, 12, OTHER), shape=shape, definition=definition)
+    kept = [each for each in facts if each.token not in (2, 6)]
+    assert lines(folder, segments) == live_lines(kept)
+    assert lines(folder, segments, OTHER) == live_lines(others, OTHER), "a writer replaces nothing of another"
+    assert [(each.after, each.upto, each.compacted) for each in segments] == [(0, 12, True)] * 2
+    assert [fault_of(folder, each) for each in segments] == [None, None]
+
+
+def test_a_stream_without_a_key_is_never_compacted(tmp_path: Path) -> None:
+    facts = [fact(2, ["a"]), fact(3, ["a"])]
+    database = write_database(tmp_path / "m.db", {MASTER: facts})
+    folder = LocalFolder(tmp_path / "out")
+    [segment] = write(database, folder, window(0, 3), shape=Shape(compression="none", compact=True))
+    assert lines(folder, [segment]) == live_lines(facts)
+    assert not segment.compacted
+
+
+def test_nothing_is_compacted_unless_it_is_asked(tmp_path: Path) -> None:
+    definition = StreamDefinition(STREAM, row=("id",), key=("id",))
+    facts = [fact(2, ["a"]), fact(3, ["a"])]
+    database = write_database(tmp_path / "m.db", {MASTER: facts}, stream=definition)
+    folder = LocalFolder(tmp_path / "out")
+    [segment] = write(database, folder, window(0, 3), definition=definition)
+    assert lines(folder, [segment]) == live_lines(facts)
+    assert "compacted" not in segment.describe()

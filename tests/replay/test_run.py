@@ -344,3 +344,15 @@ def test_each_segment_tells_what_its_range_says(database: str, tmp_path: Path) -
         inside = facts_between(MINE if each.instance == MASTER else OTHERS, each.after, each.upto)
         assert lines_of(LocalFolder(tmp_path / "out"), each) == live_lines(inside, each.instance)
         assert each.rows == sum(len(fact.texts) for fact in inside)
+
+
+def test_invalidations_can_be_compacted_without_being_declared(tmp_path: Path) -> None:
+    facts = [fact(token, ["get_order", [f"o{token % 3}"], token]) for token in range(2, 60)]
+    database = write_database(tmp_path / "m.db", {MASTER: facts}, stream="caches")
+    write_database(tmp_path / "m.db", {MASTER: FACTS})
+    asked = Request(database, str(tmp_path / "out"), shape=Shape(200, "gzip", compact=True))
+    run_here(asked)
+    assert history(tmp_path / "out", stream="caches") == live_lines(facts[-3:], stream="caches")
+    assert history(tmp_path / "out") == live_lines(FACTS)
+    with pytest.raises(ConfigError, match="--compact: stream 'orders' declares no key"):
+        run_here(Request(database, str(tmp_path / "new"), streams=["orders"], shape=Shape(compact=True)))

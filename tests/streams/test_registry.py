@@ -43,6 +43,8 @@ def test_a_good_stream_name_is_taken(name: str) -> None:
         ({"table": "events", "row": ["a"], "instance_column": "1"}, "'1'"),
         ({"row": "order_id"}, "'order_id'"),
         ({"writers": "master"}, "'master'"),
+        ({"key": ["a"]}, "key names a, which row does not"),
+        ({"row": ["a"], "key": ["a", "b", "c"]}, "key names b, c"),
     ],
 )
 def test_a_definition_that_cannot_work_is_refused(arguments: dict[str, Any], culprit: str) -> None:
