@@ -99,12 +99,14 @@ class PendingIds:
         del self._floors[place]
 
     def complete(self, ids: Sequence[int]) -> None:
-        """Finish open IDs, committed or rolled back alike; StreamError if one is not open."""
+        """Finish open IDs, committed or rolled back alike; StreamError at the first that is not open."""
         unfinished, order = self._unfinished, self._order
-        left = len(unfinished) - len(ids)
-        if unfinished.issuperset(ids):
-            unfinished.difference_update(ids)
-        if len(unfinished) != left:
-            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once, by whoever reserved it")
+        try:
+            for each in ids:
+                unfinished.remove(each)
+        except KeyError:
+            raise StreamError(
+                f"IDs {list(ids)} are not all open: each is completed once, by whoever reserved it"
+            ) from None
         while order and order[0] not in unfinished:
             order.popleft()
