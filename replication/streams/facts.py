@@ -31,7 +31,7 @@ class Fact(NamedTuple):
     @property
     def rows(self) -> list[Any]:
         """The rows, decoded."""
-        return [grammar.read_json(text) for text in self.texts]
+        return grammar.read_rows(self.texts)
 
 
 # Fact._make without its check of the length, which is two thirds of the time that a follower spends on a row.

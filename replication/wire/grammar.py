@@ -95,6 +95,14 @@ def row_texts(texts: list[str]) -> None:
             read_json(text)
 
 
+def read_rows(texts: Sequence[str]) -> list[Any]:
+    """Decode each of ``texts`` as :func:`read_json` does; one, the usual number, is worth a case of its own."""
+    try:
+        return [_decode_json(texts[0])] if len(texts) == 1 else [_decode_json(text) for text in texts]
+    except _NOT_DECODED:
+        return [read_json(text) for text in texts]
+
+
 def read_json(text: str) -> Any:
     """Decode one JSON value as the standard library does, but refuse NaN and the infinities."""
     try:

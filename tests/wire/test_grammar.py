@@ -108,6 +108,12 @@ def test_one_json_value_is_a_row(text: str) -> None:
     assert grammar.read_json(text) == json.loads(text)
 
 
+@given(st.lists(st.sampled_from([*JSON_TEXTS, *NOT_JSON_TEXTS])))
+@example([])
+def test_many_rows_are_decoded_as_one_by_one(texts: list[str]) -> None:
+    assert _answer(grammar.read_rows, texts) == _answer(lambda: [grammar.read_json(text) for text in texts])
+
+
 @pytest.mark.parametrize("text", NOT_JSON_TEXTS)
 def test_what_is_not_one_json_value_is_no_row(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="not JSON: "):
