@@ -130,14 +130,18 @@ class Cursor:
         return self._tail == self._gap_upto and 2 * self.held_bytes > self._max_held_bytes
 
     def position_heard(self, link: Hashable, prev: Token, new: Token) -> None:
-        """Hear that the writer has settled all IDs up to ``new``, and that none in ``(prev, new]`` has a fact."""
+        """Hear that the writer has settled all IDs up to ``new``, and that none in ``(prev, new]`` has a fact.
+
+        In the middle of a fact, one that moves on says that the end of that was lost: a Synapse does not send a row
+        that is too long, and its token goes with it (trap 5).
+        """
         if new < self.announced:
             if self.linked:
                 return  # stale: what we follow has told us more
             self._rewind(new)
-        if link != self._link:
+        if link != self._link or new > self.announced:
             self._tear()
-            self._link = link
+        self._link = link
         if prev > self.announced:
             self._miss(new)
         elif self._tail < self._gap_upto:

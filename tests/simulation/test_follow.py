@@ -83,10 +83,12 @@ class Following(RuleBasedStateMachine):
         self.done()
 
     @precondition(lambda self: self.streams())
-    @rule(which=picks, times=st.integers(2, 10))
-    def spike(self, which: int, times: int) -> None:
-        """Append more than may wait for a peer that does not read."""
+    @rule(which=picks, times=st.integers(2, 10), stalls=st.booleans())
+    def spike(self, which: int, times: int, stalls: bool) -> None:
+        """Append more than may wait for a peer that does not read, and perhaps there is one (F5)."""
         stream = pick(self.streams(), which)
+        if stalls and self.alive():
+            pick(self.alive(), which).down.held = True
         for _ in range(times):
             self.master_of(stream).append(stream, self.world.rows(1, 1, 2))
             self.done()

@@ -130,6 +130,25 @@ class ReceiverTests(Scenario):
         wire.down.carried += "".join(f"{line}\n" for line in lines).encode()
         self.world.turn()
 
+    def test_trap_5_a_fact_whose_end_was_lost_is_not_joined_to_the_next(self) -> None:
+        """A Synapse drops a row that is too long, and with it perhaps the token of those before it."""
+        pipe = self.wire(self.copy).down
+        pipe.held = True
+        self.append(2)
+        end = pipe.carried.index(b"RDATA a master 2")
+        del pipe.carried[end : pipe.carried.index(b"\n", end) + 1]
+        pipe.held = False
+        self.append(0)
+        self.append(1)
+        self.assert_well()
+        self.assertEqual([len(each.texts) for each in self.copy.accounts[A, MASTER].facts], [2, 1])
+
+    def test_f7_a_stale_position_is_not_believed(self) -> None:
+        self.append(1, 1, 1)
+        self.hear("POSITION a master 1 1", "POSITION a master 1 2")
+        self.append(1)
+        self.assert_well()
+
     def test_trap_24_rows_at_or_below_the_position_are_dropped(self) -> None:
         self.append(1, 1)
         self.hear('RDATA a master 2 "again"', "RDATA a master batch 1", "RDATA a master 3 2")

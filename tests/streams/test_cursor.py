@@ -206,6 +206,17 @@ def test_a_position_in_the_middle_of_a_fact_does_not_split_it() -> None:
     assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
 
 
+def test_trap_5_a_half_fact_that_a_position_passes_has_lost_its_end() -> None:
+    """Its rows are not given to the next fact, and that is fetched: nobody knows whether it is whole."""
+    made = cursor()
+    say(made, None)
+    tell(made, 5, 6)
+    assert (made.dropped, made.held_bytes) == (1, 0)
+    say(made, 7)
+    assert apply_all(made) == []
+    assert made.step() == CatchUp(Token(6), Token(7))
+
+
 def test_the_half_fact_of_a_link_that_another_takes_over_from_is_torn() -> None:
     made = cursor()
     say(made, None)
