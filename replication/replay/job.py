@@ -6,6 +6,7 @@ What comes back is a receipt per span.  Nothing here says where Spark runs: that
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import replication
 from replication.errors import ConfigError, StoreError
 from replication.replay.history import SEGMENT_ROWS, Shape
 from replication.replay.java import find_java
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from replication.replay.segments import Segment
     from replication.streams.registry import StreamDefinition
 
+_HOME: Final = str(Path(replication.__file__).parents[1])
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "numpy", "zstandard", "adbc_driver_sqlite", "adbc_driver_postgresql")
 QUIET: Final = {
     "spark.log.level": "ERROR",
@@ -86,10 +89,16 @@ def do_tasks(spark: SparkSession, tasks: Sequence[Task]) -> list[bytes]:
 
 
 def _cause(text: str) -> str:
-    """Return the last line of a worker's traceback: Spark wraps it in a page of its own and of Java's."""
-    lines = [line.strip() for line in text.splitlines()]
-    errors = [line for line in lines if line.startswith("replication.errors.")]
-    return errors[-1].partition(": ")[2] if errors else text
+    """Return what a worker raised: Spark wraps it in pages of its own and of Java's."""
+    errors = re.findall(r"^([\w.]+(?:Error|Exception)): (.*)$", text, re.MULTILINE)
+    for kind, why in reversed(errors):
+        if kind.startswith("replication.errors."):
+            return why
+    if not errors:
+        return text
+    kind, why = errors[-1]
+    cure = "; ship what its machine lacks with --py-files" if kind == "ModuleNotFoundError" else ""
+    return f"a worker of Spark failed: {kind}: {why}{cure}"
 
 
 def check_installed() -> None:
@@ -121,6 +130,7 @@ def open_session(master: str | None) -> Iterator[SparkSession]:
             os.environ["JAVA_HOME"] = str(find_java(os.environ, shims))
             if master is None or master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it warns about this machine's name
+                os.environ["PYTHONPATH"] = os.pathsep.join([_HOME, *filter(None, [os.environ.get("PYTHONPATH")])])
             for key, value in QUIET.items():
                 builder = builder.config(key, value)
             session = _start_silently(builder, shims / "spark.log")
