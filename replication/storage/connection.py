@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import attrs
-
 from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
@@ -22,8 +20,8 @@ from replication.wire.grammar import InstanceName, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replication.storage.tables import Table
-    from replication.streams.seams import IStatements, Page, Receipt, Write
+    from replication.storage.tables import Batch, Table
+    from replication.streams.seams import IStatements, Page, Write
 
 _T = TypeVar("_T")
 
@@ -73,15 +71,6 @@ CURES: Final = {
     "SQLITE_NOTADB": "give the path of another file, or move this one away",
     "SQLITE_READONLY": "make the file and its folder writable for this process",
 }
-
-
-@attrs.frozen
-class Batch:
-    """What one commit stores: writes beside their tables, and a receipt; ``now`` is its time in seconds."""
-
-    writes: Sequence[tuple[Table, Write]]
-    receipt: Receipt | None
-    now: float
 
 
 class SqliteStatements:
@@ -188,7 +177,7 @@ class SqliteConnection:
             self._begin()
             return function(SqliteStatements(self._opened))
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch[Table]) -> None:
         """Store a batch with what was executed; if that fails, all of it is undone."""
         try:
             with self._refusals():
@@ -200,7 +189,7 @@ class SqliteConnection:
             self.rollback()
             raise
 
-    def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
+    def commit_together(self, batches: Sequence[Batch[Table]]) -> list[Exception | None]:
         """Store batches in one transaction if they all can be, and return what became of each, None for good.
 
         If some cannot, halves of them are tried in turn, so that who fails fails alone.  Nothing is tried again after a
@@ -323,7 +312,7 @@ class SqliteConnection:
         self.commits += batches
         self.transactions += 1
 
-    def _store(self, batch: Batch) -> None:
+    def _store(self, batch: Batch[Table]) -> None:
         for table, write in batch.writes:
             self._write(table, write)
         if batch.receipt is not None:

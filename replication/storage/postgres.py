@@ -14,18 +14,20 @@ import re
 import time
 from collections import deque
 from threading import Event
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore
+from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
-from replication.errors import StoreError, UnknownStreamError
-from replication.storage.memory import ended, undeclared
-from replication.storage.postgres_connection import PAGING, Batch, PostgresConnection
+from replication.errors import StoreError
+from replication.storage.memory import undeclared
+from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_mapped import MappedTable
 from replication.storage.postgres_session import Address, Holder, PostgresSession
 from replication.storage.postgres_tables import GenericTable
-from replication.storage.threads import Lane
+from replication.storage.tables import Batch
+from replication.storage.threads import Desk
+from replication.storage.transactions import CommitGroup, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,27 +47,9 @@ PAGES: Final[Mapping[str, str]] = dict.fromkeys(PAGING, "off")
 READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
 
 _FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
-_UNDONE: Final = "rolled back"
 _OURS: Final = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
 _OUTLASTING: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD"))
 _IN_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with it
-
-
-class _Desk(Generic[_Connection]):
-    """A connection and the thread that it lives on."""
-
-    def __init__(self, reactor: IReactorFromThreads, connection: _Connection) -> None:
-        self.connection: _Connection = connection
-        self._lane = Lane(reactor, f"replication {connection.session.address.name}")
-
-    def run(
-        self, method: Callable[Concatenate[_Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> Deferred[_T]:
-        return self._lane.run(method, self.connection, *args, **kwargs)
-
-    async def close(self) -> None:
-        await self._lane.run(self.connection.close)
-        await self._lane.stop()
 
 
 class PostgresStore:
@@ -96,14 +80,14 @@ class PostgresStore:
         self._holder = Holder()
         self._tables: dict[StreamName, Table] = {}
         self._sequences: dict[StreamName, PostgresSequence] = {}
-        self._reader: _Desk[PostgresConnection] | None = None
-        self._writer: _Desk[PostgresConnection] | None = None
-        self._ids: _Desk[PostgresIds] | None = None
+        self._reader: Desk[PostgresConnection] | None = None
+        self._writer: Desk[PostgresConnection] | None = None
+        self._ids: Desk[PostgresIds] | None = None
         self._line = DeferredLock()  # who may use the writing connection
-        self._group: list[tuple[Batch, Deferred[None]]] = []  # commits that wait for their turn in the line
+        self._group = CommitGroup(self._line, self._commit_together, gather=self.end_of_turn)
         self._seats = DeferredSemaphore(connections)  # of transactions with statements
-        self._desks: list[_Desk[PostgresConnection]] = []  # made for them, all
-        self._free: list[_Desk[PostgresConnection]] = []  # and those without one
+        self._desks: list[Desk[PostgresConnection]] = []  # made for them, all
+        self._free: list[Desk[PostgresConnection]] = []  # and those without one
         self._opening = DeferredLock()
         self._closed = False
 
@@ -127,7 +111,8 @@ class PostgresStore:
 
     async def claim(self, instance: InstanceName) -> None:
         """Make this process the only one that writes as ``instance``; StoreError says which one does."""
-        await self._desk(self._ids).run(PostgresIds.claim, instance)
+        ids = self._desk(self._ids)
+        await ids.run(ids.connection.claim, instance)
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table and sequence are there; SchemaError says what is wrong with them."""
@@ -151,9 +136,9 @@ class PostgresStore:
         table = self._table(stream)
         return await self._read(PostgresConnection.page, table, writer, after=after, upto=upto, limit=limit)
 
-    def transaction(self) -> PostgresTransaction:
+    def transaction(self) -> Transaction[Batch[Table]]:
         """Return a transaction that has not begun."""
-        return PostgresTransaction(self)
+        return Transaction(self)
 
     async def read(self, function: Callable[[IStatements], _T]) -> _T:
         """Run ``function``, which only reads, on one snapshot."""
@@ -186,7 +171,18 @@ class PostgresStore:
 
     # ---- for transactions and sequences
 
-    async def take_seat(self) -> _Desk[PostgresConnection]:
+    def check_statement(self, sql: str) -> None:
+        """Raise StoreError if the application may not say this in a transaction."""
+        match = _FIRST_WORDS.match(sql)
+        word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
+        if word in _OURS:
+            raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+        if word == "COPY":
+            raise StoreError("COPY needs a connection of its own: use INSERT, with unnest() for many rows")
+        if word in _OUTLASTING or (word in ("SET", "RESET") and second not in _IN_TRANSACTION):
+            raise StoreError(f"{word} would outlast the transaction: say SET LOCAL, or use a connection of your own")
+
+    async def take_seat(self) -> Desk[PostgresConnection]:
         """Wait in line for a connection of one's own."""
         self._desk(self._writer)
         await self._seats.acquire()
@@ -195,31 +191,24 @@ class PostgresStore:
             self._desks.append(self._free[-1])
         return self._free.pop()
 
-    def leave_seat(self, desk: _Desk[PostgresConnection]) -> None:
-        """Let the next in line have the connection.
-
-        What was given to the thread is done before anything of the next one, so this is right even if the caller was
-        cancelled and no longer waits for it.
-        """
+    def leave_seat(self, desk: Desk[PostgresConnection]) -> None:
+        """Let the next in line have the connection."""
         self._free.append(desk)
         self._seats.release()
 
-    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
+    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch[Table]:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
         return Batch([(self._table(write.stream), write) for write in writes], receipt, self._now())
 
-    def commit_in_group(self, batch: Batch) -> Deferred[None]:
+    def commit_in_group(self, batch: Batch[Table]) -> Deferred[None]:
         """Commit together with all that wait; cancelling the Deferred stops the waiting, not the commit."""
         self._desk(self._writer)
-        done: Deferred[None] = Deferred()
-        self._group.append((batch, done))
-        if len(self._group) == 1:
-            Deferred.fromCoroutine(self._commit_group())
-        return done
+        return self._group.add(batch)
 
     def draw(self, sequence: str, count: int) -> Deferred[list[int]]:
         """Draw IDs."""
-        return self._desk(self._ids).run(PostgresIds.draw, sequence, count)
+        ids = self._desk(self._ids)
+        return ids.run(ids.connection.draw, sequence, count)
 
     def end_of_turn(self) -> Deferred[None]:
         """Return what fires once the reactor has done all that it does now: who asks until then is in the group."""
@@ -232,7 +221,7 @@ class PostgresStore:
     async def _open(self) -> None:
         first = self._new_desk(READ_ONLY if self._read_only else {}, read_only=self._read_only)
         try:
-            self.warnings.extend(await first.run(PostgresConnection.open))
+            self.warnings.extend(await first.run(first.connection.open))
         except BaseException:
             await first.close()
             raise
@@ -241,13 +230,13 @@ class PostgresStore:
             return
         self._writer, self._reader = first, self._new_desk(PAGES)
         session = PostgresSession(self.address, self._ending, self._holder, IDS_SETTINGS)
-        self._ids = _Desk(self._reactor, PostgresIds(session, self.warnings.append))
+        self._ids = Desk(self._reactor, PostgresIds(session, self.warnings.append), self.address.name)
 
-    def _new_desk(self, settings: Mapping[str, str], *, read_only: bool = False) -> _Desk[PostgresConnection]:
+    def _new_desk(self, settings: Mapping[str, str], *, read_only: bool = False) -> Desk[PostgresConnection]:
         session = PostgresSession(self.address, self._ending, self._holder, settings)
-        return _Desk(self._reactor, PostgresConnection(session, read_only=read_only))
+        return Desk(self._reactor, PostgresConnection(session, read_only=read_only), self.address.name)
 
-    def _writing(self) -> list[_Desk[PostgresConnection]]:
+    def _writing(self) -> list[Desk[PostgresConnection]]:
         return [*self._desks, *([self._writer] if self._writer is not None else [])]
 
     def _table(self, stream: StreamName) -> Table:
@@ -255,7 +244,7 @@ class PostgresStore:
             raise undeclared(stream)
         return self._tables[stream]
 
-    def _desk(self, desk: _Desk[_Connection] | None) -> _Desk[_Connection]:
+    def _desk(self, desk: Desk[_Connection] | None) -> Desk[_Connection]:
         if self._closed or self._reader is None:
             raise StoreError(f"database {self.address.name!r} is {'closed' if self._closed else 'not open'}")
         if desk is None:
@@ -265,30 +254,19 @@ class PostgresStore:
     async def _read(
         self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        return await self._desk(self._reader).run(method, *args, **kwargs)
+        reader = self._desk(self._reader)
+        return await reader.run(method, reader.connection, *args, **kwargs)
 
     async def _write(
         self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
         writer = self._desk(self._writer)
         async with self._line:
-            return await writer.run(method, *args, **kwargs)
+            return await writer.run(method, writer.connection, *args, **kwargs)
 
-    async def _commit_group(self) -> None:
-        await self._line.acquire()
-        await self.end_of_turn()
-        group, self._group = self._group, []
+    def _commit_together(self, batches: Sequence[Batch[Table]]) -> Deferred[list[Exception | None]]:
         assert self._writer is not None  # noqa: S101 - commit_in_group has seen it
-        try:
-            outcomes = await self._writer.run(PostgresConnection.commit_together, [batch for batch, _ in group])
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
-            outcomes = [error] * len(group)
-        self._line.release()
-        for (_, done), outcome in zip(group, outcomes, strict=True):
-            if outcome is None:
-                done.callback(None)
-            else:
-                done.errback(outcome)
+        return self._writer.run(self._writer.connection.commit_together, batches)
 
 
 class PostgresSequence:
@@ -323,102 +301,3 @@ class PostgresSequence:
                 done.callback(ids[:count])
                 del ids[:count]
         self._drawing = False
-
-
-class PostgresTransaction:
-    """A transaction: statements, if any, then one commit or rollback.
-
-    A commit whose caller is cancelled goes on all the same: shield it if the outcome matters.
-    """
-
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
-        self._turn = DeferredLock()  # one statement after the other, whoever awaits what
-        self._desk: _Desk[PostgresConnection] | None = None
-        self._end: str | None = None
-
-    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows; StoreError names what the database said, and only undoing is left."""
-        _check_word(sql)
-        return await self._job(PostgresConnection.execute, sql, parameters)
-
-    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
-        """Run one statement once per item."""
-        _check_word(sql)
-        await self._job(PostgresConnection.executemany, sql, parameters)
-
-    async def run(self, function: Callable[[IStatements], _T]) -> _T:
-        """Run ``function`` inside the transaction, on the database's thread."""
-        return await self._job(PostgresConnection.run, function)
-
-    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
-        """Store ``writes`` with what was executed; after an error none of it is stored, and nothing is left to undo."""
-        async with self._turn:
-            self._check_open()
-            self._end = "handed over for its commit"
-            try:
-                await self._commit(writes, receipt)
-            except CancelledError:
-                raise  # it goes on without its caller
-            except BaseException:
-                self._end = _UNDONE
-                raise
-            self._end = "committed"
-
-    async def rollback(self) -> None:
-        """Undo what was executed; harmless if a commit has failed, StoreError if it has not."""
-        async with self._turn:
-            if self._end == _UNDONE:
-                return
-            self._check_open()
-            self._end = _UNDONE
-            if self._desk is not None:
-                await self._last(self._desk, PostgresConnection.rollback)
-
-    async def _job(
-        self, method: Callable[Concatenate[PostgresConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        async with self._turn:
-            self._check_open()
-            if self._desk is None:
-                self._desk = await self._store.take_seat()
-            return await self._desk.run(method, *args, **kwargs)
-
-    async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
-        try:
-            batch = self._store.batch(writes, receipt)
-        except UnknownStreamError:
-            if self._desk is not None:
-                await self._last(self._desk, PostgresConnection.rollback)
-            raise
-        if self._desk is not None:
-            await self._last(self._desk, PostgresConnection.commit, batch)
-        else:
-            await self._store.commit_in_group(batch)
-
-    async def _last(
-        self,
-        desk: _Desk[PostgresConnection],
-        method: Callable[Concatenate[PostgresConnection, _P], None],
-        *args: _P.args,
-        **kwargs: _P.kwargs,
-    ) -> None:
-        try:
-            await desk.run(method, *args, **kwargs)
-        finally:
-            self._store.leave_seat(desk)
-
-    def _check_open(self) -> None:
-        if self._end is not None:
-            raise ended(self._end)
-
-
-def _check_word(sql: str) -> None:
-    match = _FIRST_WORDS.match(sql)
-    word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
-    if word in _OURS:
-        raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
-    if word == "COPY":
-        raise StoreError("COPY needs a connection of its own: use INSERT, with unnest() for many rows")
-    if word in _OUTLASTING or (word in ("SET", "RESET") and second not in _IN_TRANSACTION):
-        raise StoreError(f"{word} would outlast the transaction: say SET LOCAL, or use a connection of your own")

@@ -6,7 +6,6 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import attrs
 from psycopg import errors
 
 from replication.errors import SchemaError, StoreError
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.postgres_tables import Table, Written
-    from replication.streams.seams import IStatements, Page, Receipt, Write
+    from replication.storage.tables import Batch
+    from replication.streams.seams import IStatements, Page, Write
 
 _T = TypeVar("_T")
 
@@ -89,15 +89,6 @@ RECEIPT: Final = "SELECT tokens FROM append_receipts WHERE key = %s AND written_
 _NOT_OURS: Final = (errors.DuplicateTable, errors.UndefinedTable, errors.UndefinedColumn)
 _CONFLICTS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _CONFLICT_TRIES: Final = 10
-
-
-@attrs.frozen
-class Batch:
-    """What one commit stores: writes beside their tables, and a receipt; ``now`` is its time in seconds."""
-
-    writes: Sequence[tuple[Table, Write]]
-    receipt: Receipt | None
-    now: float
 
 
 class PostgresStatements:
@@ -203,7 +194,7 @@ class PostgresConnection:
         self._begin()
         return function(PostgresStatements(self.session))
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch[Table]) -> None:
         """Store a batch with what was executed before; if that fails, or did, all of it is undone."""
         try:
             if self.session.begun:  # else not even BEGIN could be executed
@@ -214,7 +205,7 @@ class PostgresConnection:
             raise
         self._count(1)
 
-    def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
+    def commit_together(self, batches: Sequence[Batch[Table]]) -> list[Exception | None]:
         """Store batches in one transaction if they all can be, and return what became of each, None for good.
 
         What fails for no reason of its own is tried again.  If some of them cannot be stored, halves of them are tried
@@ -284,7 +275,7 @@ class PostgresConnection:
         self.commits += batches
         self.transactions += 1
 
-    def _store(self, batches: Sequence[Batch]) -> None:
+    def _store(self, batches: Sequence[Batch[Table]]) -> None:
         """Store all, in a statement per table what only adds: others of the group, in the order of the batches."""
         plain: list[tuple[Table, Write]] = []
         for batch in batches:

@@ -15,20 +15,22 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import DeferredLock
 
-from replication.errors import StoreError, UnknownStreamError
-from replication.storage.connection import MEMORY, Batch, SqliteConnection
+from replication.errors import StoreError
+from replication.storage.connection import MEMORY, SqliteConnection
 from replication.storage.mapped import MappedTable
-from replication.storage.memory import ended, undeclared
-from replication.storage.tables import GenericTable
-from replication.storage.threads import Lane
+from replication.storage.memory import undeclared
+from replication.storage.tables import Batch, GenericTable
+from replication.storage.threads import Desk
+from replication.storage.transactions import CommitGroup, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
 
     from replication.storage.tables import Table
@@ -40,34 +42,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FIRST_WORD: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)", re.DOTALL)
-_UNDONE: Final = "rolled back"
 _OURS: Final = frozenset(
     ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA", "ATTACH", "DETACH", "VACUUM")
 )
-
-
-class _Desk:
-    """A connection and the thread that it lives on."""
-
-    def __init__(self, reactor: IReactorFromThreads, connection: SqliteConnection) -> None:
-        self.connection = connection
-        self._lane = Lane(reactor, f"replication {connection.path}")
-
-    def run(
-        self, method: Callable[Concatenate[SqliteConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> Deferred[_T]:
-        return self._lane.run(method, self.connection, *args, **kwargs)
-
-    async def open(self) -> None:
-        try:
-            await self.run(SqliteConnection.open)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        await self.run(SqliteConnection.close)
-        await self._lane.stop()
 
 
 class SqliteStore:
@@ -96,10 +73,10 @@ class SqliteStore:
         self._busy_timeout = busy_timeout
         self._now = now
         self._tables: dict[StreamName, Table] = {}
-        self._writer: _Desk | None = None
-        self._reader: _Desk | None = None
+        self._writer: Desk[SqliteConnection] | None = None
+        self._reader: Desk[SqliteConnection] | None = None
         self._line = DeferredLock()  # who may use the writing connection
-        self._group: list[tuple[Batch, Deferred[None]]] = []  # commits that wait for their turn in the line
+        self._group = CommitGroup(self._line, self._commit_together)
         self._opening = DeferredLock()
         self._claim: IO[str] | None = None
         self._closed = False
@@ -168,9 +145,9 @@ class SqliteStore:
         table = self._table(stream)
         return await self._read(SqliteConnection.page, table, writer, after=after, upto=upto, limit=limit)
 
-    def transaction(self) -> SqliteTransaction:
+    def transaction(self) -> Transaction[Batch[Table]]:
         """Return a transaction that has not begun."""
-        return SqliteTransaction(self)
+        return Transaction(self)
 
     async def read(self, function: Callable[[IStatements], _T]) -> _T:
         """Run ``function``, which only reads, on one snapshot."""
@@ -201,67 +178,62 @@ class SqliteStore:
 
     # ---- for transactions
 
-    async def take_turn(self) -> None:
+    def check_statement(self, sql: str) -> None:
+        """Raise StoreError if the application may not say this in a transaction."""
+        match = _FIRST_WORD.match(sql)
+        word = "" if match is None else match[1].upper()
+        if word in _OURS:
+            raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+
+    async def take_seat(self) -> Desk[SqliteConnection]:
         """Wait in line for the writing connection."""
-        self._desk(self._writer)
+        writer = self._desk(self._writer)
         await self._line.acquire()
+        return writer
 
-    def run(
-        self, method: Callable[Concatenate[SqliteConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> Deferred[_T]:
-        """Do something on the writing connection; only for whoever has the turn."""
-        assert self._writer is not None  # noqa: S101 - take_turn has seen it
-        return self._writer.run(method, *args, **kwargs)
-
-    def end_turn(self) -> None:
-        """Let the next in line have the connection.
-
-        What was given to the thread is done before anything of the next one, so this is right even if the caller was
-        cancelled and no longer waits for it.
-        """
+    def leave_seat(self, desk: Desk[SqliteConnection]) -> None:  # noqa: ARG002 (there is but one)
+        """Let the next in line have the connection."""
         self._line.release()
 
-    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
+    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch[Table]:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
         return Batch([(self._table(write.stream), write) for write in writes], receipt, self._now())
 
-    def commit_in_group(self, batch: Batch) -> Deferred[None]:
+    def commit_in_group(self, batch: Batch[Table]) -> Deferred[None]:
         """Commit together with all that wait; cancelling the Deferred stops the waiting, not the commit."""
         self._desk(self._writer)
-        done: Deferred[None] = Deferred()
-        self._group.append((batch, done))
-        if len(self._group) == 1:
-            Deferred.fromCoroutine(self._commit_group())
-        return done
+        return self._group.add(batch)
 
     # ---- inside
 
     async def _open(self) -> None:
-        writer = None
-        if not self._read_only:
-            writer = self._new_desk(read_only=False)
-            await writer.open()
+        writer = None if self._read_only else await self._open_desk(read_only=False)
         reader = writer
         if reader is None or self.path != MEMORY:
-            reader = self._new_desk(read_only=True)
             try:
-                await reader.open()
+                reader = await self._open_desk(read_only=True)
             except BaseException:
                 if writer is not None:
                     await writer.close()
                 raise
         self._writer, self._reader = writer, reader
 
-    def _new_desk(self, *, read_only: bool) -> _Desk:
+    async def _open_desk(self, *, read_only: bool) -> Desk[SqliteConnection]:
         connection = SqliteConnection(self.path, read_only=read_only, busy_timeout=self._busy_timeout)
-        return _Desk(self._reactor, connection)
+        desk = Desk(self._reactor, connection, self.path)
+        try:
+            await desk.run(connection.open)
+        except BaseException:
+            await desk.close()
+            raise
+        return desk
 
     def _table(self, stream: StreamName) -> Table:
         if stream not in self._tables:
             raise undeclared(stream)
         return self._tables[stream]
 
-    def _desk(self, desk: _Desk | None) -> _Desk:
+    def _desk(self, desk: Desk[SqliteConnection] | None) -> Desk[SqliteConnection]:
         if self._closed or self._reader is None:
             raise StoreError(f"database {self.path!r} is {'closed' if self._closed else 'not open'}")
         if desk is None:
@@ -274,123 +246,17 @@ class SqliteStore:
         reader = self._desk(self._reader)
         if reader is self._writer:
             return await self._write(method, *args, **kwargs)
-        return await reader.run(method, *args, **kwargs)
+        return await reader.run(method, reader.connection, *args, **kwargs)
 
     async def _write(
         self, method: Callable[Concatenate[SqliteConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        await self.take_turn()
+        desk = await self.take_seat()
         try:
-            return await self.run(method, *args, **kwargs)
+            return await desk.run(method, desk.connection, *args, **kwargs)
         finally:
-            self.end_turn()
+            self.leave_seat(desk)
 
-    async def _commit_group(self) -> None:
-        await self._line.acquire()
-        group, self._group = self._group, []
-        try:
-            outcomes = await self.run(SqliteConnection.commit_together, [batch for batch, _ in group])
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
-            outcomes = [error] * len(group)
-        self.end_turn()
-        for (_, done), outcome in zip(group, outcomes, strict=True):
-            if outcome is None:
-                done.callback(None)
-            else:
-                done.errback(outcome)
-
-
-class SqliteTransaction:
-    """A transaction: statements, if any, then one commit or rollback.
-
-    A commit whose caller is cancelled goes on all the same: shield it if the outcome matters.
-    """
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
-        self._turn = DeferredLock()  # one statement after the other, whoever awaits what
-        self._holds = False  # the writing connection
-        self._end: str | None = None
-
-    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows; StoreError names what the database said."""
-        return await self._statement(SqliteConnection.execute, sql, parameters)
-
-    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
-        """Run one statement once per item; if one is refused, those before it have been done."""
-        await self._statement(SqliteConnection.executemany, sql, parameters)
-
-    async def run(self, function: Callable[[IStatements], _T]) -> _T:
-        """Run ``function`` inside the transaction, on the database's thread."""
-        return await self._job(SqliteConnection.run, function)
-
-    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
-        """Store ``writes`` with what was executed; after an error none of it is stored, and nothing is left to undo."""
-        async with self._turn:
-            self._check_open()
-            self._end = "handed over for its commit"
-            try:
-                await self._commit(writes, receipt)
-            except CancelledError:
-                raise  # it goes on without its caller
-            except BaseException:
-                self._end = _UNDONE
-                raise
-            self._end = "committed"
-
-    async def rollback(self) -> None:
-        """Undo what was executed; harmless if a commit has failed, StoreError if it has not."""
-        async with self._turn:
-            if self._end == _UNDONE:
-                return
-            self._check_open()
-            self._end = _UNDONE
-            if self._holds:
-                await self._last(SqliteConnection.rollback)
-
-    async def _statement(
-        self, method: Callable[[SqliteConnection, str, Sequence[Any]], _T], sql: str, parameters: Sequence[Any]
-    ) -> _T:
-        word = _first_word(sql)
-        if word in _OURS:
-            raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
-        return await self._job(method, sql, parameters)
-
-    async def _job(
-        self, method: Callable[Concatenate[SqliteConnection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        async with self._turn:
-            self._check_open()
-            if not self._holds:
-                await self._store.take_turn()
-                self._holds = True
-            return await self._store.run(method, *args, **kwargs)
-
-    async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
-        try:
-            batch = self._store.batch(writes, receipt)
-        except UnknownStreamError:
-            if self._holds:
-                await self._last(SqliteConnection.rollback)
-            raise
-        if self._holds:
-            await self._last(SqliteConnection.commit, batch)
-        else:
-            await self._store.commit_in_group(batch)
-
-    async def _last(
-        self, method: Callable[Concatenate[SqliteConnection, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        try:
-            await self._store.run(method, *args, **kwargs)
-        finally:
-            self._store.end_turn()
-
-    def _check_open(self) -> None:
-        if self._end is not None:
-            raise ended(self._end)
-
-
-def _first_word(sql: str) -> str:
-    match = _FIRST_WORD.match(sql)
-    return "" if match is None else match[1].upper()
+    def _commit_together(self, batches: Sequence[Batch[Table]]) -> Deferred[list[Exception | None]]:
+        assert self._writer is not None  # noqa: S101 - commit_in_group has seen it
+        return self._writer.run(self._writer.connection.commit_together, batches)

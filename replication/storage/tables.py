@@ -8,7 +8,7 @@ Everything here blocks, and leaves it to the caller to say which file an ``sqlit
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replication.streams.registry import StreamDefinition
+    from replication.streams.seams import Receipt, Write
+
+_Table = TypeVar("_Table")
 
 
 @attrs.frozen
@@ -37,6 +40,15 @@ class Direction:
 
 UP: Final = Direction(1, ">", "<=", "max", "ASC")
 DOWN: Final = Direction(-1, "<", ">=", "min", "DESC")
+
+
+@attrs.frozen
+class Batch(Generic[_Table]):
+    """What one commit stores: writes beside their tables, and a receipt; ``now`` is its time in seconds."""
+
+    writes: Sequence[tuple[_Table, Write]]
+    receipt: Receipt | None
+    now: float
 
 
 class Table(Protocol):

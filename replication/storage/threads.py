@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class _ICloses(Protocol):
+    def close(self) -> None: ...
+
+
+_Connection_co = TypeVar("_Connection_co", bound=_ICloses, covariant=True)
 
 
 class Lane:
@@ -55,3 +62,25 @@ class Lane:
             else:
                 self._reactor.callFromThread(done.callback, result)
             del done, job
+
+
+class Desk(Generic[_Connection_co]):
+    """A connection and the lane that it lives on."""
+
+    def __init__(self, reactor: IReactorFromThreads, connection: _Connection_co, name: str) -> None:
+        self._connection = connection
+        self._lane = Lane(reactor, f"replication {name}")
+
+    @property
+    def connection(self) -> _Connection_co:
+        """To be used by ``run`` only."""
+        return self._connection
+
+    def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Deferred[_T]:
+        """Do something on the connection's thread; cancelling the Deferred stops the waiting, not the work."""
+        return self._lane.run(work, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Close the connection after all that was given before, and end its thread."""
+        await self._lane.run(self._connection.close)
+        await self._lane.stop()

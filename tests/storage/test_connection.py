@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import PositionMovedError, StoreError
-from replication.storage.connection import CURES, Batch, SqliteConnection
+from replication.storage.connection import CURES, SqliteConnection
 from replication.storage.mapped import MappedTable
-from replication.storage.tables import GenericTable
+from replication.storage.tables import Batch, GenericTable
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Receipt, Write
 from replication.wire.grammar import Token
@@ -33,10 +33,10 @@ class ConnectionTests(SynchronousTestCase):
         for table in self.tables.values():
             self.connection.declare(table)
 
-    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
+    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch[Table]:
         return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0)
 
-    def commit_together(self, *batches: Batch) -> Sequence[type[Exception] | None]:
+    def commit_together(self, *batches: Batch[Table]) -> Sequence[type[Exception] | None]:
         outcomes = self.connection.commit_together(batches)
         return [None if each is None else type(each) for each in outcomes]
 

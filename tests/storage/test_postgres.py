@@ -91,7 +91,7 @@ class UsesDesks(OnPostgres):
     def run_on_writer(self, work: Callable[[PostgresConnection], _T]) -> Deferred[_T]:
         """Do something on the thread of the group."""
         assert self.store._writer is not None
-        return self.store._writer.run(work)
+        return self.store._writer.run(work, self.store._writer.connection)
 
     def stop_writer(self) -> threading.Event:
         """Keep that thread busy until the event is set."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import PositionMovedError, SchemaError, StoreError
-from replication.storage.postgres_connection import STEPS, Batch, PostgresConnection
+from replication.storage.postgres_connection import STEPS, PostgresConnection
 from replication.storage.postgres_session import Address, Holder, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.postgres_tables import GenericTable
+from replication.storage.tables import Batch
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import IStatements, Receipt, Write
 from replication.wire.grammar import Token
@@ -19,6 +20,8 @@ from tests.storage.on_postgres import HasDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from replication.storage.postgres_tables import Table
 
 
 class UsesConnection(HasDatabase):
@@ -37,10 +40,10 @@ class UsesConnection(HasDatabase):
         self.addCleanup(session.close)
         return PostgresConnection(session, read_only=read_only)
 
-    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
+    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch[Table]:
         return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0)
 
-    def commit_together(self, *batches: Batch) -> Sequence[type[Exception] | None]:
+    def commit_together(self, *batches: Batch[Table]) -> Sequence[type[Exception] | None]:
         outcomes = self.connection.commit_together(batches)
         return [None if each is None else type(each) for each in outcomes]
 

@@ -15,10 +15,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
 from replication.storage import postgres_ids
-from replication.storage.postgres_connection import Batch, PostgresConnection
+from replication.storage.postgres_connection import PostgresConnection
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_session import Address, Holder, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.postgres_tables import GenericTable
+from replication.storage.tables import Batch
 from replication.streams.registry import StreamDefinition
 from tests.contract.stream_store import ME, OTHER, facts, write
 from tests.storage.on_postgres import HasDatabase
@@ -27,6 +28,7 @@ from tests.system.daemons import until
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from replication.storage.postgres_tables import Table
     from replication.wire.grammar import InstanceName
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +232,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
             self.assertIn("restart this one", str(self.assertRaises(StoreError, self.draw)))
         self.make_ids().claim(ME)
 
-    def writer(self, ids: PostgresIds) -> tuple[PostgresConnection, Batch]:
+    def writer(self, ids: PostgresIds) -> tuple[PostgresConnection, Batch[Table]]:
         """Return another connection of the process that ``ids`` is of, and something to commit."""
         table = GenericTable(StreamDefinition("orders"))
         connection = PostgresConnection(self.make_session(ids.session.holder), read_only=False)

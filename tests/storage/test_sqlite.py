@@ -105,7 +105,7 @@ class OnFile(UsesStore):
     def run_on_writer(self, work: Callable[[SqliteConnection], _T]) -> Deferred[_T]:
         """Do something on the writing thread."""
         assert self.store._writer is not None
-        return self.store._writer.run(work)
+        return self.store._writer.run(work, self.store._writer.connection)
 
     def stop_writer(self) -> threading.Event:
         """Keep the writing thread busy until the event is set."""
