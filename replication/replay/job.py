@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import replication
 from replication.errors import ConfigError, StoreError
 from replication.replay.history import SEGMENT_ROWS, Shape
 from replication.replay.java import find_java
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from replication.replay.segments import Segment
     from replication.streams.registry import StreamDefinition
 
-_HOME: Final = str(Path(replication.__file__).parents[1])
+_HOME: Final = str(Path(__file__).parents[2])
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "numpy", "zstandard", "adbc_driver_sqlite", "adbc_driver_postgresql")
 QUIET: Final = {
     "spark.log.level": "ERROR",
@@ -90,7 +89,7 @@ def do_tasks(spark: SparkSession, tasks: Sequence[Task]) -> list[bytes]:
 
 def _cause(text: str) -> str:
     """Return what a worker raised: Spark wraps it in pages of its own and of Java's."""
-    errors = re.findall(r"^([\w.]+(?:Error|Exception)): (.*)$", text, re.MULTILINE)
+    errors: list[tuple[str, str]] = re.findall(r"^([\w.]+(?:Error|Exception)): (.*)$", text, re.MULTILINE)
     for kind, why in reversed(errors):
         if kind.startswith("replication.errors."):
             return why
