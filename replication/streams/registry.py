@@ -39,7 +39,9 @@ class StreamDefinition:
     apart, ``where`` is SQL that picks rows, ``negative`` says that the table counts -1, -2, … while the wire counts up.
     ``writers`` are the instances that may write; empty means whoever serves the stream.  ``key`` names fields of
     ``row`` and says that of the facts with equal values there only the last one matters, so that history may be told
-    without the others.
+    without the others.  ``shares`` names the stream whose ID generator this one uses: no ID is in both,
+    and facts of both are told in the order of their IDs (protocol F5; trap 17).  ``in_memory`` says that there is no
+    table: facts live in their one writer, which keeps the last one per ``key``, or those of the last minutes.
     """
 
     name: StreamName = attrs.field(converter=StreamName)
@@ -51,6 +53,8 @@ class StreamDefinition:
     negative: bool = attrs.field(default=False, kw_only=True)
     writers: tuple[InstanceName, ...] = attrs.field(default=(), converter=_instances, kw_only=True)
     key: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
+    shares: StreamName | None = attrs.field(default=None, converter=attrs.converters.optional(StreamName), kw_only=True)
+    in_memory: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         """Refuse, by ConfigError, a definition that cannot work."""
@@ -58,6 +62,8 @@ class StreamDefinition:
             raise ConfigError(f"stream name {self.name!r}: use letters, digits, '_', '.' and '-', a letter first")
         if unknown := [each for each in self.key if each not in (self.row or ())]:
             raise ConfigError(f"stream {self.name!r}: key names {', '.join(unknown)}, which row does not")
+        if self.in_memory and (self.table is not None or self.shares is not None or len(self.writers) > 1):
+            raise ConfigError(f"stream {self.name!r} is in memory: it has one writer, no table, and IDs of its own")
         if self.table is None:
             if self.instance_column or self.where:
                 raise ConfigError(f"stream {self.name!r}: instance_column and where need a table")
@@ -81,13 +87,33 @@ class StreamRegistry:
         self._streams: dict[StreamName, StreamDefinition] = {}
         self._folded: dict[str, StreamName] = {}
         for definition in definitions:
-            self.declare(definition)
+            self._add(definition)
+        for definition in definitions:
+            self._check_shared(definition)
 
     def declare(self, definition: StreamDefinition) -> None:
         """Add a stream; declaring the same one twice is harmless."""
+        self._check_shared(definition)
+        self._add(definition)
+
+    def _add(self, definition: StreamDefinition) -> None:
         known = self._folded.setdefault(definition.name.casefold(), definition.name)
         if self._streams.setdefault(known, definition) != definition:
             raise ConfigError(f"stream {definition.name!r} is declared twice, as {known!r} before")
+
+    def _check_shared(self, definition: StreamDefinition) -> None:
+        """Refuse, by ConfigError, to share the IDs of a stream that cannot be shared with."""
+        if definition.shares is None:
+            return
+        what = f"stream {definition.name!r} shares the IDs of {definition.shares!r}"
+        other = self._streams.get(definition.shares)
+        if other is None:
+            raise ConfigError(f"{what}, which is not declared")
+        if other.shares is not None or other.in_memory:
+            whose = f"those of {other.shares!r}" if other.shares else "IDs in memory"
+            raise ConfigError(f"{what}, which has {whose} itself")
+        if (other.writers, other.negative) != (definition.writers, definition.negative):
+            raise ConfigError(f"{what}: both need the same writers, and the same sign")
 
     def __getitem__(self, name: str) -> StreamDefinition:
         """Return the definition; UnknownStreamError lists what there is."""

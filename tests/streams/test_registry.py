@@ -45,6 +45,9 @@ def test_a_good_stream_name_is_taken(name: str) -> None:
         ({"writers": "master"}, "'master'"),
         ({"key": ["a"]}, "key names a, which row does not"),
         ({"row": ["a"], "key": ["a", "b", "c"]}, "key names b, c"),
+        ({"in_memory": True, "table": "events", "row": ["a"]}, "is in memory"),
+        ({"in_memory": True, "shares": "backfill"}, "is in memory"),
+        ({"in_memory": True, "writers": ["a", "b"]}, "is in memory"),
     ],
 )
 def test_a_definition_that_cannot_work_is_refused(arguments: dict[str, Any], culprit: str) -> None:
@@ -92,3 +95,33 @@ def test_an_unknown_stream_is_told_with_what_there_is() -> None:
         StreamRegistry([ORDERS])["events"]
     with pytest.raises(UnknownStreamError, match="known streams: none"):
         StreamRegistry()["events"]
+
+
+TAGS = StreamDefinition("tags", shares="account_data")
+
+
+def test_a_stream_may_share_the_ids_of_one_that_is_declared_before_or_after_it() -> None:
+    account_data = StreamDefinition("account_data")
+    assert StreamRegistry([TAGS, account_data])["tags"].shares == "account_data"
+    registry = StreamRegistry([account_data])
+    registry.declare(TAGS)
+    assert "tags" in registry
+
+
+@pytest.mark.parametrize(
+    ("other", "culprit"),
+    [
+        (StreamDefinition("else"), "which is not declared"),
+        (StreamDefinition("account_data", in_memory=True), "which has IDs in memory itself"),
+        (StreamDefinition("account_data", writers=["a"]), "the same writers"),
+        (StreamDefinition("account_data", negative=True), "the same sign"),
+    ],
+)
+def test_ids_that_cannot_be_shared_are_refused(other: StreamDefinition, culprit: str) -> None:
+    with pytest.raises(ConfigError, match=culprit):
+        StreamRegistry([other, TAGS])
+
+
+def test_nobody_shares_ids_at_second_hand() -> None:
+    with pytest.raises(ConfigError, match="which has those of 'account_data' itself"):
+        StreamRegistry([StreamDefinition("account_data"), TAGS, StreamDefinition("more", shares="tags")])
