@@ -10,6 +10,8 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     roomkeeper.py rooms over a master: persisting events, and reading them back
     master.py    the writing role, wired from plain values: what an application embeds
     worker.py    the following role, likewise
+    serving.py   a process that writes and is followed: what a master is, and what a worker that writes has
+    audience.py  those who follow such a process: greeted, told what is new
     writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
     follower.py  one stream as a follower holds it: catch up, apply, move the position
     sources.py   where missed facts come from, in order

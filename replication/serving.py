@@ -1,0 +1,308 @@
+"""A process that writes streams and is followed: all of a master, and the part of a worker that writes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from replication.audience import Audience
+from replication.errors import ConfigError, LocalProtocolError, ReplicationError, StoreError, StreamError
+from replication.net.listener import ReplicationFactory
+from replication.net.protocol import Limits
+from replication.storage import open_store
+from replication.streams.facts import texts_of
+from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
+from replication.streams.seams import Page, Sample, StreamStatus, WriterStatus
+from replication.waiting import Waits, share
+from replication.wire import grammar
+from replication.wire.commands import Server, encode_line
+from replication.wire.grammar import StreamName, Token
+from replication.writer import FIRST_SETTLED, Reservation, StreamWriter
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Sequence
+
+    from replication.session.feed import Chunk
+    from replication.streams.facts import Fact
+    from replication.streams.seams import IStreamStore, PeerStatus
+
+STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
+REMEMBER_EVERY = 1.0  # seconds between two looks whether a position should be stored
+
+
+class Serving:
+    """Streams that this process writes into one database, and the connections that follow it.
+
+    ``database`` is a URL as in ``sqlite:///app.db``, or a store; ``streams`` are names or definitions; the stream
+    ``caches`` is always there.  ``slow_open`` is the age in seconds at which an incomplete ID is named in the log.
+    ``committed`` is told of facts that are durable now, before anybody else is.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        server_name: str = "localhost",
+        instance_name: str = "master",
+        database: str | IStreamStore = "sqlite:///replication.db",
+        streams: Sequence[StreamDefinition | str] = (),
+        reactor: Any = None,
+        limits: Limits | None = None,
+        slow_open: float = 60.0,
+        wall: Callable[[], float] = time.time,
+        committed: Callable[[StreamName, Sequence[Fact]], object] | None = None,
+    ) -> None:
+        if reactor is None:
+            from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
+        self.server_name = server_name
+        self.instance_name = grammar.instance_name(instance_name)
+        self.limits = limits or Limits()
+        try:
+            encode_line(Server(server_name), self.limits.line_limit)
+        except LocalProtocolError as error:
+            raise ConfigError(f"server_name {server_name[:40]!r}: {error}") from error
+        self.clock = reactor
+        self.wall = wall
+        self.registry = StreamRegistry([StreamDefinition(each) if isinstance(each, str) else each for each in streams])
+        if CACHES not in self.registry:
+            self.registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
+        self.store = open_store(database, reactor) if isinstance(database, str) else database
+        self.waits = Waits(reactor)
+        self.audience = Audience(
+            reactor, server_name=server_name, limits=self.limits, wall=wall, positions=self._positions
+        )
+        self.stopping = False
+        self.catch_up_rows = 0
+        self._committed = committed
+        self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
+        self._writers: dict[StreamName, StreamWriter] = {}
+        self._start: Deferred[Exception | None] | None = None
+        self._stop: Deferred[None] | None = None
+        self._idle: Deferred[None] | None = None  # fires once no reservation is open
+        self._slow_open = slow_open
+        self._slow = LoopingCall(self._name_slow_reservations)
+        self._slow.clock = reactor
+        self._remembering = LoopingCall(lambda: Deferred.fromCoroutine(self._remember()))
+        self._remembering.clock = reactor
+
+    @property
+    def faults(self) -> Counter[str]:
+        """What connections were closed for."""
+        return self.audience.faults
+
+    # ---- life
+
+    def start(self) -> Deferred[None]:
+        """Open the database and find out where every stream stands; fires when facts can be written.
+
+        It need not be called: ``factory()`` and the first ``reserve()`` do it.  StoreError if the database fails.
+        """
+        return Deferred.fromCoroutine(self.started())
+
+    async def started(self) -> None:
+        """Return once facts can be written; raise what starting failed with."""
+        if self.stopping:
+            raise StreamError(f"{self.instance_name!r} is stopping")
+        if self._start is None:
+            self._start = Deferred.fromCoroutine(self._open())
+        error = await share(self._start)
+        if error is not None:
+            raise error
+
+    def stop(self) -> Deferred[None]:
+        """Let open transactions finish, tell every connection, close them and the database."""
+        if self._stop is None:
+            self.stopping = True
+            self._stop = Deferred.fromCoroutine(self._stopped())
+        return share(self._stop)
+
+    def factory(self) -> ReplicationFactory:
+        """Return the protocol factory to listen with; writing starts if it has not yet."""
+        self.start().addErrback(lambda failure: self.log.error("cannot start: {why}", why=failure.getErrorMessage()))
+        return ReplicationFactory(self.audience, self.clock, self.limits)
+
+    def stream(self, name: str) -> StreamWriter:
+        """Return the writing end of a stream; UnknownStreamError if none of that name is declared."""
+        definition = self.registry[name]
+        writer = self._writers.get(definition.name)
+        if writer is None:
+            writer = self._writers[definition.name] = StreamWriter(self, definition)
+        return writer
+
+    async def _open(self) -> Exception | None:
+        try:
+            await self.store.open()
+            await self.store.claim(self.instance_name)
+            for definition in self.registry:
+                await self.store.declare(definition)
+                positions = await self.store.positions(definition.name)
+                self.stream(definition.name).begin(max([FIRST_SETTLED, *positions.values()]))
+            for warning in self.store.warnings:
+                self.log.warn("{warning}", warning=warning)
+        except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
+            self.audience.refuse(_why(error))
+            return error
+        self._slow.start(max(1.0, self._slow_open / 4), now=False)
+        self._remembering.start(REMEMBER_EVERY, now=False)
+        self.audience.begin()
+        return None
+
+    async def _stopped(self) -> None:
+        self.audience.refuse("server stopping")
+        if self._start is not None:
+            await share(self._start)
+        for loop in (self._slow, self._remembering):
+            if loop.running:
+                loop.stop()
+        if self._reservations:
+            self._idle = Deferred()
+            await self._idle.addTimeout(STOP_PATIENCE, self.clock, lambda _result, _seconds: None)
+        for reservation in list(self._reservations):
+            try:
+                await reservation.abandon()
+            except StoreError as error:
+                self.log.error("rolling back at the end: {error}", error=str(error))
+        await self._remember()
+        self.waits.end()
+        await self.audience.end()
+        await self.store.close()
+
+    # ---- IWritingProcess
+
+    def caches_writer(self) -> StreamWriter:
+        """Return the writer of the caches stream."""
+        return self.stream(CACHES)
+
+    def tell(self, stream: StreamName, chunk: Chunk) -> None:
+        """Hand lines to every connection that wants the stream, at the end of this reactor turn."""
+        self.audience.tell(stream, chunk)
+
+    def committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        """Pass on what is durable now to whoever wants to know in this process."""
+        if self._committed is not None:
+            self._committed(stream, facts)
+
+    def reservation_begins(self, reservation: Reservation) -> None:
+        """Remember who holds IDs; StreamError if we are stopping."""
+        if self.stopping:
+            raise StreamError(f"{self.instance_name!r} is stopping")
+        self._reservations[reservation] = None
+
+    def reservation_ended(self, reservation: Reservation) -> None:
+        """Forget a reservation whose IDs are complete."""
+        del self._reservations[reservation]
+        if self._idle is not None and not self._reservations and not self._idle.called:
+            self._idle.callback(None)
+
+    # ---- what the HTTP side asks (web.site.IServed)
+
+    async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
+        """Return facts of one writer, never beyond what has been announced."""
+        await self.started()
+        mine = self.stream(stream)
+        source = self.instance_name if writer is None else grammar.instance_name(writer)
+        if source == self.instance_name:
+            reached = mine.announced
+        else:
+            reached = (await self.store.positions(mine.definition.name)).get(source, Token(0))
+        end = reached if upto is None else Token(min(upto, reached))
+        if after >= end:
+            return Page([], end, limited=False)
+        page = await self.store.facts(mine.definition.name, source, after=Token(after), upto=end, limit=limit)
+        self.catch_up_rows += len(texts_of(page.facts))
+        return page
+
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+        """Append facts, each a list of decoded rows."""
+        return await self.stream(stream).append(facts, key)
+
+    async def check(self) -> None:
+        """Return if the store answers and can be written."""
+        await self.started()
+        await self.store.check()
+
+    def stream_statuses(self) -> list[StreamStatus]:
+        """Return where every stream stands."""
+        oldest: dict[StreamName, tuple[Token, float]] = {}
+        now = self.clock.seconds()
+        for reservation in reversed(self._reservations):
+            for writer, first in reservation.held:
+                oldest[writer.definition.name] = (first, now - reservation.since)
+        return [
+            StreamStatus(
+                definition=writer.definition,
+                writers=[
+                    WriterStatus(self.instance_name, Token(writer.pending.settled), writer.announced, state="writing")
+                ],
+                open_count=writer.pending.open_count,
+                oldest_open=oldest.get(writer.definition.name),
+            )
+            for writer in self._writers.values()
+        ]
+
+    def peer_statuses(self) -> list[PeerStatus]:
+        """Return every connection."""
+        return [peer.status() for peer in self.audience]
+
+    def samples(self) -> Iterable[Sample]:
+        """Yield the figures of the metrics page."""
+        yield from self.audience.samples()
+        for kind, count in self.faults.items():
+            yield Sample(
+                "faults_total", "counter", "Connections closed for a fault of the peer.", count, {"kind": kind}
+            )
+        yield Sample("catch_up_rows_total", "counter", "Rows served to those who catch up.", self.catch_up_rows)
+        for status in self.stream_statuses():
+            of = {"stream": status.definition.name}
+            yield Sample("open_ids", "gauge", "Reserved IDs that are not complete.", status.open_count, of)
+            age = status.oldest_open[1] if status.oldest_open else 0.0
+            yield Sample("oldest_open_seconds", "gauge", "Age of the oldest incomplete ID.", age, of)
+            for writer in status.writers:
+                where = {**of, "writer": writer.instance}
+                yield Sample("position", "gauge", "Current ID of a writer.", writer.announced, where)
+                yield Sample(
+                    "lag", "gauge", "IDs settled and not announced.", writer.position - writer.announced, where
+                )
+
+    # ---- inside
+
+    def _positions(self, streams: Sequence[StreamName]) -> Sequence[Chunk]:
+        """Return what answers REPLICATE."""
+        return [
+            writer.position()
+            for writer in self._writers.values()
+            if (not streams or writer.definition.name in streams) and writer.definition.written_by(self.instance_name)
+        ]
+
+    async def _remember(self) -> None:
+        """Store positions that commits have left behind: facts that were committed out of order do."""
+        for writer in list(self._writers.values()):
+            try:
+                await writer.remember()
+            except StoreError:  # whoever writes is told; it is tried again
+                return
+
+    def _name_slow_reservations(self) -> None:
+        now = self.clock.seconds()
+        for reservation in self._reservations:
+            age = now - reservation.since
+            if age < self._slow_open:
+                break
+            for writer, first in reservation.held:
+                self.log.warn(
+                    "ID {token} of stream {stream} has been open for {age:.0f} s: nothing after it can be announced",
+                    token=first,
+                    stream=writer.definition.name,
+                    age=age,
+                )
+
+
+def _why(error: Exception) -> str:
+    """Return what peers are told if we cannot start."""
+    return str(error) if isinstance(error, ReplicationError) else f"cannot start: {type(error).__name__}"

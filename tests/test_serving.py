@@ -1,0 +1,456 @@
+"""A process that writes: it goes on where its streams stand; when it stops, nothing that was begun is torn off."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import (
+    ConfigError,
+    NotAWriterError,
+    RowError,
+    SchemaError,
+    StoreError,
+    StreamError,
+    UnknownStreamError,
+)
+from replication.master import Master
+from replication.storage import open_store
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import Net, begin, error_of, lines_of, logged, now
+from tests.serving import ORDERS, MasterCase
+from tests.storage.pump import Pump
+
+
+class PositionTests(MasterCase):
+    def leave_one_behind(self) -> None:
+        """Let a fact commit while a smaller ID is open, which is rolled back then: no commit stores how far that is."""
+        reservation, _ = self.hold()
+        self.append("placed")
+        now(reservation.__aexit__(ValueError, ValueError(), None))
+        self.store.asked.clear()
+
+    def test_a_position_that_commits_have_left_behind_is_stored_within_a_second(self) -> None:
+        self.leave_one_behind()
+        self.net.pump([0.5] * 2)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+        self.net.pump([1.0] * 5)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+    def test_a_store_that_fails_is_asked_again(self) -> None:
+        self.leave_one_behind()
+        self.store.errors["commit"] = StoreError("busy")
+        self.net.pump([1.0] * 2)
+        del self.store.errors["commit"]
+        self.net.advance(1.0)
+        self.assertEqual(self.store.asked.count("commit"), 3)
+
+    def test_it_is_stored_at_the_end_too(self) -> None:
+        self.leave_one_behind()
+        now(self.master.stop())
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+
+class StartTests(MasterCase):
+    def test_the_first_reserve_starts_it(self) -> None:
+        self.assertEqual(self.append("placed"), [2])
+
+    def test_starting_twice_is_starting_once(self) -> None:
+        self.store.close_gate("open")
+        started = [begin(self.master.start()) for _ in range(2)]
+        self.assertEqual(started, [[], []])
+        self.store.open_gate("open")
+        self.assertEqual(started, [[None], [None]])
+        now(self.master.start())
+        self.assertEqual(self.store.asked.count("open"), 1)
+
+    def test_who_gives_up_waiting_for_the_start_gives_up_alone(self) -> None:
+        self.store.close_gate("open")
+        start = self.master.start()
+        one, two = begin(start), begin(self.master.start())
+        start.cancel()
+        self.assertIsInstance(error_of(one), CancelledError)
+        self.store.open_gate("open")
+        self.assertEqual(two, [None])
+
+    def test_peers_that_come_early_are_greeted_then_and_answered_once_it_has_started(self) -> None:
+        """So a follower knows whom it talks to, and that it is alive, however long the start takes."""
+        self.store.close_gate("positions")
+        early, gone = self.connect("NAME early", "PING 1", "REPLICATE orders"), self.connect("REPLICATE")
+        self.assertEqual(self.news(early), ["SERVER example.com", "PING 1700500"])
+        gone.lose()
+        self.store.open_gate("positions")
+        self.assertEqual(self.news(early), ["POSITION orders master 1 1"])
+        self.assertEqual([peer.name for peer in self.master.peer_statuses()], ["early"])
+        self.append("placed")
+        self.assertEqual(len(self.news(early)), 1)
+
+    def test_an_early_peers_fault_is_its_own(self) -> None:
+        self.store.close_gate("open")
+        early, wrong = self.connect("REPLICATE"), self.connect("REPLICATE", "FOO")
+        self.assertTrue(lines_of(wrong.read())[-1].startswith("ERROR "))
+        self.store.open_gate("open")
+        self.assertEqual(len(self.news(early)), 4)
+        self.assertEqual(self.news(wrong), [])
+
+    def test_a_start_that_fails_is_told_to_everybody_who_waits_for_it(self) -> None:
+        self.store.close_gate("open")
+        waiting = [begin(self.master.start()), begin(self.master.stream("orders").append([[["o", "p"]]]))]
+        with logged() as said:
+            early = self.connect("REPLICATE")
+            self.store.errors["open"] = SchemaError("made by a newer version")
+            self.store.open_gate("open")
+            late = self.connect("REPLICATE")
+        for outcome in (*waiting, begin(self.master.start()), begin(self.master.check())):
+            self.assertIsInstance(error_of(outcome), SchemaError)
+        for wire in (early, late):
+            self.assertEqual(lines_of(wire.read())[-1], "ERROR made by a newer version")
+        self.assertIn("cannot start: made by a newer version", said)
+
+    def test_an_unexpected_error_is_told_to_all_of_them_too(self) -> None:
+        """One who was told nothing would write, from ID 2 on."""
+        self.store.errors["positions"] = OSError("too many open files")
+        for _ in range(3):
+            self.assertIsInstance(error_of(begin(self.master.start())), OSError)
+        self.assertIsInstance(error_of(begin(self.master.stream("orders").append([[["o", "p"]]]))), OSError)
+
+    def test_it_goes_on_where_the_store_says_that_streams_stand(self) -> None:
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        for writer, position in (("master", 7), ("an-older-name", 9)):
+            write = Write(ORDERS.name, InstanceName(writer), Token(position))
+            now(self.store.transaction().commit([write]))
+        wire = self.greeted()
+        self.say(wire, "REPLICATE")
+        self.assertEqual(self.news(wire)[0], "POSITION orders master 9 9")
+        self.assertEqual(self.append("placed"), [10])
+
+    def test_a_server_name_that_cannot_be_said_is_refused_at_once(self) -> None:
+        for name in ("two\nlines", "cr\r", "x" * 20_000, "\ud800"):
+            with self.assertRaisesRegex(ConfigError, "server_name"):
+                self.make_master(server_name=name)
+
+    def test_two_streams_of_one_name_are_refused_at_once(self) -> None:
+        with self.assertRaises(ConfigError):
+            self.make_master(streams=["orders", ORDERS])
+
+    def test_the_caches_stream_is_there_whoever_declares_it(self) -> None:
+        self.assertIn("caches", self.make_master(streams=[]).registry)
+        self.assertIn("caches", self.make_master(streams=["caches"]).registry)
+
+
+class StopTests(MasterCase):
+    def test_peers_are_told_and_it_waits_until_they_are_gone(self) -> None:
+        wire = self.greeted()
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.assertEqual(lines_of(wire.read()), ["ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_a_peer_that_does_not_read_is_waited_for_only_so_long(self) -> None:
+        wire = self.greeted()
+        stopped = begin(self.master.stop())
+        self.net.advance(4.9)
+        self.assertEqual(stopped, [])
+        self.net.advance(0.1)
+        self.assertTrue(wire.aborted)
+        self.assertEqual(stopped, [None])
+
+    def test_one_that_was_being_closed_already_is_not_left_behind(self) -> None:
+        wire = self.greeted()
+        self.say(wire, "FOO")
+        stopped = begin(self.master.stop())
+        self.net.advance(5.0)
+        self.assertEqual(stopped, [None])
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def test_open_facts_are_waited_for_and_announced(self) -> None:
+        wire = self.greeted()
+        reservation, fact = self.hold()
+        stopped = begin(self.master.stop())
+        now(fact.write(["o", "placed"]))
+        self.assertEqual((stopped, self.news(wire)), ([], []))
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_appends_under_way_are_waited_for_answered_and_announced(self) -> None:
+        wire = self.greeted()
+        self.store.close_gate("commit")
+        appended = begin(self.master.stream("orders").append([[["o", "placed"]]]))
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2]])
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_an_append_that_had_not_begun_is_refused(self) -> None:
+        now(self.master.start())
+        self.store.close_gate("recall")
+        appended = begin(self.master.stream("orders").append([[["o", "placed"]]], key="k"))
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [None])
+        self.store.open_gate("recall")
+        self.assertIsInstance(error_of(appended), StoreError)
+
+    def test_facts_that_stay_open_are_rolled_back_in_the_end(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        stopped = begin(self.master.stop())
+        self.net.advance(9.9)
+        self.assertEqual((stopped, self.store.ends), ([], []))
+        self.net.advance(0.1)
+        self.assertEqual((stopped, self.store.ends[:1]), ([None], ["rolled back"]))
+        self.assertIsInstance(error_of(begin(reservation.__aexit__(None, None, None))), StreamError)
+
+    def test_a_rollback_that_fails_then_does_not_keep_it(self) -> None:
+        _, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        self.store.errors["rollback"] = StoreError("disk gone")
+        stopped = begin(self.master.stop())
+        with logged() as said:
+            self.net.advance(10.0)
+        self.assertEqual(stopped, [None])
+        self.assertEqual(said, ["rolling back at the end: disk gone"])
+
+    def test_an_id_that_is_rolled_back_at_the_very_end_is_let_be(self) -> None:
+        """A store that cannot be asked any more must not be asked for ever."""
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        stopped = begin(self.master.stop())
+        with logged():
+            error_of(begin(reservation.__aexit__(None, None, None)))
+        self.assertEqual(stopped, [None])
+
+    def test_stopping_ends_the_wait_for_a_store_that_fails(self) -> None:
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            now(reservation.__aexit__(ValueError, ValueError("no"), None))
+        now(self.master.stop())
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def test_stopping_twice_is_stopping_once(self) -> None:
+        reservation, _ = self.hold()
+        stopped = [begin(self.master.stop()) for _ in range(2)]
+        self.assertEqual(stopped, [[], []])
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(stopped, [[None], [None]])
+        self.assertEqual(self.store.asked.count("close"), 1)
+
+    def test_stopping_what_was_never_started_is_no_work(self) -> None:
+        now(self.master.stop())
+        self.assertEqual(self.store.asked, ["close"])
+
+    def test_stopping_in_the_middle_of_the_start_waits_for_that(self) -> None:
+        self.store.close_gate("positions")
+        early = self.connect("REPLICATE")
+        entering = begin(self.master.stream("orders").reserve().__aenter__())
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.store.open_gate("positions")
+        self.assertIsInstance(error_of(entering), StreamError)
+        self.assertEqual(lines_of(early.read())[-1], "ERROR server stopping")
+        self.assertEqual(stopped, [None])
+
+    def test_nothing_begins_afterwards(self) -> None:
+        self.append("placed")
+        now(self.master.stop())
+        for outcome in (
+            begin(self.master.start()),
+            begin(self.master.stream("orders").reserve().__aenter__()),
+            begin(self.master.stream("orders").append([[["o", "p"]]])),
+            begin(self.master.check()),
+        ):
+            self.assertIn("'master' is stopping", str(error_of(outcome)))
+        with logged():
+            late = self.connect()
+        self.assertEqual(lines_of(late.read()), ["ERROR server stopping"])
+
+    def test_what_the_turn_brought_goes_out_first(self) -> None:
+        wire = self.greeted()
+        self.append("placed")
+        begin(self.master.stop())
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+
+class SlowTests(MasterCase):
+    def test_ids_that_stay_open_are_named(self) -> None:
+        with logged() as said:
+            one = self.hold()[0]
+            one._facts[self.master.stream("orders")][0].invalidate("get", None)
+            self.net.pump([15.0, 15.0])
+            two = self.hold()[0]
+            self.net.pump([15.0, 14.0])
+        self.assertEqual(said, [])
+        with logged() as said:
+            self.net.advance(1.0)
+        self.assertEqual(
+            said,
+            [
+                "ID 2 of stream orders has been open for 60 s: nothing after it can be announced",
+                "ID 2 of stream caches has been open for 60 s: nothing after it can be announced",
+            ],
+        )
+        statuses = {each.definition.name: each for each in self.master.stream_statuses()}
+        self.assertEqual((statuses[ORDERS.name].open_count, statuses[ORDERS.name].oldest_open), (2, (2, 60.0)))
+        self.assertEqual(statuses[StreamName("caches")].oldest_open, (2, 60.0))
+        for each in (one, two):
+            now(each.__aexit__(None, None, None))
+        with logged() as said:
+            self.net.advance(100.0)
+        self.assertEqual(said, [])
+        self.assertEqual([each.oldest_open for each in self.master.stream_statuses()], [None, None])
+
+    def test_an_append_that_hangs_is_named_too(self) -> None:
+        now(self.master.start())
+        self.store.close_gate("commit")
+        appended = begin(self.master.stream("orders").append([[["o", "p"]]]))
+        with logged() as said:
+            self.net.pump([15.0] * 4)
+        self.assertEqual(len(said), 1)
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2]])
+
+
+class ServedTests(MasterCase):
+    def test_a_page_never_reaches_beyond_what_was_announced(self) -> None:
+        self.append("a")
+        reservation, _ = self.hold()
+        self.append("b")
+        page = now(self.master.page("orders", None, after=0, upto=None, limit=10))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto, page.limited), ([2], 2, False))
+        self.assertEqual(now(self.master.page("orders", "master", after=0, upto=4, limit=10)).upto, 2)
+        now(reservation.__aexit__(None, None, None))
+        page = now(self.master.page("orders", "master", after=2, upto=10**6, limit=10))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto), ([4], 4))
+        self.assertEqual(self.master.catch_up_rows, 3)
+
+    def test_beyond_the_end_there_is_an_empty_page(self) -> None:
+        page = now(self.master.page("orders", None, after=50, upto=60, limit=10))
+        self.assertEqual(([*page.facts], page.upto, page.limited), ([], 1, False))
+
+    def test_facts_of_an_instance_that_wrote_here_before_are_served(self) -> None:
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("old"), Token(4))]))
+        self.assertEqual(now(self.master.page("orders", "old", after=0, upto=None, limit=10)).upto, 4)
+        self.assertEqual(now(self.master.page("orders", "nobody", after=0, upto=None, limit=10)).upto, 0)
+
+    def test_unknown_streams_and_bad_rows_have_their_errors(self) -> None:
+        self.assertIsInstance(
+            error_of(begin(self.master.page("unknown", None, after=0, upto=None, limit=1))), UnknownStreamError
+        )
+        self.assertIsInstance(error_of(begin(self.master.append_texts("unknown", [[]], None))), UnknownStreamError)
+        error = error_of(begin(self.master.append_texts("orders", [[["o", "p"]], [[1]]], None)))
+        assert isinstance(error, RowError)
+        self.assertEqual(error.fact, 1)
+        other = self.make_master(streams=[StreamDefinition("theirs", writers=("other",))])
+        self.assertIsInstance(error_of(begin(other.append_texts("theirs", [[]], None))), NotAWriterError)
+
+    def test_what_is_appended_over_http_has_the_same_ids(self) -> None:
+        self.assertEqual(now(self.master.append_texts("orders", [[["o", "p"]], []], "k")), [2, 3])
+        self.assertEqual(now(self.master.append_texts("orders", [[["o", "p"]], []], "k")), [2, 3])
+
+    def test_statuses_tell_settled_and_announced_apart(self) -> None:
+        reservation, _ = self.hold()
+        self.store.close_gate("commit")
+        begin(reservation.__aexit__(ValueError, ValueError("no"), None))
+        (writer,) = self.master.stream_statuses()[0].writers
+        self.assertEqual((writer.position, writer.announced, writer.state), (2, 1, "writing"))
+        self.store.open_gate("commit")
+        (writer,) = self.master.stream_statuses()[0].writers
+        self.assertEqual((writer.position, writer.announced), (2, 2))
+
+    def test_every_figure_of_the_metrics_page_is_what_it_says(self) -> None:
+        wire = self.greeted("NAME one", "REPLICATE")
+        self.append("placed", "paid")
+        self.news(wire)
+        gone = self.greeted("PING 1")
+        self.say(gone, "FOO")
+        reservation, _ = self.hold()
+        self.net.advance(2.5)
+        samples = {(each.name, *each.labels.values()): each.value for each in self.master.samples()}
+        now(reservation.__aexit__(None, None, None))
+        for key, value in {
+            ("connections",): 1,
+            ("connections_total",): 2,
+            ("queued_bytes",): 0,
+            ("lines_total", "in"): 3,
+            ("lines_total", "out"): 2 + 2 + 2 + 2 + 1,
+            ("faults_total", "unknown command"): 1,
+            ("catch_up_rows_total",): 0,
+            ("open_ids", "orders"): 1,
+            ("oldest_open_seconds", "orders"): 2.5,
+            ("position", "orders", "master"): 3,
+            ("lag", "orders", "master"): 0,
+            ("position", "caches", "master"): 1,
+        }.items():
+            self.assertEqual(samples[key], value, key)
+        self.assertEqual(samples["bytes_total", "in"], len("NAME one\nREPLICATE\nPING 1\nFOO\n"))
+
+    def test_counters_never_go_back_when_connections_end(self) -> None:
+        def total(way: str) -> float:
+            return sum(
+                each.value
+                for each in self.master.samples()
+                if each.name == "bytes_total" and way in each.labels.values()
+            )
+
+        wire = self.greeted("NAME one")
+        before = total("in"), total("out")
+        wire.lose()
+        self.assertEqual((total("in"), total("out")), before)
+
+    def test_health_is_the_stores(self) -> None:
+        now(self.master.check())
+        now(self.store.close())
+        self.assertIsInstance(error_of(begin(self.master.check())), StoreError)
+
+
+class SqliteTests(SynchronousTestCase):
+    """On a real store, whose answers come from a thread."""
+
+    def setUp(self) -> None:
+        self.pump, self.net = Pump(), Net()
+        self.store = open_store("sqlite://", self.pump)
+        self.master = Master(database=self.store, streams=["orders"], reactor=self.net)
+
+    def test_a_transaction_that_holds_the_database_does_not_keep_a_stop_for_ever(self) -> None:
+        async def hang() -> None:
+            async with self.master.stream("orders").reserve() as fact:
+                await fact.execute("CREATE TABLE t (x)")
+                await Deferred()
+
+        hanging = self.pump.start(hang())
+        self.pump.wait(self.master.start())
+        while not self.master.stream_statuses()[0].open_count:
+            self.pump.wait(self.store.recall("nothing"))
+        stopped = self.master.stop()
+        self.net.advance(10.0)
+        self.pump.wait(stopped)
+        self.assertEqual(self.net.getDelayedCalls(), [])
+        outcome = begin(hanging)
+        hanging.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+
+    def test_stopping_with_a_rollback_in_its_last_moment_ends(self) -> None:
+        async def fail() -> None:
+            async with self.master.stream("orders").reserve() as fact:
+                await fact.write("never")
+                await gate
+                raise ZeroDivisionError
+
+        gate: Deferred[None] = Deferred()
+        self.pump.wait(self.master.start())
+        failing = self.pump.start(fail())
+        stopped = self.master.stop()
+        gate.callback(None)
+        with self.assertRaises(ZeroDivisionError):
+            self.pump.wait(failing)
+        self.pump.wait(stopped)
+        self.assertEqual(self.net.getDelayedCalls(), [])
