@@ -10,14 +10,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+
+    from replication.streams.facts import Fact
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds; only ever reached by a test that fails
+LOCAL = ("--listen=tcp:0:interface=127.0.0.1", "--http=tcp:0:interface=127.0.0.1")  # a master's, on any free ports
 _SERVED = re.compile(r"(the wire|HTTP) is served at (\S+)")
 
 
@@ -111,3 +115,26 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+@contextmanager
+def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
+    """Start a master and yield its addresses, which it has again when it is started again."""
+    with master:
+        wire, http = master.address("the wire"), master.address("HTTP")
+        master.options = (
+            *[each for each in master.options if each not in LOCAL],
+            f"--listen=tcp:{wire.rpartition(':')[2]}:interface=127.0.0.1",
+            f"--http=tcp:{http.rpartition(':')[2]}:interface=127.0.0.1",
+        )
+        yield wire, http
+
+
+def append(http: str, stream: str, facts: Sequence[Fact]) -> list[int]:
+    """Append facts in one call; a fact's rows stay together."""
+    body = "".join('{"rows":[' + ",".join(each.texts) + "]}\n" for each in facts).encode()
+    url = f"http://{http}/v1/streams/{stream}/facts"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/x-ndjson"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        ids: list[int] = json.load(answer)["ids"]
+        return ids

@@ -1,4 +1,4 @@
-"""History by every road, and a worker that takes most of it from segments: real daemons, real kills.
+"""History by every road, and the batch that writes it as segments: real daemons, real kills.
 
 Smaller by default; the full sizes: ``pytest tests/system/test_replay.py --full``.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,13 +35,11 @@ from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.replay.histories import lines_of, write_database
 from tests.replay.sessions import need_spark
-from tests.system.daemons import CHECKOUT, Daemon, environment, until
-from tests.system.test_kills import APP, rows_of, table
+from tests.system.daemons import CHECKOUT, LOCAL, Daemon, append, environment, fixed_ports, until
+from tests.system.test_kills import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-LOCAL = ("--listen=tcp:0:interface=127.0.0.1", "--http=tcp:0:interface=127.0.0.1")
+    from collections.abc import Iterator
 
 
 def make_facts(folder: Path, rows: int, writers: str, seed: int = 9) -> dict[tuple[str, str], list[Fact]]:
@@ -62,29 +60,6 @@ def segment_lines(folder: Path, stream: str, writer: str) -> list[bytes]:
     assert manifest is not None
     chain = [each for each in manifest.segments if (each.stream, each.instance) == (stream, writer)]
     return b"".join(lines_of(LocalFolder(folder), each) for each in chain).splitlines()
-
-
-@contextmanager
-def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
-    """Start a master and yield its addresses, which it has again when it is started again."""
-    with master:
-        wire, http = master.address("the wire"), master.address("HTTP")
-        master.options = (
-            *[each for each in master.options if each not in LOCAL],
-            f"--listen=tcp:{wire.rpartition(':')[2]}:interface=127.0.0.1",
-            f"--http=tcp:{http.rpartition(':')[2]}:interface=127.0.0.1",
-        )
-        yield wire, http
-
-
-def append(http: str, stream: str, facts: Sequence[Fact]) -> list[int]:
-    """Append facts in one call; a fact's rows stay together."""
-    body = "".join('{"rows":[' + ",".join(each.texts) + "]}\n" for each in facts).encode()
-    url = f"http://{http}/v1/streams/{stream}/facts"
-    request = urllib.request.Request(url, body, {"Content-Type": "application/x-ndjson"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        ids: list[int] = json.load(answer)["ids"]
-        return ids
 
 
 def pages(http: str, stream: str, writer: str, upto: int) -> list[Any]:
@@ -157,59 +132,6 @@ def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
         assert told == [text for text, (at, *_) in zip(spelt, stored, strict=True) if at != token - 1]
 
 
-@pytest.mark.timeout(900)
-def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """It is killed again and again on the way, and one segment is damaged: nothing is missing, nothing comes twice."""
-    full = bool(request.config.getoption("--full"))
-    history, late, kills = (1_000_000, 50_000, 5) if full else (30_000, 2_000, 2)
-    many = [
-        Fact(Token(token), (f'["o{token}",{token % 7}]', "[]")[: 1 + (token % 9 == 0)]) for token in range(2, history)
-    ]
-    many[history // 3] = Fact(many[history // 3].token, ('"begun"', json.dumps("x" * 20_000), '"ended"'))
-    url = write_database(tmp_path / "replication.db", {"master": many}, stream="orders")
-    segments = run_here(Request(url, str(tmp_path / "segments"), shape=Shape(history // 8)))
-    damaged = tmp_path / "segments" / segments[5].name
-    damaged.write_bytes(damaged.read_bytes()[:-9] + b"something")
-    rest = [Fact(Token(token), (f'["late{token}"]',)) for token in range(history, history + late)]
-    write_database(tmp_path / "replication.db", {"master": rest}, stream="orders")
-    (tmp_path / "account.py").write_text(APP.replace('("caches", "events")', '("orders",)'))
-    chance = random.Random(11)
-    with ExitStack() as stack:
-        master = Daemon(tmp_path, "master", "--stream=orders", *LOCAL)
-        wire, http = stack.enter_context(fixed_ports(master))
-        follow = (f"--connect=tcp:{wire}", "--catch-up=segments", f"--catch-up=http://{http}")
-        copy = Daemon(tmp_path, "worker", "--instance-name=copy", *follow, name="copy")
-        seen = Daemon(tmp_path, "worker", "--instance-name=seen", "--app=account", *follow, name="seen")
-        stack.enter_context(copy)
-        stack.enter_context(seen)
-        live = [Fact(Token(0), ('["live"]',))] * 20
-        for _ in range(kills):
-            for victim in (copy, seen):
-                deadline = time.monotonic() + chance.uniform(0.5, 5.0 if full else 2.0)
-                while time.monotonic() < deadline:
-                    append(http, "orders", live)
-                victim.kill()
-                victim.start()
-        last = append(http, "orders", live)[-1]
-        position = "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders'"
-        for name in ("copy", "seen"):
-            reached = partial(rows_of, tmp_path / f"replication-{name}.db", position)
-            until(partial(_equal, reached, [(last,)]), f"{name} reaches {last}", 300)
-        want = table(tmp_path / "replication.db", "orders")
-        assert table(tmp_path / "replication-copy.db", "orders") == want
-        saw = "SELECT token, ord, 'master', row FROM seen ORDER BY 1, 2"
-        assert rows_of(tmp_path / "replication-seen.db", saw) == want
-        logs = "".join(each.read_text() for each in tmp_path.glob("*.log"))
-        assert "a position went back" not in logs
-        assert f"{damaged.name}: damaged" in logs
-        with urllib.request.urlopen(f"http://{http}/metrics") as answer:
-            served = re.search(rb"^\S*catch_up_rows_total\S* (\S+)", answer.read(), re.MULTILINE)
-        assert served is not None
-        assert float(served[1]) < 2 * sum(len(each.texts) for each in many)  # or the segments were of no use
-
-
 @contextmanager
 def batch(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start ``replication replay`` on a local Spark, in a process group of its own."""
@@ -274,10 +196,6 @@ def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_be
 
 def _begun(process: subprocess.Popen[bytes], work: Path) -> bool:
     return process.poll() is not None or any(work.rglob("*.json"))
-
-
-def _equal(ask: Callable[[], object], want: object) -> bool:
-    return ask() == want
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,213 @@
+"""A fresh worker beside a long history: segments, then HTTP, then live, killed on the way, while facts go on coming.
+
+Smaller by default; a million facts: ``pytest tests/system/test_catch_up.py --full``.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from replication.sources import LARGE_GAP
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.replay.histories import write_database
+from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
+from tests.system.test_kills import APP, rows_of, table
+
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+
+from replication.replay.history import Shape
+from replication.replay.run import Request, run_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from replication.replay.segments import Segment
+
+SEGMENTS = 8
+DAMAGED, MISSING = 3, 1  # which of them are
+LIVE = 1_000  # IDs that a live worker may be behind
+
+
+class Road:
+    """A road to a master's HTTP: it passes everything on, and keeps the ranges of facts that were asked for."""
+
+    def __init__(self, http: str) -> None:
+        self.http = http
+        self.url = ""
+        self.asked: list[tuple[int, int]] = []
+
+    def pass_on(self, path: str) -> tuple[int, bytes]:
+        """Return the master's answer."""
+        parts = urlsplit(path)
+        if parts.path.endswith("/updates"):
+            query = parse_qs(parts.query)
+            self.asked.append((int(query["from"][0]), int(query["upto"][0])))
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
+            return answer.status, answer.read()
+
+
+@contextmanager
+def road_to(http: str) -> Iterator[Road]:
+    """Serve a road to the HTTP at this address until the block is left."""
+    road = Road(http)
+
+    class Passing(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            status, body = road.pass_on(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """Say nothing of a worker that is killed while it is answered."""
+
+    with Server(("127.0.0.1", 0), Passing) as server:
+        road.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield road
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def appending(http: str) -> Iterator[list[int]]:
+    """Append facts without end until the block is left; the list has the last ID."""
+    ended = threading.Event()
+    ids = [0]
+
+    def work() -> None:
+        while not ended.wait(0.01):
+            ids[:] = append(http, "orders", [Fact(Token(0), ('["live"]',))] * 20)[-1:]
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield ids
+    finally:
+        ended.set()
+        thread.join()
+
+
+class Follower:
+    """A worker that is killed when it has come so far, and started again."""
+
+    def __init__(self, daemon: Daemon, kill_at: Sequence[int]) -> None:
+        self.daemon = daemon
+        self.kill_at = sorted(kill_at)
+        self.database = daemon.folder / f"replication-{daemon.name}.db"
+
+    def position(self) -> int:
+        """Return how far it is."""
+        if not self.database.exists():
+            return 0
+        found = rows_of(self.database, "SELECT name FROM sqlite_master WHERE name = 'stream_positions'")
+        rows = rows_of(self.database, "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders'") * len(
+            found
+        )
+        return int(str(rows[0][0])) if rows else 0
+
+    def look(self) -> int:
+        """Kill it if it is time; return how far it is."""
+        position = self.position()
+        if self.kill_at and position >= self.kill_at[0]:
+            del self.kill_at[0]
+            self.daemon.kill()
+            self.daemon.start()
+        return position
+
+
+def make_history(folder: Path, history: int) -> list[Segment]:
+    """Write facts with IDs below ``history`` into a master's database, and segments of them, two of them bad."""
+    facts = [
+        Fact(Token(token), (f'["o{token}",{token % 7}]', "[]")[: 1 + (token % 9 == 0)]) for token in range(2, history)
+    ]
+    long = '"' + "x" * 20_000 + '"'  # no line can hold it
+    facts[history // 4] = Fact(facts[history // 4].token, ('"begun"', long, '"ended"'))
+    url = write_database(folder / "replication.db", {"master": facts}, stream="orders")
+    segments = run_here(Request(url, str(folder / "segments"), shape=Shape(history // SEGMENTS)))
+    damaged = folder / "segments" / segments[DAMAGED].name
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"something")
+    (folder / "segments" / segments[MISSING].name).unlink()
+    return segments
+
+
+def inside(token: int, segments: Sequence[Segment]) -> bool:
+    """Whether what follows ``token`` is in one of these segments."""
+    return any(each.after <= token < each.upto for each in segments)
+
+
+@pytest.mark.timeout(900)
+def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
+    tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two segments are bad, both workers killed: nothing is missing or comes twice, and HTTP only as needed."""
+    history, late = (1_000_000, 50_000) if request.config.getoption("--full") else (240_000, 8_000)
+    segments = make_history(tmp_path, history)
+    good = [each for place, each in enumerate(segments) if place not in (DAMAGED, MISSING)]
+    rest = [Fact(Token(token), (f'["late{token}"]',)) for token in range(history, history + late)]
+    write_database(tmp_path / "replication.db", {"master": rest}, stream="orders")
+    (tmp_path / "account.py").write_text(APP.replace('("caches", "events")', '("orders",)'))
+    chance = random.Random(11)
+    with ExitStack() as stack:
+        wire, http = stack.enter_context(fixed_ports(Daemon(tmp_path, "master", "--stream=orders", *LOCAL)))
+        roads = [stack.enter_context(road_to(http)) for _ in range(2)]
+        followers = []
+        began = time.monotonic()
+        for name, app, sources in (
+            ("copy", (), ("segments", roads[0].url)),
+            ("seen", ("--app=account",), (roads[1].url, "segments")),
+        ):
+            options = [f"--instance-name={name}", f"--connect=tcp:{wire}", *app]
+            options += [f"--catch-up={each}" for each in sources]
+            daemon = stack.enter_context(Daemon(tmp_path, "worker", *options, name=name))
+            kill_at = [chance.randrange(1, history) for _ in range(3)]
+            followers.append(Follower(daemon, [*kill_at, chance.randrange(history, history + late), history + late]))
+        with appending(http) as last:
+            while any(each.kill_at or each.position() < last[0] - LIVE for each in followers):
+                assert time.monotonic() < began + 600, [(each.daemon.log, each.position()) for each in followers]
+                for each in followers:
+                    each.look()
+                time.sleep(0.01)
+            seconds = time.monotonic() - began
+        want = table(tmp_path / "replication.db", "orders")
+        for each in followers:
+            until(lambda: each.position() == last[0], f"{each.daemon.name} reaches {last[0]}")  # noqa: B023 (at once)
+        assert table(tmp_path / "replication-copy.db", "orders") == want
+        saw = "SELECT token, ord, 'master', row FROM seen ORDER BY 1, 2"
+        assert rows_of(tmp_path / "replication-seen.db", saw) == want
+    for each in followers:
+        logs = "".join(each.daemon.log_of(start) for start in range(1, each.daemon.starts + 1))
+        assert each.daemon.starts == 6
+        assert "a position went back" not in logs
+        assert f"{segments[DAMAGED].name}: damaged" in logs
+        assert f"{segments[MISSING].name}: No such file" in logs
+    first, second = [[ask for ask in road.asked if inside(ask[0], good)] for road in roads]
+    long = history // 4 + 1  # the ID before that of the fact which no line can hold
+    assert {after for after, _ in first} == {long}, "what segments have is not asked for over HTTP"
+    assert all(upto - after <= LARGE_GAP or after == long for after, upto in second), "nor is a large gap"
+    with capsys.disabled():
+        print(f"\n{history + late:,} facts, killed 5 times: two workers live after {seconds:.1f} s")  # noqa: T201
