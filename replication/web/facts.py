@@ -76,8 +76,9 @@ class BackwardsPageError(CatchUpError):
 def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) -> Page:
     """Read what :func:`spell_page` made in answer to a question for ``after < token <= upto``.
 
-    A ``foreign`` page is a Synapse's: its tokens may come in any order (protocol C5), and its rows are spelt anew where
-    they need it.  CatchUpError says what is wrong with a page that does not keep its word: nothing of it can be used.
+    A ``foreign`` page is a Synapse's: its tokens may come in any order (protocol C5) and, of the stream ``caches``, go
+    beyond ``upto`` (protocol C4); its rows are spelt anew where they need it.  CatchUpError says what is wrong with a
+    page that does not keep its word: nothing of it can be used.
     """
     try:
         answer, spell = _decode_page(body, foreign=foreign)
@@ -85,6 +86,8 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
         backwards = foreign and answer.limited and bool(updates) and updates[0][0] > updates[-1][0]
         if foreign:
             updates.sort(key=_token_of)
+            answer = _cut(answer, upto)
+            updates = answer.updates
         facts = gather([token for token, _ in updates], spell([row for _, row in updates]))
     except (msgspec.MsgspecError, RemoteProtocolError, UnicodeDecodeError) as error:
         raise CatchUpError(f"not a page of updates: {error}") from error
@@ -99,6 +102,13 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
     if facts and facts[-1].token > answer.upto_token:
         raise CatchUpError(f"the page says that it ends at {answer.upto_token}, but has token {facts[-1].token}")
     return Page(facts, Token(answer.upto_token), answer.limited)
+
+
+def _cut(answer: _Updates[Any], upto: Token) -> _Updates[Any]:
+    """Return an answer without its rows beyond ``upto``: those are told, or asked for, in their turn."""
+    inside = [update for update in answer.updates if update[0] <= upto]
+    # one that goes beyond has left out nothing before
+    return answer if len(inside) == len(answer.updates) else _Updates(inside, upto, limited=False)
 
 
 def _check_order(tokens: Sequence[Token], upto: Token) -> None:

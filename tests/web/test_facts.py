@@ -198,6 +198,25 @@ class TestReadingPages:
         with pytest.raises(BackwardsPageError):
             read(body, foreign=True)
 
+    @pytest.mark.parametrize(
+        ("tokens", "reach", "limited", "kept", "more"),
+        [
+            ([11, 20, 21], 20, False, [11, 20], False),  # none left out: it reaches as far as was asked for
+            ([11, 21, 22], 22, True, [11], False),  # what is left out lies beyond
+            ([21, 22], 22, True, [], False),
+            ([11, 20], 20, True, [11, 20], True),
+        ],
+    )
+    def test_rows_of_a_foreign_page_beyond_what_was_asked_for_wait_for_their_turn(
+        self, tokens: list[int], reach: int, limited: bool, kept: list[int], more: bool
+    ) -> None:
+        """A Synapse answers for its stream ``caches`` without an upper bound (protocol C4)."""
+        body = json.dumps({"updates": [[token, "row"] for token in tokens], "upto_token": reach, "limited": limited})
+        expected = page(*[fact(token, "row") for token in kept], upto=20, limited=more)
+        assert read(body, after=10, upto=20, foreign=True) == expected
+        with pytest.raises(CatchUpError, match="beyond 20") if max(tokens) > 20 else contextlib.nullcontext():
+            read(body, after=10, upto=20)
+
 
 class TestAdditions:
     def test_an_addition_is_its_rows(self) -> None:
