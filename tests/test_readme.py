@@ -6,18 +6,16 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.system.daemons import CHECKOUT, environment, until
+from tests.system.daemons import CHECKOUT, until
+from tests.system.terminals import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,45 +23,6 @@ if TYPE_CHECKING:
 README = CHECKOUT / "README.md"
 BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```\n", re.DOTALL)
 GO_ON = ("twistd -n --pidfile=", "replication tail", "python shop.py")  # commands that the page leaves running
-
-
-class Terminal:
-    """A command that a reader types, and what it has said so far."""
-
-    def __init__(self, command: str, folder: Path) -> None:
-        self.command = command
-        self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            ["sh", "-c", command],
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip())
-
-    def finish(self) -> int:
-        """Wait for its end; returns its status."""
-        status = self._process.wait(60)
-        self.close()
-        return status
-
-    def close(self) -> None:
-        """Close the terminal."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._reader.join()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def matches(shown: list[str], said: list[str]) -> bool:

@@ -1,0 +1,53 @@
+"""A shell's command, as a reader of the README types it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+from tests.system.daemons import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Terminal:
+    """A command that a reader types, and what it has said so far."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.command = command
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            ["sh", "-c", command],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+
+    def finish(self) -> int:
+        """Wait for its end; returns its status."""
+        status = self._process.wait(60)
+        self.close()
+        return status
+
+    def close(self) -> None:
+        """Close the terminal."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
