@@ -1,0 +1,161 @@
+"""Our worker follows a real Synapse."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.interop.recorder import Recorder
+from tests.interop.stories import MOVED, tell
+from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
+from tests.system.daemons import Daemon, until
+from tests.system.peers import ask
+from tests.system.terminals import Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REPLACED = {"presence", "pushers", "typing"}  # of MOVED, those where the story replaces its own rows
+
+
+@pytest.fixture
+def main(synapse_python: Path, tmp_path: Path, database: str) -> Iterator[Main]:
+    """A main process on an empty database."""
+    with Main(synapse_python, tmp_path / "main", database) as process:
+        yield process
+
+
+class Follower(Daemon):
+    """Our worker, as a user would start it beside a Synapse: it keeps a copy."""
+
+    def __init__(self, folder: Path, main: Main, secret: str = SECRET) -> None:
+        (folder / "secret").write_text(f"{secret}\n")
+        super().__init__(
+            folder,
+            "worker",
+            f"--server-name={SERVER_NAME}",
+            f"--connect=tcp:127.0.0.1:{main.wire_port}",
+            f"--catch-up=http://127.0.0.1:{main.http_port}",
+            "--secret-file=secret",
+            "--http=tcp:0:interface=127.0.0.1",
+        )
+
+    def positions(self) -> dict[str, int]:
+        """Return how far it is in each stream."""
+        return {name: writer["position"] for name, writer in self.writers().items()}
+
+    def writers(self) -> dict[str, dict[str, Any]]:
+        """Return how it stands with the only writer that there is, by stream."""
+        headers = {"Authorization": f"Bearer {(self.folder / 'secret').read_text().strip()}"}
+        _, answer = ask(f"http://{self.address('HTTP')}/v1/streams", headers=headers)
+        return {each["name"]: writer for each in answer["streams"] for writer in each["writers"]}
+
+    def copy(self) -> dict[str, dict[int, list[str]]]:
+        """Return the rows of each fact that it keeps, by stream and token."""
+        facts: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        with closing(sqlite3.connect(self.folder / "replication-worker1.db")) as opened:
+            for stream in MOVED:
+                for token, row in opened.execute(
+                    f'SELECT stream_id, row FROM "stream_{stream}" ORDER BY stream_id, ord'
+                ):
+                    facts[stream][token].append(row)
+        return facts
+
+
+def users(main: Main) -> tuple[Client, Client]:
+    """Make two users."""
+    return Client.register(main.client_port, "anna"), Client.register(main.client_port, "bert")
+
+
+def caught_up(follower: Follower, recorder: Recorder) -> bool:
+    """Whether the follower is where the main process is."""
+    return all(follower.positions().get(name) == token for name, token in recorder.positions().items())
+
+
+def different(follower: Follower, recorder: Recorder) -> list[str]:
+    """Return the streams of which not every row that was said is kept, or one that was not, since the recorder came."""
+    said, copy = recorder.facts(), follower.copy()
+
+    def since(facts: dict[int, list[str]], first: int) -> dict[int, list[str]]:
+        return {token: rows for token, rows in facts.items() if token > first}
+
+    firsts = {stream: recorder.first[stream] for stream in MOVED}
+    return [each for each, first in firsts.items() if since(copy[each], first) != since(said[each], first)]
+
+
+def test_a_copy_of_every_stream_that_moves(main: Main, tmp_path: Path) -> None:
+    with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
+        until(lambda: caught_up(follower, recorder), "the worker has connected")
+        tell(*users(main))
+        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        until(lambda: not different(follower, recorder), "the copy is what was said")
+        assert recorder.facts().keys() == MOVED
+
+
+def test_what_was_missed_is_fetched_from_its_http_endpoint(main: Main, tmp_path: Path) -> None:
+    """In pages of a hundred rows; what Synapse has replaced since then has no row any more."""
+    with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
+        anna, bert = users(main)
+        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        follower.kill()
+        room = tell(anna, bert)
+        for number in range(150):
+            anna.say(room, f"message {number}")
+        follower.start()
+        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
+        said, copy = recorder.facts(), follower.copy()
+        for stream in MOVED:
+            assert {token: copy[stream].get(token, rows) for token, rows in said[stream].items()} == said[stream]
+            assert stream in REPLACED or copy[stream].keys() >= said[stream].keys(), stream
+
+
+def test_a_wrong_secret_is_said_and_mended_without_loss(main: Main, tmp_path: Path) -> None:
+    users(main)
+    with Recorder(main.wire) as recorder:
+        with Follower(tmp_path, main, secret="not-it") as follower:
+            refusal = "a missing or wrong secret"
+            until(lambda: refusal in str(follower.writers().get("device_lists")), "the worker says why it stands still")
+            until(lambda: follower.positions().get("backfill") == 1, "where nothing is missing it goes on")
+        with Follower(tmp_path, main) as follower:
+            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+            assert {*follower.copy()["device_lists"]} == {2, 3}
+
+
+def test_a_main_process_that_was_killed_is_followed_on(main: Main, tmp_path: Path) -> None:
+    """Typing begins anew with it (trap 29), so that its stream goes back."""
+    with Follower(tmp_path, main) as follower:
+        with Recorder(main.wire) as recorder:
+            anna, bert = users(main)
+            until(lambda: caught_up(follower, recorder), "the worker has connected")
+            room = tell(anna, bert)
+            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+            assert recorder.positions()["typing"] == 2
+        main.kill()
+        main.start()
+        with Recorder(main.wire) as recorder:
+            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
+            assert recorder.positions()["typing"] == 0
+            bert.put(f"/rooms/{quoted(room)}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
+            bert.say(room, "again")
+            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is, and on")
+            until(lambda: not different(follower, recorder), "the copy is what was said")
+
+
+def test_tail_prints_what_synapse_says(main: Main, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    with Recorder(main.wire) as recorder:
+        anna, bert = users(main)
+        room = tell(anna, bert)
+        http = f"--http=http://127.0.0.1:{main.http_port} --secret-file=secret --from=beginning"
+        tail = Terminal(f"replication tail tcp:{main.wire} --stream=events --stream=receipts {http}", tmp_path)
+        try:
+            until(lambda: len(tail.lines) >= len(recorder.rdata("events", "receipts")), "the tail has caught up")
+            anna.say(room, "one more")
+            until(lambda: sorted(tail.lines) == sorted(recorder.rdata("events", "receipts")), "the tail says the same")
+        finally:
+            tail.close()
