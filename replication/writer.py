@@ -162,9 +162,10 @@ class Reservation:
     async def commit(self, facts: Mapping[StreamWriter, Sequence[Fact]], receipt: Receipt | None = None) -> None:
         """Store a fact for each ID, and complete the IDs whatever comes of it."""
         try:
+            shares = self._transaction is None  # its commit with others, because it has executed nothing
             transaction = self.transaction()
             self._ended = "complete: write inside its 'async with' block"
-            writes = [write for writer, some in facts.items() for write in writer.writes_of(some)]
+            writes = [write for writer, some in facts.items() for write in writer.writes_of(some, shares=shares)]
             await transaction.commit(writes, receipt)
         except BaseException:
             self._complete_all({})
@@ -283,14 +284,19 @@ class StreamWriter:
             raise RowError(f"a row of {self.definition.name!r} is [{', '.join(fields)}], not {got}")
         return grammar.spell_row(row)
 
-    def writes_of(self, facts: Sequence[Fact]) -> Sequence[Write]:
-        """Return this stream's part of a transaction that commits ``facts``.
+    def writes_of(self, facts: Sequence[Fact], *, shares: bool) -> Sequence[Write]:
+        """Return this stream's part of a transaction that commits ``facts``, and ``shares`` its commit with others.
 
         No ID is open at or below the position that is stored: who reads the database alone relies on it (replay).  So a
         fact without rows that is above it has nothing to be remembered by but a position of nobody's.
+
+        Where several transactions go on at once, one that commits by itself leaves the position to ``remember``: from
+        there until it is on the disk, no other one of this stream could move it.
         """
         name, me = self.definition.name, self._process.instance_name
-        settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
+        settled = Token(0)
+        if shares or self._process.store.sequence(name) is None:
+            settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
         bare = [token for token, texts in facts if not texts and token > settled]
         if not bare:
             return [Write(name, me, settled, facts)]

@@ -23,6 +23,7 @@ from replication.waiting import Waits
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import OpenFact, Reservation, StreamWriter
 from tests.doubles import FragileStore, begin, error_of, lines_of, logged, now
+from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
@@ -780,6 +781,53 @@ class StoredPositionTests(SynchronousTestCase):
         self.start()
         self.pump.wait(self.notes.remember())
         self.assertEqual(self.positions(), {ME: 3})
+
+
+class PostgresPositionTests(HasDatabase, SynchronousTestCase):
+    """Where transactions with statements go on side by side, they leave the position to ``remember``."""
+
+    def setUp(self) -> None:
+        self.pump = Pump()
+        self.store = open_store(self.url, self.pump)
+        self.addCleanup(lambda: self.pump.wait(self.store.close()))
+        self.process = Process(self.store)
+        self.pump.wait(self.process.declare(StreamDefinition("notes")))
+        self.notes = self.process.writers[StreamName("notes")]
+
+    def hold(self, sql: str = "SELECT 1") -> tuple[Reservation, OpenFact]:
+        reservation = self.notes.reserve()
+        fact: OpenFact = self.pump.wait(reservation.__aenter__())
+        self.pump.wait(fact.execute(sql))
+        return reservation, fact
+
+    def positions(self) -> list[tuple[object, ...]]:
+        return self.sql("SELECT instance_name, stream_id FROM stream_positions ORDER BY 1")
+
+    def test_it_is_stored_a_little_later(self) -> None:
+        reservation, fact = self.hold()
+        self.pump.wait(fact.write(7))
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.positions(), [])
+        self.assertEqual(self.process.news(), ["RDATA notes master 2 7"])
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.positions(), [(ME, 2)])
+
+    def test_a_fact_without_rows_is_remembered_in_its_transaction(self) -> None:
+        """Trap 40: it has nothing else."""
+        reservation, _ = self.hold()
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.positions(), [("", 2)])
+
+    def test_it_does_not_pass_an_id_that_is_open(self) -> None:
+        first, _ = self.hold()
+        second, fact = self.hold()
+        self.pump.wait(fact.write(7))
+        self.pump.wait(second.__aexit__(None, None, None))
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.positions(), [])
+        self.pump.wait(first.__aexit__(ValueError, ValueError(), None))
+        self.pump.wait(self.notes.remember())
+        self.assertEqual(self.positions(), [(ME, 3)])
 
 
 class SqliteTests(SynchronousTestCase):

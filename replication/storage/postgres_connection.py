@@ -302,7 +302,8 @@ class PostgresConnection:
             if write.facts:
                 written.setdefault(table, []).append((write.writer, write.facts))
             place = (write.stream, write.writer)
-            positions[place] = table.direction.sign * max(_upto(write), abs(positions.get(place, 0)))
+            if (upto := _upto(write)) or not write.facts:  # else it is left alone, and its row is not locked
+                positions[place] = table.direction.sign * max(upto, abs(positions.get(place, 0)))
         for table, facts in written.items():
             table.insert(self.session, facts)
         if positions:

@@ -46,8 +46,9 @@ class ICatchUp(Protocol):
 class Write:
     """One (stream, writer)'s part of a transaction.
 
-    ``facts`` are stored under ``writer``; the stored position becomes ``upto``, which never lowers it.  ``expected``
-    makes the transaction fail with PositionMovedError unless that is the stored position before (0 if there is none).
+    ``facts`` are stored under ``writer``; the stored position becomes ``upto``, which never lowers it; beside facts, 0
+    leaves it alone, so that this waits for nobody who moves it.  ``expected`` makes the transaction fail with
+    PositionMovedError unless that is the stored position before (0 if there is none).
     ``reset`` lowers the position to ``upto`` and deletes every fact of ``writer`` above it.
     """
 

@@ -350,6 +350,17 @@ class SeatTests(UsesDesks, SynchronousTestCase):
         self.assertIn("too many connections", str(self.assertRaises(StoreError, self.wait, store.open())))
         self.wait(store.close())
 
+    def test_who_leaves_the_position_alone_waits_for_nobody_who_moves_it(self) -> None:
+        self.commit(write(2, facts(2)))
+        mover = self.store.transaction()
+        self.wait(mover.execute("UPDATE stream_positions SET stream_id = 3"))
+        transaction = self.store.transaction()
+        self.wait(transaction.execute("INSERT INTO mine VALUES (1)"))
+        self.wait(transaction.commit([write(0, facts(4))]))
+        self.wait(mover.rollback())
+        self.assertEqual(self.sql("SELECT stream_id FROM stream_positions"), [(2,)])
+        self.assertEqual(self.positions(), {ME: 4})
+
     def test_a_cancelled_statement_can_be_rolled_back(self) -> None:
         transaction = self.store.transaction()
         asked = self.begin(transaction.execute("INSERT INTO mine VALUES (1)"))
