@@ -191,7 +191,8 @@ class Rooms:
 
     def _rules(self, database: IStatements) -> Rules:
         flag = int if database.dialect == "sqlite" else bool  # as a Synapse on that database spells it
-        return Rules(self._master.instance_name, self._resolver, self._is_local, flag)
+        now = lambda: int(self._master.wall() * 1000)  # noqa: E731
+        return Rules(self._master.instance_name, self._resolver, self._is_local, flag, now)
 
     # ---- reading
 

@@ -12,7 +12,7 @@ import attrs
 
 from replication.errors import RoomError, UnknownRoomError
 from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, spell_backfill, spell_ev, spell_state
-from replication.rooms.extremities import missing, new_forward
+from replication.rooms.extremities import are_stuck, missing, new_forward
 from replication.rooms.resolution import version_of
 from replication.rooms.seams import Change, Placed, Room
 from replication.rooms.state import Context, States
@@ -31,13 +31,15 @@ CHUNK: Final = 100  # events of one room that are persisted together (protocol H
 class Rules:
     """How a server keeps its rooms.
 
-    ``is_local`` tells our own users; ``flag`` spells a truth in a row, as the database would.
+    ``is_local`` tells our own users; ``flag`` spells a truth in a row, as the database would; ``now`` returns
+    milliseconds of Unix time.
     """
 
     instance_name: str
     resolver: Resolver
     is_local: Callable[[str], bool]
     flag: Callable[[bool], object]
+    now: Callable[[], int]
 
 
 def persist(
@@ -295,8 +297,9 @@ class _Persisting:
         new = new_forward(self._tables, old, good)
         if new == old:
             return
+        changes = self._state_changes(old, new, contexts)
         self._tables.set_forward(self._room_id, new, ids[-1])
-        self._change_state(ids[0], self._state_changes(old, new, contexts))
+        self._change_state(ids[0], changes)
 
     def _change_state(self, at: int, changes: Sequence[Change]) -> None:
         if changes:
@@ -309,6 +312,7 @@ class _Persisting:
         return stored.outlier or stored.is_good
 
     def _state_changes(self, old: set[str], new: set[str], contexts: Mapping[str, Context]) -> list[Change]:
+        """Return what changes; take from ``new`` what is stuck."""
         stored = self._tables.stored(old | new)
         before, now = ({stored[each].state_group for each in ends} for ends in (old, new))
         if before == now:
@@ -317,7 +321,15 @@ class _Persisting:
         if len(before) == len(now) == 1:
             step = (*before, *now)
             known = next((it.delta for it in contexts.values() if (it.prev_group, it.after) == step), None)
-        return self._changes_to(sorted(each for each in now if each is not None), known)
+        groups = sorted(each for each in now if each is not None)
+        if len(groups) > 1 and self._states.room_version is not None:
+            _, same = self._states.resolve(groups)
+            idle = {each for each in new if stored[each].state_group != same}
+            if same in groups and are_stuck(
+                idle, self._events, self._fetch, is_local=self._rules.is_local, now=self._rules.now()
+            ):
+                new -= idle
+        return self._changes_to(groups, known)
 
     def _changes_to(self, groups: Sequence[int], known: StateMap | None) -> list[Change]:
         """Return what changes if the state becomes that of ``groups``; ``known`` says so if it is known already."""
@@ -326,7 +338,7 @@ class _Persisting:
             wanted = {**current, **known}
             set_to = known
         else:
-            wanted = dict(self._states.full(groups[0]) if len(groups) == 1 else self._states.resolve(groups))
+            wanted = dict(self._states.full(groups[0]) if len(groups) == 1 else self._states.resolve(groups)[0])
             set_to = {key: each for key, each in wanted.items() if current.get(key) != each}
         gone = [key for key in current if key not in wanted]
         if not gone and not set_to:

@@ -50,13 +50,14 @@ class States:
             self._full[group] = self._tables.group_state(group)
         return self._full[group]
 
-    def resolve(self, groups: Sequence[int]) -> StateMap:
-        """Return the one state of several groups."""
+    def resolve(self, groups: Sequence[int]) -> tuple[StateMap, int | None]:
+        """Return the one state of several groups, and a group that is known to have it."""
         known = self._tables.merge(sorted(groups))
         if known is not None:
-            return self.full(known)
+            return self.full(known), known
         states = [self.full(each) for each in groups]
-        return self._resolver(states, self._fetch, self.room_version)
+        state = self._resolver(states, self._fetch, self.room_version)
+        return state, next((each for each in groups if self.full(each) == state), None)
 
     def around(self, event: Event, before: Context) -> Context:
         """Return the context of ``event``, where ``before`` tells of the group before it."""
@@ -104,10 +105,8 @@ class States:
             return self._known(groups[0])
         known = self._tables.merge(groups)
         if known is None:
-            state = self.resolve(groups)
-            known = next((each for each in groups if self.full(each) == state), None) or self._nearest(
-                set(groups), state
-            )
+            state, known = self.resolve(groups)
+            known = known or self._nearest(set(groups), state)
             self._tables.add_merge(groups, known)
         return Context(known, known) if known in groups else self._known(known)
 

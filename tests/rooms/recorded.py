@@ -45,7 +45,7 @@ class Keeper:
     ) -> None:
         self.statements = statements or in_memory()
         declare_rooms(self.statements)
-        self.rules = Rules("master", resolver, lambda user: user.endswith(f":{server}"), int)
+        self.rules = Rules("master", resolver, lambda user: user.endswith(f":{server}"), int, lambda: 1_800_000_000_000)
         self.positions = {"events": 1, "backfill": 1}
 
     def tables(self) -> RoomTables:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replication.rooms.extremities import missing
+from replication.rooms.event import Event
+from replication.rooms.extremities import DUMMY, are_stuck, missing
+from replication.rooms.resolution import resolve as matrix
 from tests.rooms.recorded import Keeper
 from tests.rooms.stories import ROOM, Step, backward_of, forward_of, stories
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 def tell(keeper: Keeper, steps: list[Step], cuts: list[bool] | None = None) -> None:
@@ -74,3 +82,87 @@ def _outlier_story() -> list[Step]:
     outlier = Event.read(ROOM, {"event_id": "o", "type": "note", "prev_event_ids": [], "depth": 1, "outlier": True})
     source = {"event_id": "a", "type": "note", "prev_event_ids": ["o"], "depth": 2, "state_before": []}
     return [Step(outlier), Step(Event.read(ROOM, source))]
+
+
+NOW = 1_800_000_000_000  # milliseconds, as a Keeper's clock has it
+DAY = 24 * 60 * 60 * 1000
+ALICE, BOB, OURS = "@alice:far.test", "@bob:other.test", "@me:local.test"
+
+
+def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
+    """Return a room of Alice's: beside the topic is ``stuck``; ``chain`` events follow it, the last a new topic."""
+    keeper = Keeper("local.test", matrix)
+
+    def say(name: str, prev: str | None, kind: str = "m.room.message", **values: Any) -> None:
+        source = {"event_id": name, "type": kind, "sender": ALICE, "prev_event_ids": [prev] if prev else [], **values}
+        keeper.take(ROOM, [Event.read(ROOM, source)])
+
+    say("create", None, "m.room.create", state_key="", content={"creator": ALICE, "room_version": "6"})
+    said = {"auth_event_ids": ["create"]}
+    say("joined", "create", "m.room.member", state_key=ALICE, content={"membership": "join"}, **said)
+    said["auth_event_ids"].append("joined")
+    say("topic", "joined", "m.room.topic", state_key="", content={"topic": "t"}, **said)
+    say("stuck", "joined", **{"sender": BOB, **stuck})
+    last = "topic"
+    for number in range(1, chain):
+        say(f"m{number}", last, sender=OURS)
+        last = f"m{number}"
+    say("end", last, "m.room.topic", state_key="", content={"topic": "u"}, **said)
+    return keeper
+
+
+@pytest.mark.parametrize(
+    ("stuck", "chain", "goes"),
+    [
+        ({"sender": ALICE}, 20, False),
+        ({"sender": ALICE}, 21, True),  # the 21st is 21 deeper: topic and stuck are equally deep
+        ({}, 21, False),
+        ({"origin_server_ts": NOW - DAY - 1}, 100, False),
+        ({"origin_server_ts": NOW - DAY - 1}, 101, True),
+        ({"origin_server_ts": NOW - DAY}, 101, False),
+        ({"sender": OURS, "origin_server_ts": 1}, 101, False),
+        ({"sender": OURS, "origin_server_ts": 1, "type": DUMMY}, 101, True),  # "joined", which it joins, is Alice's
+    ],
+)
+def test_far_behind_an_end_without_a_say_in_the_state_is_let_go(stuck: dict[str, Any], chain: int, goes: bool) -> None:
+    keeper = room_with_a_stuck_end(stuck, chain)
+    assert keeper.tables().forward(ROOM) == {"end", *([] if goes else ["stuck"])}
+
+
+def test_a_dummy_of_ours_that_joins_something_of_ours_stays() -> None:
+    sources = {"d": (OURS, DUMMY, ["mine", "theirs"]), "mine": (OURS, "m", []), "theirs": (ALICE, "m", [])}
+
+    def fetch(event_ids: Collection[str]) -> dict[str, Event]:
+        values = {
+            each: {"event_id": each, "type": kind, "sender": sender, "prev_event_ids": prevs, "depth": 1}
+            for each in event_ids
+            for sender, kind, prevs in [sources[each]]
+        }
+        return {each: Event.read(ROOM, value) for each, value in values.items()}
+
+    new = Event.read(ROOM, {"event_id": "new", "type": "m", "sender": ALICE, "prev_event_ids": [], "depth": 500})
+
+    def all_of(event_ids: Collection[str]) -> dict[str, Event]:
+        return {"new": new} if "new" in event_ids else fetch(event_ids)
+
+    def stuck(*ends: str) -> bool:
+        return are_stuck(ends, [new], all_of, is_local=lambda user: user == OURS, now=NOW)
+
+    assert stuck("theirs")
+    assert not stuck("theirs", "mine")
+    assert not stuck("d")
+    assert not stuck("new")
+
+
+def test_a_graph_that_is_no_matrix_room_keeps_its_ends() -> None:
+    keeper = Keeper()
+    keeper.take(ROOM, [Event.read(ROOM, {"event_id": "a", "type": "n", "prev_event_ids": []})])
+    ends = [Event.read(ROOM, {"event_id": each, "type": "n", "prev_event_ids": ["a"]}) for each in ("b", "c")]
+    keeper.take(ROOM, ends)
+    last = "c"
+    for number in range(150):
+        more = {"state_key": ""} if not number else {}
+        event = {"event_id": f"n{number}", "type": "n", "prev_event_ids": [last], **more}
+        keeper.take(ROOM, [Event.read(ROOM, event)])
+        last = f"n{number}"
+    assert keeper.tables().forward(ROOM) == {"b", "n149"}
