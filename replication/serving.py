@@ -18,6 +18,7 @@ from replication.streams.facts import texts_of
 from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, Sample, StreamStatus, WriterStatus
 from replication.waiting import Waits, share
+from replication.web.calls import Calls
 from replication.wire import grammar
 from replication.wire.commands import Server, encode_line
 from replication.wire.grammar import StreamName, Token
@@ -74,6 +75,7 @@ class Serving:
             self.registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
         self.store = open_store(database, reactor) if isinstance(database, str) else database
         self.waits = Waits(reactor)
+        self.calls = Calls()
         self.audience = Audience(
             reactor, server_name=server_name, limits=self.limits, wall=wall, positions=self._positions
         )

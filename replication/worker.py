@@ -30,6 +30,7 @@ from replication.streams.cursor import Reset
 from replication.streams.registry import CACHES, StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus
 from replication.waiting import Waits, share
+from replication.web.calls import Calls
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -95,6 +96,7 @@ class Worker:
         self.cached = self.caches.cached
         self.faults = Counter[str]()
         self.waits = Waits(reactor)
+        self.calls = Calls()
         self.stopping = False
         self._streams = None if streams is None else [grammar.stream_name(each) for each in streams]
         self._copy = copy

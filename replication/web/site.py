@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.seams import Page, PeerStatus, StreamStatus
+    from replication.web.calls import Calls
     from replication.web.rooms import IRooms
     from replication.wire.grammar import InstanceName, Token
 
@@ -65,6 +66,7 @@ class IServed(Protocol):
     role: str
     server_name: str
     instance_name: InstanceName
+    calls: Calls
 
     def stream_statuses(self) -> Sequence[StreamStatus]:
         """Return how every stream stands."""
@@ -189,6 +191,8 @@ class Api(Resource):
                 return "metrics", "GET", self._metrics
             case ["_synapse", "replication", "get_repl_stream_updates", name, _]:
                 return "synapse", "GET", partial(self._synapse_updates, name)
+            case ["_synapse", "replication", name, *words]:
+                return "synapse call", "POST", partial(self._synapse_call, name, words)
         return "none", "GET", partial(self._nothing, "/".join(path))
 
     def _admit(self, request: Exchange, label: str, method: str) -> None:
@@ -235,6 +239,15 @@ class Api(Resource):
         except UnknownStreamError as error:
             raise _synapse_error("M_UNKNOWN", "Unknown stream") from error
         return Answer(200, spell_page(page))
+
+    async def _synapse_call(self, name: str, words: Sequence[str], request: Exchange) -> Answer:
+        """Let the application answer what a Synapse worker has us do; what is refused, that worker tells its user."""
+        if name not in self._served.calls:
+            raise _synapse_error("M_UNRECOGNIZED", f"nobody here answers the call {name!r:.60}", 404)
+        body = grammar.read_json(request.body().decode("utf-8", "replace"))
+        if not isinstance(body, dict):
+            raise _synapse_error("M_NOT_JSON", "the body of a call is a JSON object")
+        return say(await self._served.calls.ask(name, words, body))
 
     async def _append(self, name: str, request: Exchange) -> Answer:
         read_query(request)
@@ -299,8 +312,8 @@ def _status(error: ReplicationError) -> int:
     return 500
 
 
-def _synapse_error(code: str, text: str) -> Refused:
-    return Refused(say({"errcode": code, "error": text}, 400))
+def _synapse_error(code: str, text: str, status: int = 400) -> Refused:
+    return Refused(say({"errcode": code, "error": text}, status))
 
 
 def _synapse_token(request: Exchange, name: str) -> Token:

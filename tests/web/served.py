@@ -14,6 +14,7 @@ from replication.errors import NotAWriterError, RowError, StreamError, UnknownSt
 from replication.streams.facts import Fact
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
+from replication.web.calls import Calls
 from replication.web.site import make_site
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -48,6 +49,7 @@ class FakeServed:
         self.appended: list[tuple[str, list[list[Any]], str | None]] = []
         self.error: Exception | None = None
         self.unwritable = ""
+        self.calls = Calls()
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
         self.histories[stream, writer] = list(facts)

@@ -42,6 +42,7 @@ CALLS = [
     ("GET", "/v1/connections"),
     ("GET", "/metrics"),
     ("GET", f"{SYNAPSE}?from_token=1&upto_token=9"),
+    ("POST", "/_synapse/replication/presence_set_state/u"),
     ("GET", "/nothing"),
 ]
 
@@ -301,6 +302,44 @@ class DisconnectionTests(SynchronousTestCase):
         self.client.protocol.connectionLost(Failure(ConnectionLost()))
         self.served.gate.errback(RuntimeError())
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+class CallTests(ApiTestCase):
+    """What the worker of a Synapse has its main process do."""
+
+    SYNC = "/_synapse/replication/presence_set_state/%40u%3Aexample.com"
+
+    def call(self, path: str, body: bytes = b"{}") -> Heard:
+        return self.client.ask("POST", path, body, [JSON])
+
+    def test_a_user_that_syncs_is_taken_as_read(self) -> None:
+        """Else nobody gets an answer to ``/sync`` at that worker."""
+        for path in (self.SYNC, "/_synapse/replication/bump_presence_active_time/%40u%3Aexample.com"):
+            self.assertEqual(self.call(path, b'{"state":{"presence":"online"}}').json, {})
+
+    def test_an_application_answers_others(self) -> None:
+        @self.served.calls.answer("send_event")
+        async def send(words: Sequence[str], body: dict[str, Any]) -> dict[str, Any]:
+            return {"words": words, "stream_id": body["n"] + 1}
+
+        answer = self.call("/_synapse/replication/send_event/%24e/aBcDeFgHiJ", b'{"n":1}')
+        self.assertEqual(answer.json, {"words": ["$e", "aBcDeFgHiJ"], "stream_id": 2})
+
+    def test_what_it_refuses_is_said(self) -> None:
+        @self.served.calls.answer("send_event")
+        def send(*_: object) -> None:
+            raise StreamError("not today")
+
+        self.assert_refused(self.call("/_synapse/replication/send_event/x"), 400, "not today")
+
+    def test_a_call_that_nobody_answers_is_named_as_synapse_would(self) -> None:
+        answer = self.call("/_synapse/replication/send_event/x")
+        self.assertEqual((answer.code, answer.json["errcode"]), (404, "M_UNRECOGNIZED"))
+        self.assertIn("'send_event'", answer.json["error"])
+
+    def test_a_body_that_is_no_object_is_refused(self) -> None:
+        self.assertEqual(self.call(self.SYNC, b"[]").json["errcode"], "M_NOT_JSON")
+        self.assertEqual(self.call(self.SYNC, b'"\xff').code, 400)
 
 
 class MethodTests(ApiTestCase):
