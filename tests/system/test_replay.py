@@ -160,6 +160,24 @@ def members(group: int, word: str) -> list[int]:
     return found
 
 
+def undisturbed(folder: Path, rows: int) -> tuple[str, dict[str, bytes]]:
+    """Make a database; return its URL, and what a run that nobody disturbs makes of it."""
+    facts = make_facts(folder, rows, "master,writer1")
+    for stream in ("events", "caches"):
+        dealt = {writer: some for (name, writer), some in facts.items() if name == stream}
+        url = write_database(folder / "m.db", dealt, stream=stream)
+    run_here(Request(url, str(folder / "undisturbed"), shape=Shape(2_000)))
+    return url, contents(folder / "undisturbed")
+
+
+def check_whole_or_absent(out: Path) -> bool:
+    """Check that what an interrupted run has left counts as a whole or not at all; return whether it counts."""
+    listed = read_manifest(LocalFolder(out))
+    if listed is not None:
+        assert [fault for _, fault in verify(LocalFolder(out)) if fault] == []
+    return listed is not None
+
+
 @pytest.mark.timeout(1800)
 def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_been(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -167,12 +185,7 @@ def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_be
     """The command itself, Spark's JVM, or one of its Python workers; what is there in between is whole."""
     need_spark()
     kills = 12 if request.config.getoption("--full") else 3
-    facts = make_facts(tmp_path, 40_000, "master,writer1")
-    for stream in ("events", "caches"):
-        dealt = {writer: some for (name, writer), some in facts.items() if name == stream}
-        url = write_database(tmp_path / "m.db", dealt, stream=stream)
-    undisturbed = Request(url, str(tmp_path / "undisturbed"), shape=Shape(2_000))
-    run_here(undisturbed)
+    url, want = undisturbed(tmp_path, 40_000)
     chance = random.Random(5)
     for number in range(kills):
         victim = ("driver", "java", "pyspark.daemon")[number % 3]
@@ -185,13 +198,40 @@ def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_be
                     os.kill(each, signal.SIGKILL)
             if victim != "driver":
                 assert process.wait(120) in (0, 1)
-        listed = read_manifest(LocalFolder(tmp_path / "out"))
-        assert listed is None or [fault for _, fault in verify(LocalFolder(tmp_path / "out")) if fault] == []
-        if listed is not None:
+        if check_whole_or_absent(tmp_path / "out"):
             shutil.rmtree(tmp_path / "out")  # it was faster than we were
     with batch(tmp_path, f"--database={url}", "--master=local[2]") as process:
         assert process.wait(300) == 0, (tmp_path / "batch.log").read_text()
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == want
+
+
+@pytest.mark.timeout(600)
+def test_the_command_without_spark_is_killed_at_any_moment_of_its_run(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """From its first step to its last; it takes over what the one before has finished, until there is nothing to do."""
+    kills = 100 if request.config.getoption("--full") else 12
+    url, want = undisturbed(tmp_path, 40_000)
+    out = tmp_path / "out"
+    chance = random.Random(6)
+    with batch(tmp_path, f"--database={url}", "--master=none") as process:
+        until(out.exists, "it has begun")
+        began = time.monotonic()
+        assert process.wait(60) == 0
+        takes = time.monotonic() - began
+    assert contents(out) == want
+    left = 0
+    for _ in range(kills):
+        if check_whole_or_absent(out):
+            shutil.rmtree(out)
+        with batch(tmp_path, f"--database={url}", "--master=none"):
+            until(out.exists, "it has begun")
+            time.sleep(chance.uniform(0.0, takes))
+        left += (out / ".replay").exists()
+    assert left, "no run was killed in the midst of its work"
+    with batch(tmp_path, f"--database={url}", "--master=none") as process:
+        assert process.wait(60) == 0, (tmp_path / "batch.log").read_text()
+    assert contents(out) == want
 
 
 def _begun(process: subprocess.Popen[bytes], work: Path) -> bool:
