@@ -300,7 +300,9 @@ class StreamWriter:
         bare = [token for token, texts in facts if not texts and token > settled]
         if not bare:
             return [Write(name, me, settled, facts)]
-        return [Write(name, me, settled, [fact for fact in facts if fact.texts]), Write(name, NOBODY, bare[-1])]
+        kept = [fact for fact in facts if fact.texts]
+        mine = [Write(name, me, settled, kept)] if kept or settled else []
+        return [*mine, Write(name, NOBODY, bare[-1])]
 
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
         """Note that IDs are complete and what they committed (nothing: rolled back), and announce what settled."""
