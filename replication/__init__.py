@@ -12,6 +12,10 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     worker.py    the following role, likewise
     serving.py   a process that writes and is followed: what a master is, and what a worker that writes has
     audience.py  those who follow such a process: greeted, told what is new
+    effects.py   what such a process does with what they say beside that: who syncs, what may be forgotten
+    lastseen.py  where users were last seen, written in batches
+    listeners.py an application's functions for commands
+    voice.py     what a follower says to its writers beside asking for facts
     writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
     follower.py  one stream as a follower holds it: catch up, apply, move the position
     sources.py   where missed facts come from, in order
@@ -22,6 +26,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     storage/     IStreamStore: where facts and positions are kept
     waiting.py   a Deferred for several who wait, or for work that goes on without us
     session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
+                 syncing.py (who syncs where)
     rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution
     streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
     wire/        how things are spelt: grammar.py commands.py
@@ -61,11 +66,13 @@ if TYPE_CHECKING:
     from replication.roomkeeper import Rooms
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
+    from replication.wire.commands import ApplicationCommand
     from replication.worker import Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApplicationCommand",
     "CatchUpError",
     "ConfigError",
     "Fact",
@@ -92,6 +99,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "ApplicationCommand": "replication.wire.commands",
     "Fact": "replication.streams.facts",
     "Master": "replication.master",
     "Rooms": "replication.roomkeeper",

@@ -14,6 +14,7 @@ from replication import errors
 
 CHECKOUT = Path(__file__).parent.parent
 PUBLIC = {
+    "ApplicationCommand",
     "CatchUpError",
     "ConfigError",
     "Fact",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
     from twisted.python.failure import Failure
 
-    from replication.session.connection import Heard
+    from replication.session.connection import Heard, Words
     from replication.wire.commands import Command
 
 
@@ -100,7 +100,9 @@ class ReplicationProtocol(LineReceiver):
         conversation: Conversation,
         clock: IReactorTime,
         limits: Limits | None = None,
+        *,
         wall: Callable[[], float] = time.time,
+        words: Words | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.MAX_LENGTH = self.limits.line_limit
@@ -112,6 +114,7 @@ class ReplicationProtocol(LineReceiver):
         self._conversation = conversation
         self._clock = clock
         self._wall = wall
+        self._words = words
         self._timer: IDelayedCall | None = None
         self._over = False
 
@@ -121,7 +124,9 @@ class ReplicationProtocol(LineReceiver):
         """Start the session."""
         now = self._clock.seconds()
         self.since = self._wall()
-        self.session = ReplicationConnection(self._role, now, self.limits.keepalive, self.limits.line_limit)
+        self.session = ReplicationConnection(
+            self._role, now, self.limits.keepalive, self.limits.line_limit, self._words
+        )
         self._outbox = Outbox(self.limits.max_queued_bytes, self.limits.max_queued_lines)
         self._valve = _Valve(self._drain)
         self.address = _spell_address(self.transport.getPeer())

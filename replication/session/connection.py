@@ -6,6 +6,7 @@ of any clock that does not go back.  One class serves both ends, because only a 
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from math import inf, isfinite
 from types import MappingProxyType
@@ -16,7 +17,9 @@ import attrs
 from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from replication.wire import grammar
 from replication.wire.commands import (
+    COMMANDS,
     LINE_LIMIT,
+    ApplicationCommand,
     ClearUserSync,
     Command,
     Error,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 _QUOTED: Final = 80  # characters of a bad line that its ERROR line repeats
 _RDATA: Final = f"{Rdata.WORD} "
 _RDATA_FIELDS: Final = 4
+_WORD: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}", re.ASCII)
 
 
 class Role(Enum):
@@ -65,6 +69,33 @@ MAY_SAY: Final[Mapping[Role, frozenset[type[Command]]]] = MappingProxyType(
         ),
     }
 )
+
+
+class Words:
+    """The commands that one process knows: those of the protocol, and what its application adds."""
+
+    def __init__(self) -> None:
+        self.classes: dict[str, type[Command]] = dict(COMMANDS)
+
+    def add(self, command: type[Command]) -> None:
+        """Know ``command``, perhaps already; ConfigError if that is no command, or its word is another one's."""
+        word = getattr(command, "WORD", "")
+        if self.classes.get(word) is command:
+            return
+        if not (isinstance(command, type) and issubclass(command, ApplicationCommand) and _WORD.fullmatch(word)):
+            raise ConfigError(f"{command!r} is no command: subclass ApplicationCommand, with a WORD in capitals")
+        if word in self.classes:
+            raise ConfigError(f"{word} is {self.classes[word].__name__} already: give {command.__name__} another WORD")
+        unknown = set(command.SAID_BY) - {role.value for role in Role}
+        if isinstance(command.SAID_BY, str) or unknown or not command.SAID_BY:
+            raise ConfigError(f'{word}: SAID_BY lists "master", "worker" or both, as in SAID_BY = ["worker"]')
+        self.classes[word] = command
+
+    def may_say(self, role: Role, command: type[Command]) -> bool:
+        """Whether ``command`` is for that role to say."""
+        if issubclass(command, ApplicationCommand):
+            return role.value in command.SAID_BY
+        return command in MAY_SAY[role]
 
 
 @attrs.frozen
@@ -109,6 +140,7 @@ class Rows:
 Heard = Command | Rows | Fault  # an Rdata is always part of Rows
 
 _DEFAULT_KEEPALIVE: Final = Keepalive()
+_PROTOCOL: Final = Words()  # nobody adds to it
 
 
 class ReplicationConnection:
@@ -122,8 +154,8 @@ class ReplicationConnection:
     __slots__ = (
         "_keepalive",
         "_lines",
-        "_may_hear",
         "_pinged",
+        "_words",
         "closed",
         "heard_at",
         "lines_heard",
@@ -132,7 +164,12 @@ class ReplicationConnection:
     )
 
     def __init__(
-        self, role: Role, now: float, keepalive: Keepalive = _DEFAULT_KEEPALIVE, line_limit: int = LINE_LIMIT
+        self,
+        role: Role,
+        now: float,
+        keepalive: Keepalive = _DEFAULT_KEEPALIVE,
+        line_limit: int = LINE_LIMIT,
+        words: Words | None = None,
     ) -> None:
         self.role = role
         self.closed = False
@@ -140,7 +177,7 @@ class ReplicationConnection:
         self.lines_heard = 0
         self._keepalive = keepalive
         self._lines = LineBuffer(line_limit)
-        self._may_hear = MAY_SAY[role.other]
+        self._words = words or _PROTOCOL
         self._pinged = False
 
     @property
@@ -184,7 +221,7 @@ class ReplicationConnection:
                 heard += self._read_line(block[start : block.index(b"\n", start)])
             return heard
         lines.pop()  # what follows the last LF: nothing
-        return self._hear_lines(lines, in_bulk=Rdata in self._may_hear and b"\r" not in block)
+        return self._hear_lines(lines, in_bulk=self.role is Role.WORKER and b"\r" not in block)
 
     def _read_line(self, line: bytes) -> list[Heard]:
         try:
@@ -218,10 +255,12 @@ class ReplicationConnection:
         if not line.strip():
             return []
         try:
-            command = parse_line(line)
+            command = parse_line(line, self._words.classes)
         except RemoteProtocolError as error:
             return [self._refuse(error.kind, str(error), line)]
-        if type(command) not in self._may_hear:
+        except Exception as error:  # noqa: BLE001 (an application's own parse() may raise anything)
+            return [self._refuse("bad line", f"{type(error).__name__}: {error}", line)]
+        if not self._words.may_say(self.role.other, type(command)):
             why = f"invalid command: {command.WORD} is not for a {self.role.other.value} to say"
             return [self._refuse("wrong direction", why, line)]
         if isinstance(command, Rdata):
@@ -244,7 +283,7 @@ class ReplicationConnection:
 
     def send(self, command: Command, now: float) -> bytes:
         """Return the bytes that say ``command``; LocalProtocolError if it is not ours to say, or cannot be said."""
-        if type(command) not in MAY_SAY[self.role]:
+        if not self._words.may_say(self.role, type(command)):
             raise LocalProtocolError(f"{command.WORD} is not for a {self.role.value} to say")
         line = encode_line(command, self.line_limit)
         self.spoke_at = now

@@ -1,7 +1,8 @@
 """One frozen class per word of the protocol: strict on the way in, exact on the way out.
 
 ``parse_line`` and ``encode_line`` hold what is true of every word: the one space that is always sent, the limit on a
-line's length, no LF inside.  Who may say which word is not the wire's business: see ``session.connection.MAY_SAY``.
+line's length, no LF inside.  Who may say which word is not the wire's business: see ``session.connection.MAY_SAY``.  An
+application's own words are subclasses of ``ApplicationCommand``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from replication.errors import LocalProtocolError, RemoteProtocolError, RowError
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -242,7 +243,9 @@ class UserIp:
         """Take a user ID and a JSON array of exactly five (protocol A5)."""
         user_id, space, text = rest.partition(" ")
         match grammar.read_json(text) if space and user_id else None:
-            case [str(access_token), str(ip), str(agent), (str() | None) as device, seen] if type(seen) is int:
+            case [str(access_token), str(ip), str(agent), (str() | None) as device, seen] if (
+                type(seen) is int and seen < 2**63
+            ):
                 return cls(user_id, access_token, ip, agent, device, seen)
         raise RemoteProtocolError("USER_IP takes a user ID and [access_token, ip, user_agent, device_id, last_seen]")
 
@@ -269,7 +272,28 @@ class RemoteServerUp:
         return self.server
 
 
-Command = (
+class ApplicationCommand:
+    """A word of an application's own: subclass it, frozen, and give it to ``on_command`` of those who are to hear it.
+
+    ``SAID_BY`` names the roles that may say it: ``master``, ``worker`` or both.  What ``spell`` returns must not hold
+    an LF, and ``parse`` must make the same command of it.
+    """
+
+    __slots__ = ()
+    WORD: ClassVar[str]
+    SAID_BY: ClassVar[Collection[str]]
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        """Return the command, given what follows the word and one space; RemoteProtocolError says what is wrong."""
+        raise NotImplementedError(f"{cls.__name__} lacks parse()")
+
+    def spell(self) -> str:
+        """Return what follows the word."""
+        raise NotImplementedError(f"{type(self).__name__} lacks spell()")
+
+
+ProtocolCommand = (
     Server
     | Rdata
     | Position
@@ -284,16 +308,18 @@ Command = (
     | RemoteServerUp
 )
 
-COMMANDS: Final[Mapping[str, type[Command]]] = MappingProxyType({each.WORD: each for each in get_args(Command)})
+Command = ProtocolCommand | ApplicationCommand
+
+COMMANDS: Final[Mapping[str, type[Command]]] = MappingProxyType({each.WORD: each for each in get_args(ProtocolCommand)})
 
 
-def parse_line(line: str) -> Command:
+def parse_line(line: str, words: Mapping[str, type[Command]] = COMMANDS) -> Command:
     """Read one line without its LF; RemoteProtocolError says what is wrong with it.
 
     A single CR at the end is a telnet's and is dropped (protocol A1).
     """
     word, _, rest = line.removesuffix("\r").partition(" ")
-    command = COMMANDS.get(word)
+    command = words.get(word)
     if command is None:
         hint = "; this is not an HTTP port" if rest.endswith((" HTTP/1.1", " HTTP/1.0")) else ""
         raise RemoteProtocolError(f"unknown command: {word[:40]!r}{hint}", "unknown command")
@@ -309,7 +335,7 @@ def encode_line(command: Command, limit: int = LINE_LIMIT) -> bytes:
     try:
         text = f"{word} {command.spell()}"
         line = text.encode()
-        understood = "\n" not in text and parse_line(text) == command
+        understood = "\n" not in text and parse_line(text, {word: type(command)}) == command
     except (RowError, RemoteProtocolError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"{word} cannot be said: {error}") from error
     if not understood:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any, Self
 
+import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replication.errors import ConfigError, LocalProtocolError
-from replication.session.connection import MAY_SAY, Fault, Heard, Keepalive, ReplicationConnection, Role, Rows
-from replication.wire.commands import COMMANDS, LINE_LIMIT, Command, Error, Name, Ping, Position, Rdata, encode_line
+from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from replication.session.connection import MAY_SAY, Fault, Heard, Keepalive, ReplicationConnection, Role, Rows, Words
+from replication.wire.commands import (
+    COMMANDS,
+    LINE_LIMIT,
+    ApplicationCommand,
+    Command,
+    Error,
+    Name,
+    Ping,
+    Position,
+    Rdata,
+    encode_line,
+)
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests import strategies
 from tests.strategies import cuts
@@ -435,3 +448,75 @@ def test_a_time_that_no_timer_can_wait_for_is_refused(seconds: float) -> None:
         Keepalive(ping_after=seconds)
     with pytest.raises(ConfigError, match="keep-alive: give_up_after must be"):
         Keepalive(give_up_after=seconds)
+
+
+# ---- an application's own words
+
+
+@attrs.frozen
+class Reindex(ApplicationCommand):
+    """Something that only we know."""
+
+    WORD = "REINDEX"
+    SAID_BY = ("worker",)
+    table: str
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        if rest == "?":
+            raise RemoteProtocolError("REINDEX takes a table")
+        return cls(rest[: 10 // len(rest)])  # a bug of the application's: not made for an empty rest
+
+    def spell(self) -> str:
+        return self.table
+
+
+def test_an_applications_word_is_said_and_heard_as_the_protocols_are() -> None:
+    words = Words()
+    speaker, stranger = worker(), ReplicationConnection(Role.MASTER, 0.0)
+    line = speaker.send(Reindex("t"), 1.0)
+    assert line == b"REINDEX t\n"
+    assert fault_of(stranger, line).kind == "unknown command"
+    words.add(Reindex)
+    words.add(Reindex)
+    words.add(Ping)
+    assert ReplicationConnection(Role.MASTER, 0.0, words=words).receive_data(line, 1.0) == [Reindex("t")]
+    fault = fault_of(ReplicationConnection(Role.WORKER, 0.0, words=words), line)
+    assert fault.kind == "wrong direction"
+    assert Words().classes == dict(COMMANDS)
+    with pytest.raises(LocalProtocolError, match="REINDEX is not for a master to say"):
+        ReplicationConnection(Role.MASTER, 0.0).send(Reindex("t"), 1.0)
+
+
+def test_whatever_an_applications_word_raises_closes_that_connection_only() -> None:
+    words = Words()
+    words.add(Reindex)
+    for line, why in ((b"REINDEX ?\n", "REINDEX takes a table"), (b"REINDEX \n", "ZeroDivisionError: ")):
+        fault = fault_of(ReplicationConnection(Role.MASTER, 0.0, words=words), line)
+        assert fault.kind == "bad line"
+        assert why in fault.text
+
+
+def test_a_word_that_cannot_be_added_is_refused() -> None:
+    def own(word: object, said_by: object = ("worker",)) -> Any:
+        return type("Own", (ApplicationCommand,), {"WORD": word, "SAID_BY": said_by})
+
+    refused: list[tuple[Any, str]] = [
+        (int, "is no command: subclass ApplicationCommand"),
+        (Reindex("t"), "is no command"),
+        (own("re-index"), "is no command"),
+        (own("PING"), "PING is Ping already: give Own another WORD"),
+        (own("X", "worker"), "X: SAID_BY lists"),
+        (own("X", ["boss"]), "X: SAID_BY lists"),
+        (own("X", []), "X: SAID_BY lists"),
+    ]
+    for made, why in refused:
+        with pytest.raises(ConfigError, match=why):
+            Words().add(made)
+
+
+def test_an_application_that_forgot_something_is_told_what() -> None:
+    with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks parse\(\)"):
+        ApplicationCommand.parse("")
+    with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks spell\(\)"):
+        ApplicationCommand().spell()

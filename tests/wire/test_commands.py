@@ -16,6 +16,7 @@ from replication.wire.commands import (
     FederationAck,
     Ping,
     Position,
+    ProtocolCommand,
     Rdata,
     Replicate,
     Server,
@@ -64,7 +65,7 @@ def test_what_is_written_is_read_back(command: Command) -> None:
 
 
 @given(any_command)
-def test_a_command_cannot_be_changed(command: Command) -> None:
+def test_a_command_cannot_be_changed(command: ProtocolCommand) -> None:
     field = attrs.fields(type(command))[0].name
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         setattr(command, field, getattr(command, field))
