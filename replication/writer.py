@@ -16,6 +16,7 @@ from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
 from replication.streams.facts import Fact, facts_of
+from replication.streams.kept import Kept
 from replication.streams.pending import PendingIds
 from replication.streams.seams import Receipt, Write
 from replication.streams.settling import Settling
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
     from replication.net.protocol import Limits
     from replication.session.feed import Chunk
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, IStreamStore, ITransaction
+    from replication.streams.seams import IStatements, IStreamStore, ITransaction, Page
     from replication.waiting import Waits
 
 T = TypeVar("T")
 FIRST_SETTLED = Token(1)  # an empty stream: its first ID is 2, as everywhere in this protocol (protocol F5)
 NOBODY = InstanceName("")  # whose position says which IDs were used, where no row does
+LEAP = 10_000  # IDs that a stream without a table stores its position ahead: no restart uses one twice (trap 29)
 RETRY_AFTER = 1.0  # seconds, when the store fails between commit and announcement
 PAGE_ROWS = 5_000
 
@@ -162,11 +164,15 @@ class Reservation:
     async def commit(self, facts: Mapping[StreamWriter, Sequence[Fact]], receipt: Receipt | None = None) -> None:
         """Store a fact for each ID, and complete the IDs whatever comes of it."""
         try:
+            self.check_open()
             shares = self._transaction is None  # its commit with others, because it has executed nothing
-            transaction = self.transaction()
-            self._ended = "complete: write inside its 'async with' block"
             writes = [write for writer, some in facts.items() for write in writer.writes_of(some, shares=shares)]
-            await transaction.commit(writes, receipt)
+            transaction = None
+            if writes or receipt is not None or not shares:  # else all of it lives in memory
+                transaction = self.transaction()
+            self._ended = "complete: write inside its 'async with' block"
+            if transaction is not None:
+                await transaction.commit(writes, receipt)
         except BaseException:
             self._complete_all({})
             raise
@@ -240,6 +246,7 @@ class StreamWriter:
 
     def __init__(self, process: IWritingProcess, definition: StreamDefinition) -> None:
         self.definition = definition
+        self.kept: Kept | None = None  # the facts, if there is no table
         self._process = process
         self._busy = False  # the store is being asked before more can be announced
         self.begin(FIRST_SETTLED)
@@ -250,6 +257,8 @@ class StreamWriter:
         self.announced = start  # how far every connection has been told
         self._settling = Settling(start)
         self._durable = start  # nothing above it may be announced: a crash would take it back
+        if self.definition.in_memory:
+            self.kept = Kept(self.definition)
         self._stored = FIRST_SETTLED  # the position in the database: everything up to it is complete
         self._storing: dict[Token, Token] = {}  # what will be, by the first ID of the facts that are being committed
 
@@ -293,6 +302,8 @@ class StreamWriter:
         Where several transactions go on at once, one that commits by itself leaves the position to ``remember``: from
         there until it is on the disk, no other one of this stream could move it.
         """
+        if self.kept is not None:
+            return []
         name, me = self.definition.name, self._process.instance_name
         settled = Token(0)
         if shares or self._process.store.sequence(name) is None:
@@ -309,8 +320,9 @@ class StreamWriter:
         self.pending.complete(tokens)
         stored = self._storing.pop(tokens[0], self._stored)
         if facts:
-            self._stored = max(self._stored, stored)
-            self._durable = max(self._durable, facts[-1].token)
+            if self.kept is None:
+                self._stored = max(self._stored, stored)
+                self._durable = max(self._durable, facts[-1].token)
             self._settling.add([fact for fact in facts if fact.texts])
         self.announce()
 
@@ -325,13 +337,13 @@ class StreamWriter:
             return
         if batch is not None:
             self._tell(batch.facts, batch.after, batch.upto)
-        if settled > self._durable:  # the last IDs were rolled back: store the position before saying it
+        if settled > self._durable:  # the last IDs have no rows in the database: store a position before saying them
             self._ask_store(self._store_position(settled))
 
     async def remember(self) -> None:
         """Store how far everything is complete, unless the last commit has; StoreError if that cannot be."""
         settled = Token(self.pending.settled)
-        if settled > self._stored and self.definition.written_by(self._process.instance_name):
+        if self.kept is None and settled > self._stored and self.definition.written_by(self._process.instance_name):
             await self._process.store.transaction().commit(
                 [Write(self.definition.name, self._process.instance_name, settled)]
             )
@@ -342,6 +354,8 @@ class StreamWriter:
         return spell_position(self.definition.name, self._process.instance_name, self.announced, self.announced)
 
     def _tell(self, facts: Sequence[Fact], after: Token, upto: Token) -> None:
+        if self.kept is not None:
+            self.kept.add(facts, self._process.clock.seconds())
         name, me, limits = self.definition.name, self._process.instance_name, self._process.limits
         chunks = list(spell_facts(name, me, facts, after=after, upto=upto, line_limit=limits.line_limit))
         size, lines = sum(len(each.data) for each in chunks), sum(each.lines for each in chunks)
@@ -391,15 +405,30 @@ class StreamWriter:
         Deferred.fromCoroutine(work_and_look()).addErrback(failed)
 
     async def _store_position(self, settled: Token) -> None:
-        write = Write(self.definition.name, self._process.instance_name, settled)
+        writer = self._process.instance_name
+        if self.kept is not None:  # some more than that, so that it is done seldom; and nobody may fetch from there
+            settled, writer = Token(settled + LEAP), NOBODY
+        write = Write(self.definition.name, writer, settled)
         await self._until_it_works(lambda: self._process.store.transaction().commit([write]))
         self._stored = max(self._stored, settled)
         self._durable = max(self._durable, settled)
 
+    async def facts(self, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts as ``IStreamStore.facts`` does, from memory if that is where they are."""
+        if self.kept is not None:
+            self.kept.expire(self._process.clock.seconds())
+            return self.kept.page(after=after, upto=upto, limit=limit)
+        name, me = self.definition.name, self._process.instance_name
+        return await self._process.store.facts(name, me, after=after, upto=upto, limit=limit)
+
+    def acknowledged(self, sender: InstanceName, token: Token) -> None:
+        """Forget what every sender has sent on, if this stream lives in memory (protocol A4, FEDERATION_ACK)."""
+        if self.kept is not None:
+            self.kept.acknowledge(sender, min(token, self.announced))
+
     async def _announce_from_store(self, after: Token, upto: Token) -> None:
-        name, me, store = self.definition.name, self._process.instance_name, self._process.store
         while after < upto:
-            ask = partial(store.facts, name, me, after=after, upto=upto, limit=PAGE_ROWS)
+            ask = partial(self.facts, after=after, upto=upto, limit=PAGE_ROWS)
             page = await self._until_it_works(ask)
             self._tell(page.facts, after, page.upto)
             after = page.upto

@@ -710,6 +710,108 @@ class SpillTests(WriterCase):
         self.assertEqual(self.position(), 10)
 
 
+class InMemoryTests(WriterCase):
+    """A stream without a table."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.begin()
+
+    def begin(self) -> None:
+        definition = StreamDefinition("typing", row=("room_id", "user_ids"), in_memory=True)
+        now(self.process.declare(definition))
+        self.typing = self.process.writers[definition.name]
+        self.store.ends.clear()
+
+    def tokens(self, after: int = 0) -> list[int]:
+        page = now(self.typing.facts(after=Token(after), upto=self.typing.announced, limit=100))
+        return [fact.token for fact in page.facts]
+
+    def test_facts_are_told_and_paged_and_nothing_is_stored_but_a_position_now_and_then(self) -> None:
+        self.assertEqual(now(self.typing.append([[["!a", []]], [["!b", []], ["!c", []]]])), [2, 3])
+        for _ in range(writer_module.LEAP - 3):
+            now(self.typing.append([[["!d", []]]]))
+        self.assertEqual(
+            self.process.news()[:3],
+            [
+                'RDATA typing master 2 ["!a",[]]',
+                'RDATA typing master batch ["!b",[]]',
+                'RDATA typing master 3 ["!c",[]]',
+            ],
+        )
+        self.assertEqual(self.tokens(after=writer_module.LEAP - 2), [writer_module.LEAP - 1, writer_module.LEAP])
+        self.assertEqual(self.store.ends, ["committed"])
+        self.assertEqual(self.stored("typing"), {})
+
+    def test_trap_29_tokens_go_on_ascending_when_the_writer_starts_again(self) -> None:
+        """Whoever was here before is behind, asks for what it missed, gets what there is, and goes on."""
+        now(self.typing.append([[["!a", []]]] * 3))
+        self.assertEqual(self.typing.announced, 4)
+        self.process.news()
+        self.begin()
+        start = self.typing.announced
+        self.assertGreater(start, 4)
+        self.assertEqual(self.typing.position().data, b"POSITION typing master %d %d\n" % (start, start))
+        self.assertEqual(self.tokens(after=4), [])
+        now(self.typing.append([[["!b", []]]]))
+        self.assertEqual(self.process.news(), [f'RDATA typing master {start + 1} ["!b",[]]'])
+        self.assertEqual(self.tokens(after=4), [start + 1])
+
+    def test_nothing_is_told_before_a_restart_would_go_on_after_it(self) -> None:
+        self.store.close_gate("commit")
+        now(self.typing.append([[["!a", []]]]))
+        self.assertEqual((self.process.news(), self.typing.announced), ([], 1))
+        self.store.open_gate("commit")
+        self.assertEqual(self.process.news(), ['RDATA typing master 2 ["!a",[]]'])
+
+    def test_nobody_finds_a_position_of_ours_in_the_database(self) -> None:
+        """A follower that reads the database must not believe that there is nothing to be had."""
+        now(self.typing.append([[["!a", []]]]))
+        now(self.typing.remember())
+        self.assertEqual(self.position("typing"), 0)
+
+    def test_a_fact_that_is_rolled_back_is_not_kept(self) -> None:
+        reservation, fact = self.hold(self.typing)
+        now(fact.write(["!a", []]))
+        self.leave(reservation, ZeroDivisionError())
+        self.assertEqual(self.tokens(), [])
+        self.assertEqual(self.process.news(), ["POSITION typing master 1 2"])
+
+    def test_it_goes_with_what_its_transaction_executes_and_invalidates(self) -> None:
+        reservation, fact = self.hold(self.typing)
+        now(fact.write(["!a", []]))
+        now(fact.execute("UPDATE"))
+        fact.invalidate("get", None)
+        self.store.errors["commit"] = StoreError("full")
+        self.leave(reservation)
+        self.assertEqual(self.tokens(), [])
+        del self.store.errors["commit"]
+        self.process.clock.pump([1.0] * 2)
+        reservation, fact = self.hold(self.typing)
+        now(fact.write(["!a", []]))
+        fact.invalidate("get", None)
+        self.leave(reservation)
+        self.assertEqual(self.tokens(), [3])
+        self.assertEqual(self.stored(CACHES), {3: ('["get",null,1700500]',)})
+
+    def test_facts_that_waited_too_long_behind_an_open_id_are_among_the_forgotten(self) -> None:
+        self.typing._settling = Settling(Token(1), max_bytes=100)
+        reservation, _ = self.hold(self.typing)
+        for _ in range(5):
+            now(self.typing.append([[["!a", ["x" * 50]]]]))
+        self.leave(reservation)
+        self.assertEqual(self.typing.announced, 7)
+        self.assertEqual(self.process.news(), ["POSITION typing master 1 7"])
+
+    def test_only_what_lives_in_memory_is_acknowledged(self) -> None:
+        now(self.typing.append([[["!a", []]]] * 3))
+        self.typing.acknowledged(InstanceName("sender"), Token(3))
+        self.assertEqual(self.tokens(), [4])
+        now(self.notes.append([[1]]))
+        self.notes.acknowledged(InstanceName("sender"), Token(3))
+        self.assertEqual(self.stored(), {2: ("1",)})
+
+
 class StoredPositionTests(SynchronousTestCase):
     """What somebody finds who reads the database alone, as a replay does: no ID is open at or below a position."""
 

@@ -20,6 +20,7 @@ from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
 from replication.errors import StoreError
 from replication.storage.memory import undeclared
+from replication.storage.notable import NoTable
 from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_mapped import MappedTable
@@ -116,7 +117,11 @@ class PostgresStore:
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table and sequence are there; SchemaError says what is wrong with them."""
-        table: Table = GenericTable(definition) if definition.table is None else MappedTable(definition)
+        table: Table
+        if definition.in_memory:
+            table = NoTable(definition)
+        else:
+            table = GenericTable(definition) if definition.table is None else MappedTable(definition)
         use = self._read if self._read_only else self._write
         self.warnings.extend(await use(PostgresConnection.declare, table))
         self._tables[definition.name] = table

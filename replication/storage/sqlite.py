@@ -23,6 +23,7 @@ from replication.errors import StoreError
 from replication.storage.connection import MEMORY, SqliteConnection
 from replication.storage.mapped import MappedTable
 from replication.storage.memory import undeclared
+from replication.storage.notable import NoTable
 from replication.storage.tables import Batch, GenericTable
 from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
@@ -101,7 +102,11 @@ class SqliteStore:
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table is there; SchemaError says what is wrong with it."""
-        table: Table = GenericTable(definition) if definition.table is None else MappedTable(definition)
+        table: Table
+        if definition.in_memory:
+            table = NoTable(definition)
+        else:
+            table = GenericTable(definition) if definition.table is None else MappedTable(definition)
         use = self._read if self._read_only else self._write
         self.warnings.extend(await use(SqliteConnection.declare, table))
         self._tables[definition.name] = table

@@ -17,6 +17,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 
 CACHES: Final = StreamName("caches")
+FEDERATION: Final = StreamName("federation")
 
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,48 @@
+"""A stream without a table: its facts are in the memory of their writer, and only a position is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.errors import StoreError
+from replication.storage.postgres_tables import quoted, relation_name
+from replication.storage.tables import UP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.streams.registry import StreamDefinition
+    from replication.streams.seams import Page
+    from replication.wire.grammar import InstanceName, Token
+
+
+class NoTable:
+    """What stands for the table, in either database."""
+
+    direction = UP
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        self.definition = definition
+        self.sequence = quoted(relation_name(definition.name, "_seq"))
+
+    def declare(self, _database: object, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002
+        """Make nothing."""
+        return ()
+
+    def insert(self, *_: object) -> None:
+        """Refuse, by StoreError, to store facts."""
+        raise self._refusal()
+
+    def delete(self, *_: object) -> None:
+        """Delete nothing: there is nothing."""
+
+    def page(self, *_: object, **__: object) -> Page:
+        """Refuse, by StoreError, to read facts."""
+        raise self._refusal()
+
+    def newest(self, *_: object) -> Mapping[InstanceName, Token]:
+        """Return nothing: only what was stored as a position is known."""
+        return {}
+
+    def _refusal(self) -> StoreError:
+        return StoreError(f"facts of stream {self.definition.name!r} are in the memory of their writer only")
