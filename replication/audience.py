@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from replication.errors import LocalProtocolError
 from replication.net.broadcast import Broadcast
-from replication.session.connection import Fault
+from replication.session.connection import Fault, Role, Rows
 from replication.streams.seams import Sample
 from replication.wire.commands import Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from replication.net.protocol import Limits, ReplicationProtocol
-    from replication.session.connection import Heard
+    from replication.session.connection import Heard, Words
     from replication.session.feed import Chunk
+    from replication.wire.commands import Command
     from replication.wire.grammar import StreamName
 
 GOODBYE_PATIENCE = 5.0  # seconds that peers have, when we stop, to take what is still on its way to them
@@ -32,7 +33,8 @@ class Audience:
     """The connections of a process that writes (``net.protocol.Conversation``).
 
     ``positions`` returns the lines that answer REPLICATE for some streams, all if there is none among them.  Whoever
-    connects before ``begin`` is greeted at once, and answered then.
+    connects before ``begin`` is greeted at once, and answered then.  ``words`` are the commands that it
+    knows, ``hear`` is told of each that is said, ``lost`` of every connection that ends.
     """
 
     log = Logger()
@@ -45,14 +47,21 @@ class Audience:
         limits: Limits,
         wall: Callable[[], float],
         positions: Callable[[Sequence[StreamName]], Sequence[Chunk]],
+        words: Words,
+        hear: Callable[[ReplicationProtocol, Command], None],
+        lost: Callable[[ReplicationProtocol], None],
     ) -> None:
         self.faults = Counter[str]()
+        self.heard = Counter[str]()  # commands, by word
         self.connections = 0
         self._clock = clock
         self._server_name = server_name
         self._limits = limits
         self._wall = wall
         self._positions = positions
+        self._words = words
+        self._hear = hear
+        self._lost = lost
         self._broadcast = Broadcast(clock)
         self._begun = False
         self._closed: str | None = None  # why nobody is let in
@@ -83,6 +92,15 @@ class Audience:
         """Hand lines to every connection that wants the stream, at the end of this reactor turn."""
         self._broadcast.put(stream, chunk)
 
+    def say(self, *commands: Command) -> None:
+        """Say commands to every connection; LocalProtocolError if one is not ours to say, or cannot be said."""
+        for command in commands:
+            if not self._words.may_say(Role.MASTER, type(command)):
+                raise LocalProtocolError(f"{command.WORD} is not for a master to say")
+        lines = b"".join([encode_line(each, self._limits.line_limit) for each in commands])
+        for peer in self._broadcast:
+            peer.write(lines, len(commands))
+
     async def end(self) -> None:
         """Say goodbye to all, and return once they are gone, or have been dropped for not taking it."""
         self._broadcast.flush()
@@ -100,6 +118,8 @@ class Audience:
         yield Sample("connections", "gauge", "Connections that follow this writer.", len(peers))
         yield Sample("connections_total", "counter", "Connections accepted.", self.connections)
         queued = sum(peer.queued_bytes for peer in peers)
+        for word, count in self.heard.items():
+            yield Sample("commands_total", "counter", "Commands heard from followers.", count, {"command": word})
         yield Sample("queued_bytes", "gauge", "Bytes kept for peers that do not read.", queued)
         for what in ("lines", "bytes"):
             for way in ("in", "out"):
@@ -141,6 +161,9 @@ class Audience:
                     self._relay(peer, command)
                 case _:
                     pass
+            if not isinstance(command, Rows | Fault):
+                self.heard[command.WORD] += 1
+                self._hear(peer, command)
 
     def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:
         """Count and log what a connection did wrong."""
@@ -152,6 +175,7 @@ class Audience:
     def peer_lost(self, peer: ReplicationProtocol) -> None:
         """Forget a connection."""
         self._broadcast.remove(peer)
+        self._lost(peer)
         self._early.pop(peer, None)
         for what in ("lines_in", "lines_out", "bytes_in", "bytes_out"):
             self._gone[what] += getattr(peer, what)

@@ -10,17 +10,20 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from replication.audience import Audience
+from replication.effects import Effects
 from replication.errors import ConfigError, LocalProtocolError, ReplicationError, StoreError, StreamError
+from replication.listeners import Listeners
 from replication.net.listener import ReplicationFactory
 from replication.net.protocol import Limits
+from replication.session.connection import Role
 from replication.storage import open_store
 from replication.streams.facts import texts_of
-from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
+from replication.streams.registry import CACHES, FEDERATION, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, Sample, StreamStatus, WriterStatus
 from replication.waiting import Waits, share
 from replication.web.calls import Calls
 from replication.wire import grammar
-from replication.wire.commands import Server, encode_line
+from replication.wire.commands import RemoteServerUp, Server, encode_line
 from replication.wire.grammar import StreamName, Token
 from replication.writer import FIRST_SETTLED, Reservation, StreamWriter
 
@@ -28,9 +31,12 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Sequence
 
+    from replication.net.protocol import ReplicationProtocol
     from replication.session.feed import Chunk
     from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore, PeerStatus
+    from replication.wire.commands import Command
+    from replication.wire.grammar import InstanceName
 
 STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
 REMEMBER_EVERY = 1.0  # seconds between two looks whether a position should be stored
@@ -41,7 +47,8 @@ class Serving:
 
     ``database`` is a URL as in ``sqlite:///app.db``, or a store; ``streams`` are names or definitions; the stream
     ``caches`` is always there.  ``slow_open`` is the age in seconds at which an incomplete ID is named in the log.
-    ``committed`` is told of facts that are durable now, before anybody else is.
+    ``committed`` is told of facts that are durable now, before anybody else is.  ``listeners`` are an application's
+    functions for what followers say; ``on_command`` and ``on_syncing`` register them, ``syncing`` is who syncs where.
     """
 
     log = Logger()
@@ -58,6 +65,7 @@ class Serving:
         slow_open: float = 60.0,
         wall: Callable[[], float] = time.time,
         committed: Callable[[StreamName, Sequence[Fact]], object] | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
@@ -76,8 +84,21 @@ class Serving:
         self.store = open_store(database, reactor) if isinstance(database, str) else database
         self.waits = Waits(reactor)
         self.calls = Calls()
+        self.listeners = listeners or Listeners([Role.WORKER])
+        self.on_command, self.on_syncing = self.listeners.on_command, self.listeners.on_syncing
+        self.effects = Effects(
+            reactor, self.store, acknowledged=self._acknowledged, changed=self.listeners.syncing_changed
+        )
+        self.syncing = self.effects.syncing
         self.audience = Audience(
-            reactor, server_name=server_name, limits=self.limits, wall=wall, positions=self._positions
+            reactor,
+            server_name=server_name,
+            limits=self.limits,
+            wall=wall,
+            positions=self._positions,
+            words=self.listeners.words,
+            hear=self._hear,
+            lost=self.effects.lost,
         )
         self.stopping = False
         self.catch_up_rows = 0
@@ -127,7 +148,7 @@ class Serving:
     def factory(self) -> ReplicationFactory:
         """Return the protocol factory to listen with; writing starts if it has not yet."""
         self.start().addErrback(lambda failure: self.log.error("cannot start: {why}", why=failure.getErrorMessage()))
-        return ReplicationFactory(self.audience, self.clock, self.limits)
+        return ReplicationFactory(self.audience, self.clock, self.limits, self.listeners.words)
 
     def stream(self, name: str) -> StreamWriter:
         """Return the writing end of a stream; UnknownStreamError if none of that name is declared."""
@@ -152,6 +173,7 @@ class Serving:
             return error
         self._slow.start(max(1.0, self._slow_open / 4), now=False)
         self._remembering.start(REMEMBER_EVERY, now=False)
+        self.effects.start()
         self.audience.begin()
         return None
 
@@ -173,6 +195,7 @@ class Serving:
         await self._remember()
         self.waits.end()
         await self.audience.end()
+        await self.effects.stop()
         await self.store.close()
 
     # ---- IWritingProcess
@@ -216,7 +239,10 @@ class Serving:
         end = reached if upto is None else Token(min(upto, reached))
         if after >= end:
             return Page([], end, limited=False)
-        page = await self.store.facts(mine.definition.name, source, after=Token(after), upto=end, limit=limit)
+        if source == self.instance_name:
+            page = await mine.facts(after=Token(after), upto=end, limit=limit)
+        else:
+            page = await self.store.facts(mine.definition.name, source, after=Token(after), upto=end, limit=limit)
         self.catch_up_rows += len(texts_of(page.facts))
         return page
 
@@ -255,6 +281,7 @@ class Serving:
     def samples(self) -> Iterable[Sample]:
         """Yield the figures of the metrics page."""
         yield from self.audience.samples()
+        yield from self.effects.samples()
         for kind, count in self.faults.items():
             yield Sample(
                 "faults_total", "counter", "Connections closed for a fault of the peer.", count, {"kind": kind}
@@ -271,6 +298,25 @@ class Serving:
                 yield Sample(
                     "lag", "gauge", "IDs settled and not announced.", writer.position - writer.announced, where
                 )
+
+    # ---- commands
+
+    def say(self, *commands: Command) -> None:
+        """Say something to every follower; LocalProtocolError if it is not ours to say, or cannot be said."""
+        self.audience.say(*commands)
+
+    def remote_server_up(self, server: str) -> None:
+        """Tell every follower that a server which was away answers again."""
+        self.say(RemoteServerUp(server))
+
+    def _hear(self, peer: ReplicationProtocol, command: Command) -> None:
+        self.effects.hear(peer, command)
+        self.listeners.hear(peer, command)
+
+    def _acknowledged(self, sender: InstanceName, token: Token) -> None:
+        writer = self._writers.get(FEDERATION)
+        if writer is not None:
+            writer.acknowledged(sender, token)
 
     # ---- inside
 

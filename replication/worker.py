@@ -21,14 +21,16 @@ from replication.errors import (
     UnknownStreamError,
 )
 from replication.follower import FIRST_RETRY, LAST_RETRY, Keeping, StreamFollower
+from replication.listeners import Listeners
 from replication.net.link import WriterLink
 from replication.net.protocol import Limits
-from replication.session.connection import Rows
+from replication.session.connection import Fault, Role, Rows
 from replication.sources import Sources
 from replication.storage import open_store
 from replication.streams.cursor import Reset
 from replication.streams.registry import CACHES, StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus
+from replication.voice import Voice
 from replication.waiting import Waits, share
 from replication.web.calls import Calls
 from replication.wire import grammar
@@ -38,7 +40,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from replication.session.connection import Fault, Heard
+    from replication.session.connection import Heard
     from replication.streams.cursor import Apply, CatchUp
     from replication.streams.seams import IStreamStore
 
@@ -103,6 +105,18 @@ class Worker:
         self._functions: dict[StreamName, Callable[..., object]] = {}
         self._followers: dict[StreamName, StreamFollower] = {}
         self._waiters: dict[tuple[StreamName, InstanceName], list[tuple[Token, Deferred[None]]]] = {}
+        self.listeners = Listeners([Role.MASTER])
+        self.on_command = self.listeners.on_command
+        self.voice = Voice(
+            reactor,
+            self.instance_name,
+            words=self.listeners.words,
+            peers=lambda: [link.peer for link in self._links if link.peer is not None],
+            wall=wall,
+            line_limit=self.limits.line_limit,
+        )
+        self.say, self.user_syncing, self.user_ip = self.voice.say, self.voice.user_syncing, self.voice.user_ip
+        self.federation_ack, self.remote_server_up = self.voice.federation_ack, self.voice.remote_server_up
         named = dict(writers or {})
         endpoints = list(dict.fromkeys([*(each["connect"] for each in named.values() if "connect" in each), *connect]))
         if not endpoints:
@@ -118,6 +132,8 @@ class Worker:
                 on_heard=self._heard,
                 on_lost=self._lost,
                 on_fault=self._faulted,
+                hello=self.voice.hello,
+                words=self.listeners.words,
             )
             for endpoint in endpoints
         ]
@@ -223,6 +239,7 @@ class Worker:
 
     async def _stopped(self) -> None:
         self.waits.end()
+        self.voice.end()
         for first in self._first_positions.values():
             if not first.called:
                 first.callback(None)  # so that start() ends, too
@@ -263,6 +280,8 @@ class Worker:
                     follower = self._follower(each.stream)
                     Deferred.fromCoroutine(self._open_follower(follower))
                 follower.position_heard(link, each)
+            elif link.peer is not None and not isinstance(each, Fault):
+                self.listeners.hear(link.peer, each)
         if positions and not self._first_positions[link].called:
             self._first_positions[link].callback(None)
 

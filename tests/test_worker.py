@@ -25,6 +25,7 @@ from replication.storage import open_store
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.web.site import make_site
+from replication.wire.commands import RemoteServerUp, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.worker import Worker
 from tests.doubles import FragileStore, Net, begin, error_of, lines_of, logged, now
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.follower import ApplyTransaction
+    from replication.net.protocol import ReplicationProtocol
     from replication.streams.facts import Fact
 
 WIRE, HTTP = 9092, 9093
@@ -190,6 +192,57 @@ class KeepingTests(WorkerCase):
         self.assertEqual(len([line for line in said if "our own name" in line]), 1)
 
 
+class CommandTests(WorkerCase):
+    def heard_by(self, writer: FakeWriter) -> list[str]:
+        return lines_of(writer.connections[-1].received)
+
+    def test_each_connection_is_told_who_syncs_before_it_is_asked_for_facts(self) -> None:
+        """Protocol B1."""
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        me = self.worker.voice.instance_id
+        with self.worker.user_syncing("@u:h"):
+            self.net.run()
+            self.assertRegex(self.heard_by(writer)[-1], rf"^USER_SYNC {me} @u:h start \d+$")
+            self.net.cut()
+            self.net.run(1)
+            self.assertEqual(
+                [line.split()[0] for line in self.heard_by(writer)], ["NAME", "PING", "USER_SYNC", "REPLICATE"]
+            )
+            begin(self.worker.stop())
+        self.net.run()
+        self.assertEqual(self.heard_by(writer)[-2:], [f"CLEAR_USER_SYNC {me}", "ERROR server stopping"])
+
+    def test_all_writers_are_told_what_is_said(self) -> None:
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9192"])
+        writers = [self.serve(HELLO + position(1, 1)), self.serve(HELLO + position(1, 1), port=9192)]
+        self.assertEqual(self.worker.remote_server_up("example.org"), 0)
+        self.start()
+        self.worker.federation_ack(Token(5))
+        self.worker.user_ip("@u:h", "tok", "1.2.3.4")
+        self.net.run()
+        for writer in writers:
+            ack, seen = self.heard_by(writer)[-2:]
+            self.assertEqual(ack, "FEDERATION_ACK worker1 5")
+            self.assertTrue(seen.startswith('USER_IP @u:h ["tok","1.2.3.4","",null,'), seen)
+
+    def test_the_application_hears_what_writers_say_beside_facts(self) -> None:
+        heard: list[object] = []
+
+        @self.worker.on_command(RemoteServerUp)
+        @self.worker.on_command(Server)
+        def note(command: object, peer: ReplicationProtocol) -> None:
+            heard.append((command, peer.name))
+
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        self.say(writer, rdata(2), b"REMOTE_SERVER_UP example.org\n")
+        self.assertEqual(
+            heard, [(Server("example.com"), "example.com"), (RemoteServerUp("example.org"), "example.com")]
+        )
+        self.assertEqual(self.at(), 2)
+
+
 class StartTests(WorkerCase):
     def test_it_waits_for_the_first_positions_of_every_writer(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9094"])
@@ -235,7 +288,7 @@ class StartTests(WorkerCase):
                 self.assertIsInstance(error_of(begin(self.worker.start())), SchemaError)
             self.net.run(10.0)
             self.assertEqual(self.net.attempts, 0)
-            now(self.worker.stop())
+            begin(self.worker.stop())
 
     def test_stopping_before_the_writers_are_heard_ends_the_start(self) -> None:
         self.serve(b"")

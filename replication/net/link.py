@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IProtocolFactory
     from twisted.python.failure import Failure
 
-    from replication.session.connection import Heard
+    from replication.session.connection import Heard, Words
+    from replication.wire.commands import Command
     from replication.wire.grammar import InstanceName, StreamName
 
 FIRST_DELAY = 0.1  # seconds; protocol B5
@@ -71,7 +72,7 @@ class _QuietClientService(ClientService):
 class WriterLink(Factory):
     """Keeps one connection to ``endpoint`` and passes on what its writer says.
 
-    ``server_name`` is what SERVER must say; None takes whoever answers.
+    ``server_name`` is what SERVER must say; None takes whoever answers.  ``hello`` returns what we say before we ask.
     """
 
     noisy = False
@@ -89,6 +90,8 @@ class WriterLink(Factory):
         on_heard: Callable[[WriterLink, Sequence[Heard]], None],
         on_lost: Callable[[WriterLink], None],
         on_fault: Callable[[Fault], None],
+        hello: Callable[[], Sequence[Command]] = tuple,
+        words: Words | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.state = "not connected"
@@ -102,6 +105,8 @@ class WriterLink(Factory):
         self._on_heard = on_heard
         self._on_lost = on_lost
         self._on_fault = on_fault
+        self._more = hello
+        self._words = words
         self._said = ""
         self._good_said = self._was_good = False
         self._faulted = False
@@ -150,7 +155,7 @@ class WriterLink(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
         """Return a protocol that speaks as a worker."""
-        return ReplicationProtocol(Role.WORKER, self, self._reactor, self._limits)
+        return ReplicationProtocol(Role.WORKER, self, self._reactor, self._limits, words=self._words)
 
     # ---- Conversation
 
@@ -163,7 +168,7 @@ class WriterLink(Factory):
         silent = Fault(f"ping timeout: no SERVER line for {HELLO_PATIENCE:g} s", "ping timeout")
         self._hello = self._reactor.callLater(HELLO_PATIENCE, peer.fail, silent)
         now = int(self._reactor.seconds() * 1000)
-        peer.say(Name(self._instance_name), Ping(str(now)), Replicate(self._streams))
+        peer.say(Name(self._instance_name), Ping(str(now)), *self._more(), Replicate(self._streams))
 
     def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
         """Check who speaks, and pass on what is said, up to what is wrong."""
