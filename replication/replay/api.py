@@ -55,14 +55,18 @@ class Api:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in {"http", "https"} or parts.username is not None:
             raise ConfigError(f"not the URL of an HTTP API: {url!r}; it looks like http://127.0.0.1:9093")
         connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.url = url.rstrip("/")
         self._prefix = parts.path.rstrip("/")
-        self._connection = connect(parts.hostname, parts.port, timeout=TIMEOUT)
-        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        self._connection = connect(host, port, timeout=TIMEOUT)
+        self._headers = {} if secret is None else {"Authorization": b"Bearer " + secret.encode()}
         self._patience = patience
         self._now = now
         self._sleep = sleep

@@ -1,19 +1,13 @@
 """Streams as a Spark source, over a writer's HTTP API: ``spark.read`` and ``spark.readStream.format("replication")``.
 
-Options: ``http`` (the URL of a master, or of a worker that keeps a copy), ``stream``, ``secretFile``; ``from`` (an ID,
-``beginning`` or, for a new streaming query, ``latest``), ``upto`` (an ID; batch only), ``instance`` (one writer only),
-``fields`` (``true``: a column per declared field instead of ``row``), ``maxRowsPerBatch`` (rows in a micro-batch),
-``patience`` (seconds for which a master may be away while rows are being read).
-
-A streaming query's offsets are the map of writers to positions.  Rows are read by the executors, a partition per range
-of IDs; planning is the driver's.
+``options.py`` lists the options.  A streaming query's offsets are the map of writers to positions.  Rows are read by
+the executors, a partition per range of IDs; planning is the driver's.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from math import inf
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,100 +17,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from replication.errors import ConfigError
-from replication.replay.api import Api, AwayError, StreamInfo
+from replication.replay.api import AwayError
+from replication.replay.options import PLACE, Question
 from replication.web.facts import MAX_PAGE_ROWS
 from replication.wire import grammar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from replication.replay.api import Api, StreamInfo
+    from replication.replay.options import Offsets
     from replication.streams.seams import Page
 
-DEFAULT_URL: Final = "http://127.0.0.1:9093"
-PATIENCE: Final = 300.0  # seconds
 FIRST_PATIENCE: Final = 10.0  # seconds that a URL has to prove right
 PARTITION_IDS: Final = 100_000  # in a partition, at least
 PARTITIONS: Final = 64  # of one writer, at most
-PLACE: Final = ("stream", "instance", "token")
-KNOWN: Final = ("http", "stream", "secretfile", "from", "upto", "instance", "fields", "maxrowsperbatch", "patience")
-Offsets = dict[str, int]
-
-
-@attrs.frozen
-class Question:
-    """What is asked for, in plain values, for whoever reads."""
-
-    http: str
-    stream: str
-    secret: str | None
-    start: int
-    latest: bool
-    upto: int | None
-    instance: str | None
-    with_fields: bool
-    max_rows: int | None
-    patience: float
-
-    def api(self, most: float = inf) -> Api:
-        """Return a connection to the API, which may be away for ``most`` seconds if the option does not say less."""
-        return Api(self.http, self.secret, min(self.patience, most))
-
-    def info(self, most: float = inf) -> StreamInfo:
-        """Ask how the stream stands."""
-        with closing(self.api(most)) as api:
-            return api.stream(self.stream)
-
-    def positions(self, info: StreamInfo) -> Offsets:
-        """Return how far the writers are that are asked for."""
-        wanted = {name: token for name, token in info.positions.items() if self.instance in (None, name)}
-        return dict(sorted(wanted.items()))  # offsets are compared as text
-
-    def columns(self, info: StreamInfo) -> tuple[str, ...]:
-        """Return the names of the columns after PLACE; ConfigError if the stream cannot have them."""
-        if not self.with_fields:
-            return ("row",)
-        if info.fields is None:
-            raise ConfigError(f"stream {self.stream!r} declares no fields: leave the option fields out")
-        if clash := {*info.fields} & {*PLACE}:
-            raise ConfigError(f"stream {self.stream!r} has fields that are called like columns: {', '.join(clash)}")
-        return info.fields
-
-
-def read_options(options: Mapping[str, str]) -> Question:
-    """Return what Spark's options ask for; ConfigError names one that cannot be."""
-    given = {key.lower(): value for key, value in options.items()}
-    for key in given:
-        if key not in KNOWN and key != "path":
-            raise ConfigError(f"unknown option {key!r}; known are {', '.join(KNOWN)}")
-    if not given.get("stream"):
-        raise ConfigError("the option stream says which one to read")
-    start = given.get("from", "beginning")
-    secret_file = given.get("secretfile")
-    return Question(
-        given.get("http", DEFAULT_URL),
-        given["stream"],
-        None if secret_file is None else _read_secret(secret_file),
-        0 if start in ("beginning", "latest") else _number("from", start),
-        start == "latest",
-        _number("upto", given["upto"]) if "upto" in given else None,
-        given.get("instance"),
-        given.get("fields", "false").lower() == "true",
-        _number("maxRowsPerBatch", given["maxrowsperbatch"], 1) if "maxrowsperbatch" in given else None,
-        float(given.get("patience", PATIENCE)),
-    )
-
-
-def _read_secret(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the secret file {path}: {error}") from error
-
-
-def _number(key: str, text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"option {key}: {text!r} is no whole number from {least} on")
-    return int(text)
 
 
 class ReplicationDataSource(DataSource):
@@ -129,19 +44,33 @@ class ReplicationDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns; a stream's declared fields are texts: a string as it is, anything else as JSON."""
-        question = read_options(self.options)
-        columns: Sequence[str] = ("row",)
-        if question.with_fields:
-            columns = question.columns(question.info(FIRST_PATIENCE))
-        return "stream string, instance string, token long, " + ", ".join(f"`{each}` string" for each in columns)
+        question = Question.read(self.options)
+        columns = question.columns(question.info(FIRST_PATIENCE)) if question.with_fields else ("row",)
+        quoted = [each.replace("`", "``") for each in columns]
+        return "stream string, instance string, token long, " + ", ".join(f"`{each}` string" for each in quoted)
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch."""
-        return BatchReader(read_options(self.options), schema.fieldNames())
+        question = Question.read(self.options).check_batch()
+        return BatchReader(question, _names(question, schema))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         """Return the reader of a stream."""
-        return StreamReader(read_options(self.options), schema.fieldNames())
+        question = Question.read(self.options).check_query()
+        return StreamReader(question, _names(question, schema))
+
+
+def _names(question: Question, schema: Any) -> list[str]:
+    """Return the names of the columns; ConfigError if a schema was given that is not ours."""
+    names: list[str] = schema.fieldNames()
+    kinds = [each.dataType.simpleString() for each in schema]
+    rest = names[len(PLACE) :]
+    ours = "string", "string", "bigint", *["string"] * len(rest)
+    if (*names[: len(PLACE)], *kinds) != (*PLACE, *ours) or not (question.with_fields or rest == ["row"]):
+        raise ConfigError(
+            "the columns are stream string, instance string, token long, row string: give no other schema"
+        )
+    return names
 
 
 @attrs.frozen
@@ -209,7 +138,9 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[Range]:
         """Take the positions once, and cut what they cover."""
         question = self._question
-        end = question.positions(question.info(FIRST_PATIENCE))
+        info = question.info(FIRST_PATIENCE)
+        question.check_instance(info)
+        end = question.positions(info)
         if question.upto is not None:
             end = {instance: min(position, question.upto) for instance, position in end.items()}
         return ranges({}, end, question.start)
@@ -231,7 +162,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """Return where a new query begins; whatever is wrong with the options is said now."""
-        reached = self._note(self._question.info(FIRST_PATIENCE))
+        info = self._question.info(FIRST_PATIENCE)
+        self._question.check_instance(info)
+        reached = self._note(info)
         return reached if self._question.latest else {}
 
     def getDefaultReadLimit(self) -> ReadLimit:

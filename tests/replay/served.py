@@ -42,7 +42,7 @@ class FakeMaster:
         if self.away:
             self.away -= 1
             return 503, b'{"error": "away", "detail": "the database is restarting"}'
-        if self.secret is not None and authorization != f"Bearer {self.secret}":
+        if self.secret is not None and authorization != f"Bearer {self.secret}".encode().decode("latin-1"):
             return 401, b'{"error": "Unauthorized", "detail": "the secret is wrong"}'
         parts = urlsplit(path)
         match parts.path.split("/")[1:]:

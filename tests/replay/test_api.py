@@ -132,7 +132,9 @@ def test_a_position_that_went_back_for_good_is_an_error(master: FakeMaster) -> N
         list(api.pages("orders", MASTER, after=0, upto=38))
 
 
-@pytest.mark.parametrize("url", ["ftp://here", "here:9093", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["ftp://here", "here:9093", "http://", "", "http://[here", "http://here:x", "http://me@here"]
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="it looks like http://"):
         Api(url)

@@ -19,7 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import replication.replay
 from replication.errors import CatchUpError, ConfigError
 from replication.replay import datasource
-from replication.replay.datasource import BatchReader, Range, ReplicationDataSource, StreamReader, ranges, read_options
+from replication.replay.datasource import BatchReader, Range, ReplicationDataSource, StreamReader, ranges
+from replication.replay.options import Question
 from tests.replay.histories import MASTER, OTHER, fact
 from tests.replay.served import FakeMaster, served
 
@@ -49,42 +50,13 @@ ALL = sorted(rows_of(MINE) + rows_of(OTHERS, OTHER), key=lambda row: (row[2], ro
 
 
 def reader(master: FakeMaster, **options: str) -> StreamReader:
-    return StreamReader(read_options({"http": master.url, "stream": "orders", "patience": "0", **options}), COLUMNS)
+    return StreamReader(Question.read({"http": master.url, "stream": "orders", "patience": "0", **options}), COLUMNS)
 
 
 def read(source: StreamReader | BatchReader, parts: Sequence[Range]) -> list[tuple[Any, ...]]:
     """Read partitions as an executor does: from a copy of the reader."""
     copy = pickle.loads(pickle.dumps(source))
     return [tuple(row.values()) for part in parts for batch in copy.read(part) for row in batch.to_pylist()]
-
-
-# ---- options
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({}, "the option stream says"),
-        ({"stream": ""}, "the option stream says"),
-        ({"stream": "orders", "steam": "x"}, "unknown option 'steam'; known are http, stream"),
-        ({"stream": "orders", "from": "yesterday"}, "option from: 'yesterday' is no whole number"),
-        ({"stream": "orders", "upto": "-1"}, "option upto: '-1' is no whole number"),
-        ({"stream": "orders", "maxRowsPerBatch": "0"}, "option maxRowsPerBatch: '0' is no whole number from 1 on"),
-        ({"stream": "orders", "secretFile": "/no/such/file"}, "cannot read the secret file /no/such/file"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(options: dict[str, str], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        read_options(options)
-
-
-def test_options_are_known_in_any_case_and_have_defaults(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("abc\n")
-    question = read_options({"STREAM": "orders", "secretfile": str(tmp_path / "secret"), "Fields": "TRUE"})
-    assert (question.http, question.stream, question.secret) == ("http://127.0.0.1:9093", "orders", "abc")
-    assert (question.start, question.latest, question.upto, question.max_rows) == (0, False, None, None)
-    assert question.with_fields
-    assert read_options({"stream": "orders", "from": "latest"}).latest
 
 
 def test_the_package_offers_it_and_brings_spark_only_then() -> None:
@@ -115,7 +87,7 @@ def test_a_range_is_cut_into_partitions_of_some_size_and_some_number() -> None:
 
 
 def batch(master: FakeMaster, **options: str) -> list[tuple[Any, ...]]:
-    source = BatchReader(read_options({"http": master.url, "stream": "orders", **options}), COLUMNS)
+    source = BatchReader(Question.read({"http": master.url, "stream": "orders", **options}), COLUMNS)
     return read(source, source.partitions())
 
 
@@ -132,7 +104,7 @@ def test_a_batch_may_be_of_one_writer_and_of_a_range(master: FakeMaster) -> None
 def test_an_empty_stream_has_no_partition_and_reading_none_gives_none(master: FakeMaster) -> None:
     master.histories = {}
     assert batch(master) == []
-    assert list(BatchReader(read_options({"stream": "orders"}), COLUMNS).read(InputPartition(None))) == []
+    assert list(BatchReader(Question.read({"stream": "orders"}), COLUMNS).read(InputPartition(None))) == []
     assert list(reader(master).read(InputPartition(None))) == []
 
 
@@ -146,7 +118,7 @@ def test_a_batch_of_a_master_that_is_not_there_fails_soon(master: FakeMaster, mo
 def test_declared_fields_are_columns(master: FakeMaster) -> None:
     source = ReplicationDataSource({"http": master.url, "stream": "orders", "fields": "true"})
     assert source.schema() == "stream string, instance string, token long, `a` string, `b` string, `c` string"
-    question = read_options(source.options)
+    question = Question.read(source.options)
     found = read(
         BatchReader(question, ["stream", "instance", "token", "a", "b", "c"]), [Range(MASTER, 0, 2), Range(OTHER, 0, 3)]
     )
@@ -158,20 +130,84 @@ def test_declared_fields_are_columns(master: FakeMaster) -> None:
 def test_fields_that_cannot_be_columns_are_refused(master: FakeMaster) -> None:
     source = ReplicationDataSource({"http": master.url, "stream": "orders", "fields": "true"})
     master.row = None
-    with pytest.raises(ConfigError, match="stream 'orders' declares no fields"):
+    with pytest.raises(ConfigError, match="option fields: stream 'orders' declares no fields"):
         source.schema()
     master.row = ("a", "token")
-    with pytest.raises(ConfigError, match="called like columns: token"):
+    with pytest.raises(ConfigError, match="called like other columns, token"):
         source.schema()
 
 
 def test_trap_35_a_row_with_more_fields_than_declared_is_read_and_one_with_less_is_not(master: FakeMaster) -> None:
-    question = read_options({"http": master.url, "stream": "orders", "fields": "true"})
+    question = Question.read({"http": master.url, "stream": "orders", "fields": "true"})
     assert read(BatchReader(question, ["stream", "instance", "token", "a"]), [Range(OTHER, 0, 3)]) == [
         ("orders", OTHER, 3, None)
     ]
     with pytest.raises(ConfigError, match="a row without the declared fields"):
         read(BatchReader(question, ["stream", "instance", "token", *"abcd"]), [Range(OTHER, 0, 3)])
+
+
+def test_a_writer_that_is_not_there_is_named_with_those_that_are(master: FakeMaster) -> None:
+    why = "option instance: stream 'orders' has no writer 'masted'; it has master, worker2"
+    with pytest.raises(ConfigError, match=why):
+        batch(master, instance="masted")
+    with pytest.raises(ConfigError, match=why):
+        reader(master, instance="masted").initialOffset()
+    assert reader(master, instance=OTHER).initialOffset() == {}
+
+
+class Column:
+    """One column of a schema, as Spark hands it over."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.dataType = self
+        self.simpleString = lambda: kind
+
+
+class Schema(list[Column]):
+    """A schema, likewise."""
+
+    def fieldNames(self) -> list[str]:
+        return [each.name for each in self]
+
+
+def schema_of(text: str) -> Schema:
+    return Schema([Column(*each.split(" ")) for each in text.split(", ")])
+
+
+OURS = "stream string, instance string, token bigint"
+
+
+def test_a_schema_may_be_given_if_it_is_ours(master: FakeMaster) -> None:
+    """So a query of a stream's fields can be started while its master is away."""
+    plain = ReplicationDataSource({"stream": "orders"})
+    fields = ReplicationDataSource({"stream": "orders", "fields": "true", "http": "http://127.0.0.1:1"})
+    assert isinstance(plain.reader(schema_of(f"{OURS}, row string")), BatchReader)
+    assert isinstance(fields.streamReader(schema_of(f"{OURS}, a string, b string")), StreamReader)
+    for text in (f"{OURS}, row bigint", f"{OURS}, rows string", OURS, f"{OURS}, row string, more string", "row string"):
+        with pytest.raises(ConfigError, match=r"the columns are stream string, .* give no other schema"):
+            plain.reader(schema_of(text))
+    with pytest.raises(ConfigError, match="give no other schema"):
+        fields.streamReader(schema_of(f"{OURS}, a bigint"))
+
+
+def test_options_of_a_batch_and_of_a_query_are_not_mixed_up() -> None:
+    for key, value in (("from", "latest"), ("maxRowsPerBatch", "5")):
+        source = ReplicationDataSource({"stream": "orders", key: value})
+        with pytest.raises(ConfigError, match=f"^option {key}.* for streaming queries"):
+            source.reader(schema_of(f"{OURS}, row string"))
+        source.streamReader(schema_of(f"{OURS}, row string"))
+    source = ReplicationDataSource({"stream": "orders", "upto": "5"})
+    with pytest.raises(ConfigError, match=r"^option upto is for batches"):
+        source.streamReader(schema_of(f"{OURS}, row string"))
+
+
+def test_the_secret_of_a_file_is_shown(master: FakeMaster, tmp_path: Path) -> None:
+    master.secret = "sésame"
+    (tmp_path / "secret").write_text("sésame\n", encoding="utf-8")
+    assert len(batch(master, secretFile=str(tmp_path / "secret"))) == len(ALL)
+    with pytest.raises(CatchUpError, match="says 401: the secret is wrong"):
+        batch(master)
 
 
 # ---- queries
@@ -258,7 +294,7 @@ def test_while_a_master_is_away_a_query_waits_and_it_fails_if_that_lasts(master:
 
 
 def test_a_new_query_of_what_is_not_there_fails_at_once(master: FakeMaster) -> None:
-    source = StreamReader(read_options({"http": master.url, "stream": "odrers", "patience": "0"}), COLUMNS)
+    source = StreamReader(Question.read({"http": master.url, "stream": "odrers", "patience": "0"}), COLUMNS)
     with pytest.raises(CatchUpError, match="no such stream"):
         source.initialOffset()
 
