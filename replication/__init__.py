@@ -27,6 +27,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     waiting.py   a Deferred for several who wait, or for work that goes on without us
     session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
                  syncing.py (who syncs where)
+    synapse/     the streams of a Synapse: rows by field, and where its database has them
     rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution
     streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
     wire/        how things are spelt: grammar.py commands.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -17,7 +18,8 @@ import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError
 from replication.session.connection import Keepalive
-from replication.streams.registry import StreamDefinition
+from replication.streams.registry import SourceTable, StreamDefinition
+from replication.streams.typed import TypedStream
 from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 
@@ -59,9 +61,10 @@ class WriterPlace:
 class Config:
     """All that a master or a worker is told.
 
-    ``stream`` are names given one by one, ``streams`` full definitions, one per ``[[streams]]`` table.  Times are in
-    seconds, ``line_limit`` and ``max_queued_bytes`` in bytes.  ``rooms``, in the file a table without keys, says that a
-    master keeps rooms.  ``secret`` is what the file ``secret_file`` holds.
+    ``stream`` are names given one by one, ``streams`` full definitions, one per ``[[streams]]`` table, and what the
+    modules in ``definitions`` have in their ``STREAMS``, unless a table has that name, too.  Times are in seconds,
+    ``line_limit`` and ``max_queued_bytes`` in bytes.  ``rooms``, in the file a table without keys, says that a master
+    keeps rooms.  ``secret`` is what the file ``secret_file`` holds.
     """
 
     role: Role = attrs.field(metadata=_NO_KEY)
@@ -79,6 +82,7 @@ class Config:
     max_queued_lines: Count = 100_000
     listen: Texts = attrs.field(default=(), metadata=_MASTER)  # a worker that writes would have it too
     streams: tuple[StreamDefinition, ...] = attrs.field(default=(), metadata=_MASTER)
+    definitions: Texts = attrs.field(default=(), metadata=_MASTER)
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
     connect: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Texts = attrs.field(default=(), metadata=_WORKER)
@@ -113,6 +117,9 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         values["secret"] = read_secret(values["secret_file"])
     if role == "worker":
         values.setdefault("database", f"sqlite:///replication-{values['instance_name']}.db")
+    if values.get("definitions"):
+        imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
+        values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
     if config.give_up_after <= config.ping_after:
         raise ConfigError(f"{path}: give_up_after: must be more than ping_after, which is {config.ping_after:g}")
@@ -128,6 +135,20 @@ def read_secret(path: str) -> str:
     if not secret:
         raise ConfigError(f"the secret file {path} is empty: put one line with the secret into it")
     return secret
+
+
+def import_streams(name: str, where: str) -> list[StreamDefinition]:
+    """Return the definitions in a module's ``STREAMS``, typed ones or plain; ConfigError names it and ``where``."""
+    try:
+        found = import_module(name).STREAMS
+    except (ImportError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: module {name!r} cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"{where}: module {name!r} has no STREAMS, a list of stream definitions") from error
+    streams = [each.definition if isinstance(each, TypedStream) else each for each in found]
+    if wrong := [each for each in streams if not isinstance(each, StreamDefinition)]:
+        raise ConfigError(f"{where}: STREAMS of module {name!r} has {wrong[0]!r}, which is no stream definition")
+    return streams
 
 
 def _parse(path: str) -> dict[str, Any]:
@@ -160,6 +181,9 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
         if "retention" in stream:
             raise ConfigError(f"{path}: streams[{number}].retention: retention is not there yet; remove the key")
         _refuse_unknown(stream, [field.name for field in attrs.fields(StreamDefinition)], path, f"streams[{number}].")
+        for index, source in enumerate(_tables(stream.get("tables"))):
+            fields = [field.name for field in attrs.fields(SourceTable)]
+            _refuse_unknown(source, fields, path, f"streams[{number}].tables[{index}].")
     writers = table.get("writers")
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):

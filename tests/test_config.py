@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from replication import config
+from replication import config, synapse
 from replication.errors import ConfigError
 from replication.streams.registry import StreamDefinition
+from replication.wire.grammar import StreamName
 
 CONF = Path(__file__).parent.parent / "conf"
 
@@ -87,6 +88,9 @@ def test_names_where_tables_belong_are_told_where_names_do(tmp_path: Path, value
 def test_an_unknown_key_inside_a_table_is_named_with_its_place(tmp_path: Path) -> None:
     assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams]]\nname = "b"\ntabel = "t"') == (
         "FILE: streams[1].tabel: unknown key; did you mean streams[1].table?"
+    )
+    assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams.tables]]\ntable = "b"\njoin = "c"') == (
+        "FILE: streams[0].tables[0].join: unknown key; did you mean streams[0].tables[0].joins?"
     )
     assert refusal(tmp_path, '[writers.w2]\nconect = "tcp:a:1"', "worker") == (
         "FILE: writers.w2.conect: unknown key; did you mean writers.w2.connect?"
@@ -184,6 +188,38 @@ def test_an_empty_or_absent_secret_file_is_an_error(tmp_path: Path) -> None:
         config.load("master", options={"secret_file": str(path)})
     with pytest.raises(ConfigError, match=r"cannot read the secret file .*absent: No such file"):
         config.load("master", options={"secret_file": str(tmp_path / "absent")})
+
+
+def test_the_sample_for_a_synapse_declares_its_streams() -> None:
+    found = config.load("master", str(CONF / "synapse.toml"))
+    assert [each.name for each in found.streams] == [each.name for each in synapse.STREAMS]
+    assert found.instance_name == "master"
+
+
+def test_streams_come_from_modules_too_and_those_in_the_file_win(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('definitions = "replication.synapse"\n[[streams]]\nname = "events"\n[[streams]]\nname = "orders"')
+    found = {each.name: each for each in config.load("master", str(path)).streams}
+    assert set(found) == {each.name for each in synapse.STREAMS} | {"orders"}
+    assert found[StreamName("events")] == StreamDefinition("events")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("no.such.module", "module 'no.such.module' cannot be imported: No module named 'no'"),
+        ("..", "module '..' cannot be imported"),
+        ("replication.errors", "module 'replication.errors' has no STREAMS, a list of stream definitions"),
+    ],
+)
+def test_a_module_without_streams_is_named(tmp_path: Path, module: str, said: str) -> None:
+    assert said in refusal(tmp_path, f'definitions = ["{module}"]')
+
+
+def test_what_is_no_definition_among_streams_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synapse, "STREAMS", [StreamDefinition("orders"), "payments"])
+    said = refusal(tmp_path, 'definitions = ["replication.synapse"]')
+    assert "STREAMS of module 'replication.synapse' has 'payments', which is no stream definition" in said
 
 
 def test_the_samples_in_conf_load() -> None:

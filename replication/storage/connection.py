@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
-from replication.storage.pages import check_limit, gather_positions
-from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.storage.pages import check_limit
+from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +30,15 @@ MEMORY: Final = ":memory:"
 STEPS: Final = (
     (
         """
-        CREATE TABLE stream_positions (
+        CREATE TABLE IF NOT EXISTS stream_positions (
             stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id INTEGER NOT NULL,
             PRIMARY KEY (stream_name, instance_name)
         ) WITHOUT ROWID
+        """,
+        # Synapse has a table of that name, and it is one and the same; another one is refused here.
+        """
+        INSERT INTO stream_positions (stream_name, instance_name, stream_id) SELECT '', '', 0 WHERE 1 = 0
+        ON CONFLICT (stream_name, instance_name) DO NOTHING
         """,
         """
         CREATE TABLE append_receipts (
@@ -46,7 +51,6 @@ STEPS: Final = (
 
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
-STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 PUT_POSITION: Final = (
     "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = "
@@ -130,11 +134,6 @@ class SqliteConnection:
         return {
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
         }
-
-    def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
-        """Return all positions that were stored."""
-        with self._refusals():
-            return gather_positions(self._run(STORED))
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""

@@ -74,8 +74,8 @@ class MemoryStore:
     async def declare(self, definition: StreamDefinition) -> None:
         """Make a place for the stream; SchemaError for one that is mapped onto a table: there are none here."""
         self.check_open()
-        if definition.table is not None:
-            raise SchemaError(f"stream {definition.name!r} is mapped onto table {definition.table!r}: use a database")
+        if definition.table is not None or definition.tables:
+            raise SchemaError(f"stream {definition.name!r} is mapped onto tables: use a database")
         self._shelves.setdefault(definition.name, _Shelf())
 
     async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002
@@ -93,11 +93,6 @@ class MemoryStore:
         for token, (writer, _) in shelf.facts.items():
             positions[writer] = max(positions[writer], token)
         return positions
-
-    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Return, per stream and writer, the positions that were stored."""
-        self.check_open()
-        return {name: dict(shelf.positions) for name, shelf in self._shelves.items() if shelf.positions}
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""

@@ -20,12 +20,10 @@ from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
 from replication.errors import StoreError
 from replication.storage.memory import undeclared
-from replication.storage.notable import NoTable
 from replication.storage.postgres_connection import PAGING, PostgresConnection
+from replication.storage.postgres_gathered import table_of
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
-from replication.storage.postgres_mapped import MappedTable
 from replication.storage.postgres_session import Address, Holder, PostgresSession
-from replication.storage.postgres_tables import GenericTable
 from replication.storage.tables import Batch
 from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
@@ -117,11 +115,7 @@ class PostgresStore:
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table and sequence are there; SchemaError says what is wrong with them."""
-        table: Table
-        if definition.in_memory:
-            table = NoTable(definition)
-        else:
-            table = GenericTable(definition) if definition.table is None else MappedTable(definition)
+        table = table_of(definition)
         use = self._read if self._read_only else self._write
         self.warnings.extend(await use(PostgresConnection.declare, table))
         self._tables[definition.name] = table
@@ -135,10 +129,6 @@ class PostgresStore:
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(PostgresConnection.positions, self._table(stream))
-
-    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Return, per stream and writer, the positions that were stored."""
-        return await self._read(PostgresConnection.stored)
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""

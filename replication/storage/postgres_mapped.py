@@ -48,7 +48,7 @@ _SEQUENCE: Final = (
     "WHERE attrelid = to_regclass(%s) AND attname = %s LIMIT 1"
 )
 
-_JSON: Final = frozenset((types["json"].oid, types["jsonb"].oid))
+JSON_TYPES: Final = frozenset((types["json"].oid, types["jsonb"].oid))
 _INTEGERS: Final = frozenset(types[name].oid for name in ("int2", "int4", "int8"))
 _AS_IN_JSON: Final = frozenset(
     oid
@@ -64,7 +64,8 @@ class MappedTable:
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition
         self.direction = DOWN if definition.negative else UP
-        self.sequence = quoted(relation_name(definition.name, "_seq"))  # unless the column has one
+        # Unless the column has one.
+        self.sequence = quoted(definition.sequence or relation_name(definition.name, "_seq"))
         self._table = quoted(definition.table or "")
         self._columns = definition.row or ()
         self._json: list[bool] = []  # which of them are JSON
@@ -120,7 +121,7 @@ class MappedTable:
             raise SchemaError(f"{refused}: {error}") from error
         id_column = (self._table, definition.id_column)
         self.sequence = next((found for (found,) in session.run(_SEQUENCE, id_column * 2)), self.sequence)
-        if session.run(_INDEXES, (*id_column, definition.where is not None)):
+        if has_index(session, table or "", definition.id_column, partial=definition.where is not None):
             return ()
         column = definition.id_column
         cure = f"CREATE INDEX {table}_{column} ON {self._table} ({quoted(column)})"
@@ -174,12 +175,10 @@ class MappedTable:
     # ---- inside
 
     def _learn_types(self, session: PostgresSession) -> None:
-        place, *codes = session.types_of(f"SELECT {self._place}, {', '.join(self._raw())} FROM {self._table} AS source")
-        if place not in _INTEGERS:
-            raise SchemaError(f"column {self.definition.id_column!r} is not an integer")
-        arrays = dict(session.run(_IS_ARRAY, (codes,)))
-        self._json = [code in _JSON for code in codes]
-        self._shape([_as_json(column, code, arrays[code]) for column, code in zip(self._raw(), codes, strict=True)])
+        sql = f"SELECT {self._place}, {', '.join(self._raw())} FROM {self._table} AS source"
+        kinds = types_of(session, sql, self.definition.id_column)
+        self._json = [code in JSON_TYPES for code, _ in kinds]
+        self._shape([as_json(column, *kind) for column, kind in zip(self._raw(), kinds, strict=True)])
 
     def _raw(self) -> list[str]:
         # Qualified, because a name that is no column could be something else.
@@ -231,11 +230,25 @@ class MappedTable:
         return [self.direction.sign * token, *self._mine(writer), *values]
 
 
-def _as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001
+def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[int, bool]]:
+    """Return type, and whether it is an array, of the columns after the first, the ID; SchemaError if that is none."""
+    place, *codes = session.types_of(sql)
+    if place not in _INTEGERS:
+        raise SchemaError(f"column {id_column!r} is not an integer")
+    arrays = dict(session.run(_IS_ARRAY, (codes,)))
+    return [(code, arrays[code]) for code in codes]
+
+
+def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:
+    """Whether an index leads to an ID; one on a part of the table will do if the stream takes a part."""
+    return bool(session.run(_INDEXES, (quoted(table), column, partial)))
+
+
+def as_json(column: str, code: int, is_array: bool) -> str:  # noqa: FBT001
     """Return SQL for what a column of this type is in JSON."""
     if code in _AS_IN_JSON:
         return column
-    if code in _JSON:
+    if code in JSON_TYPES:
         return f"{column}::text"
     if is_array:
         return f"{column}::text[]"

@@ -21,10 +21,9 @@ from twisted.internet.defer import DeferredLock
 
 from replication.errors import StoreError
 from replication.storage.connection import MEMORY, SqliteConnection
-from replication.storage.mapped import MappedTable
+from replication.storage.gathered import table_of
 from replication.storage.memory import undeclared
-from replication.storage.notable import NoTable
-from replication.storage.tables import Batch, GenericTable
+from replication.storage.tables import Batch
 from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
 
@@ -102,11 +101,7 @@ class SqliteStore:
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table is there; SchemaError says what is wrong with it."""
-        table: Table
-        if definition.in_memory:
-            table = NoTable(definition)
-        else:
-            table = GenericTable(definition) if definition.table is None else MappedTable(definition)
+        table = table_of(definition)
         use = self._read if self._read_only else self._write
         self.warnings.extend(await use(SqliteConnection.declare, table))
         self._tables[definition.name] = table
@@ -144,10 +139,6 @@ class SqliteStore:
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(SqliteConnection.positions, self._table(stream))
-
-    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Return, per stream and writer, the positions that were stored."""
-        return await self._read(SqliteConnection.stored)
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 
@@ -19,6 +19,8 @@ _COLUMN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
 CACHES: Final = StreamName("caches")
 FEDERATION: Final = StreamName("federation")
 
+Dialect = Literal["sqlite", "postgresql"]
+
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
     if isinstance(values, str):
@@ -30,6 +32,32 @@ def _instances(values: Iterable[str]) -> tuple[InstanceName, ...]:
     return tuple(map(InstanceName, _names(values)))
 
 
+@attrs.frozen(kw_only=True)
+class SourceTable:
+    """One of the tables that the rows of a stream are gathered from.
+
+    ``row`` are SQL expressions, and ``where`` is one, over ``source``, which is ``table``, and over what ``joins`` adds
+    to it, as in ``LEFT JOIN names ON names.id = source.id``; what is joined must not multiply rows.  A plain name is a
+    column of ``table``.  ``id_column`` has the stream ID, by which rows are sought, so it should have an index;
+    ``instance_column`` the writer, ``master`` where it is NULL.  With a ``kind`` a row is ``[kind, [expression, …]]``:
+    such a stream has rows of several kinds.  ``dialect`` says that only databases of that kind have this table, or
+    understand this SQL.
+    """
+
+    table: str
+    row: tuple[str, ...] = attrs.field(converter=_names)
+    joins: str = ""
+    where: str | None = None
+    id_column: str = "stream_id"
+    instance_column: str | None = None
+    kind: str | None = None
+    dialect: Dialect | None = None
+
+
+def _tables(values: Iterable[SourceTable]) -> tuple[SourceTable, ...]:
+    return tuple(values)
+
+
 @attrs.frozen
 class StreamDefinition:
     """What is agreed about one stream.
@@ -38,6 +66,13 @@ class StreamDefinition:
     ``table`` maps the stream onto a table of the application, whose ``id_column`` holds the stream ID; without it the
     stream has a generic table of its own, ``stream_NAME``.  ``instance_column`` tells the writers of a shared table
     apart, ``where`` is SQL that picks rows, ``negative`` says that the table counts -1, -2, … while the wire counts up.
+    ``tables`` gathers rows from several tables instead, or by joins: in one ID, a table's rows come after those of the
+    tables before it.  They are read only: the application writes them, in a fact's transaction.  Of their fields,
+    ``json_fields`` are texts of JSON and become what they say, ``boolean_fields`` become true or false whatever the
+    database has, and the texts of ``ascii_fields``, JSON too, stay texts but are escaped to be ASCII.  With
+    ``distinct``, the rows of an ID are told once each, and sorted.
+    ``dialect`` says that only databases of that kind have ``table``; elsewhere the stream has its generic one.
+    ``sequence`` names the one of PostgreSQL that IDs come from, if the column does not say.
     ``writers`` are the instances that may write; empty means whoever serves the stream.  ``key`` names fields of
     ``row`` and says that of the facts with equal values there only the last one matters, so that history may be told
     without the others.  ``shares`` names the stream whose ID generator this one uses: no ID is in both,
@@ -56,6 +91,13 @@ class StreamDefinition:
     key: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
     shares: StreamName | None = attrs.field(default=None, converter=attrs.converters.optional(StreamName), kw_only=True)
     in_memory: bool = attrs.field(default=False, kw_only=True)
+    tables: tuple[SourceTable, ...] = attrs.field(default=(), converter=_tables, kw_only=True)
+    json_fields: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
+    boolean_fields: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
+    ascii_fields: tuple[str, ...] = attrs.field(default=(), converter=_names, kw_only=True)
+    distinct: bool = attrs.field(default=False, kw_only=True)
+    dialect: Dialect | None = attrs.field(default=None, kw_only=True)
+    sequence: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         """Refuse, by ConfigError, a definition that cannot work."""
@@ -63,17 +105,52 @@ class StreamDefinition:
             raise ConfigError(f"stream name {self.name!r}: use letters, digits, '_', '.' and '-', a letter first")
         if unknown := [each for each in self.key if each not in (self.row or ())]:
             raise ConfigError(f"stream {self.name!r}: key names {', '.join(unknown)}, which row does not")
-        if self.in_memory and (self.table is not None or self.shares is not None or len(self.writers) > 1):
+        if self.in_memory and (
+            self.table is not None or self.tables or self.shares is not None or len(self.writers) > 1
+        ):
             raise ConfigError(f"stream {self.name!r} is in memory: it has one writer, no table, and IDs of its own")
+        if self.tables:
+            self._check_tables()
+        elif self.distinct or (*self.json_fields, *self.boolean_fields, *self.ascii_fields):
+            raise ConfigError(f"stream {self.name!r}: distinct and …_fields are for what is gathered from tables")
+        self._check_names(self.sequence or "x")
         if self.table is None:
             if self.instance_column or self.where:
                 raise ConfigError(f"stream {self.name!r}: instance_column and where need a table")
             return
         if not self.row:
             raise ConfigError(f"stream {self.name!r} is mapped onto table {self.table!r}: row must list its columns")
-        for column in (self.table, self.id_column, self.instance_column or "x", *self.row):
-            if _COLUMN.fullmatch(column) is None:
-                raise ConfigError(f"stream {self.name!r}: {column!r} is not the plain name of a table or column")
+        self._check_names(self.table, self.id_column, self.instance_column or "x", *self.row)
+
+    def _check_tables(self) -> None:
+        name, row = self.name, self.row
+        if self.table is not None or row is None:
+            raise ConfigError(
+                f"stream {name!r} is gathered from tables: give row, the names of its fields, and no table"
+            )
+        converted = (*self.json_fields, *self.boolean_fields, *self.ascii_fields)
+        if unknown := [each for each in converted if each not in row]:
+            raise ConfigError(f"stream {name!r}: there is no field {', '.join(unknown)} in row")
+        for source in self.tables:
+            self._check_names(source.table, source.id_column, source.instance_column or "x")
+            fields = 2 if source.kind is not None else len(source.row)
+            if fields != len(row) or not source.row or (source.kind is not None and converted):
+                raise ConfigError(
+                    f"stream {name!r}, table {source.table!r}: its row does not give the stream's {len(row)} fields"
+                )
+
+    def _check_names(self, *names: str) -> None:
+        for name in names:
+            if _COLUMN.fullmatch(name) is None:
+                raise ConfigError(f"stream {self.name!r}: {name!r} is not the plain name of a table or column")
+
+    def sources(self, dialect: Dialect) -> Sequence[SourceTable]:
+        """Return the tables that a database of this kind gathers rows from; none if it does not."""
+        return [each for each in self.tables if each.dialect in (None, dialect)]
+
+    def maps(self, dialect: Dialect) -> bool:
+        """Whether a database of this kind has the stream in one table of the application."""
+        return self.table is not None and self.dialect in (None, dialect)
 
     def written_by(self, instance: InstanceName) -> bool:
         """Whether ``instance`` may write here."""

@@ -283,7 +283,7 @@ class OpenTests(HasDatabase, SynchronousTestCase):
     def test_a_database_of_somebody_else_is_left_alone(self) -> None:
         self.assertIn('"replication_schema" does not exist', self.refusal(read_only=True))
         self.sql("CREATE TABLE stream_positions (stream_name text)")
-        self.assertIn('relation "stream_positions" already exists', self.refusal())
+        self.assertIn('column "instance_name" of relation "stream_positions" does not exist', self.refusal())
         self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
 
     def test_who_may_make_no_table_uses_those_that_are_there(self) -> None:

@@ -384,7 +384,7 @@ class TroubleTests(OnFile, SynchronousTestCase):
         path = f"{self.path}.other"
         with closing(sqlite3.connect(path)) as other:
             other.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
-        self.assertIn("stream_positions already exists", self.open_error(path, SchemaError))
+        self.assertIn("its tables are not ours: ON CONFLICT clause does not match", self.open_error(path, SchemaError))
         self.assertIn("no such table: replication_schema", self.open_error(path, SchemaError, read_only=True))
         with closing(sqlite3.connect(path)) as other:
             self.assertEqual(other.execute("SELECT name FROM sqlite_master").fetchall(), [("stream_positions",)])

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from replication.errors import ConfigError, UnknownStreamError
-from replication.streams.registry import CACHES, StreamDefinition, StreamRegistry
+from replication.streams.registry import CACHES, SourceTable, StreamDefinition, StreamRegistry
 from replication.wire.grammar import InstanceName
 
+CATS = SourceTable(table="cats", row=["name"])
 ORDERS = StreamDefinition("orders", row=["order_id", "state"], writers=["master"])
 
 
@@ -46,6 +47,18 @@ def test_a_good_stream_name_is_taken(name: str) -> None:
         ({"key": ["a"]}, "key names a, which row does not"),
         ({"row": ["a"], "key": ["a", "b", "c"]}, "key names b, c"),
         ({"in_memory": True, "table": "events", "row": ["a"]}, "is in memory"),
+        ({"in_memory": True, "tables": [CATS], "row": ["a"]}, "is in memory"),
+        ({"tables": [CATS]}, "give row, the names of its fields, and no table"),
+        ({"tables": [CATS], "row": ["a"], "table": "events"}, "give row, the names of its fields, and no table"),
+        ({"tables": [CATS], "row": ["a", "b"]}, "table 'cats': its row does not give the stream's 2 fields"),
+        ({"tables": [SourceTable(table="cats", row=[], kind="k")], "row": ["a", "b"]}, "does not give the stream's 2"),
+        ({"tables": [SourceTable(table="cats", row=["a"], kind="k")], "row": ["a"]}, "does not give the stream's 1"),
+        ({"tables": [CATS], "row": ["a"], "json_fields": ["b"], "ascii_fields": ["c"]}, "no field b, c in row"),
+        ({"tables": [SourceTable(table="c a", row=["a"])], "row": ["a"]}, "'c a' is not the plain name"),
+        ({"tables": [SourceTable(table="c", row=["a"], id_column="1")], "row": ["a"]}, "'1' is not the plain name"),
+        ({"distinct": True}, "distinct and …_fields are for what is gathered"),
+        ({"row": ["a"], "boolean_fields": ["a"]}, "distinct and …_fields are for what is gathered"),
+        ({"sequence": "a b"}, "'a b' is not the plain name"),
         ({"in_memory": True, "shares": "backfill"}, "is in memory"),
         ({"in_memory": True, "writers": ["a", "b"]}, "is in memory"),
     ],
@@ -53,6 +66,17 @@ def test_a_good_stream_name_is_taken(name: str) -> None:
 def test_a_definition_that_cannot_work_is_refused(arguments: dict[str, Any], culprit: str) -> None:
     with pytest.raises(ConfigError, match=culprit):
         StreamDefinition("events", **arguments)
+
+
+def test_a_stream_says_in_which_kind_of_database_it_is_mapped() -> None:
+    tables = [CATS, SourceTable(table="dogs", row=["name"], dialect="sqlite")]
+    gathered = StreamDefinition("pets", row=["name"], tables=tables, json_fields=["name"])
+    assert gathered.sources("sqlite") == tables
+    assert gathered.sources("postgresql") == [CATS]
+    assert not gathered.maps("sqlite")
+    mapped = StreamDefinition("fish", row=["name"], table="fish", dialect="postgresql")
+    assert (mapped.maps("sqlite"), mapped.maps("postgresql")) == (False, True)
+    assert StreamDefinition("fish", row=["name"], table="fish").maps("sqlite")
 
 
 def test_a_mapped_stream_is_taken() -> None:

@@ -1,0 +1,47 @@
+"""What gathering asks of a table; what becomes of the answers is in the contract of gathered streams."""
+
+from __future__ import annotations
+
+from replication.storage.gathering import Gathering
+from replication.streams.registry import SourceTable, StreamDefinition
+from replication.wire.grammar import InstanceName, Token
+
+ME = InstanceName("master")
+
+
+def gathering(mark: str = "?", **options: object) -> Gathering:
+    source = SourceTable(table="cats", row=["name", "'%' || name"], where="name LIKE '%a'", **options)  # type: ignore[arg-type]
+    definition = StreamDefinition("pets", row=["a", "b"], tables=[source])
+    return Gathering(definition, definition.tables, mark=mark, order="source.rowid")
+
+
+def test_a_plain_name_is_a_column_and_anything_else_an_expression() -> None:
+    (part,) = gathering().parts
+    assert part.values == ['source."name"', "'%' || name"]
+
+
+def test_sql_of_the_user_is_escaped_where_the_driver_wants_it_beside_parameters() -> None:
+    (part,) = gathering("%s").parts
+    assert "'%%' || name" in part.page
+    assert "LIKE '%%a'" in part.page
+    assert "LIKE '%a'" in part.newest  # this one has none
+    assert "'%' || name" in gathering().parts[0].page
+
+
+def test_parameters_are_a_range_of_ids_the_writer_if_the_table_tells_and_a_limit() -> None:
+    (part,) = gathering().parts
+    assert part.parameters(ME, Token(2), Token(9), 5) == [2, 9, 5]
+    (part,) = gathering(instance_column="instance_name").parts
+    assert part.parameters(ME, Token(2), Token(9), 5) == [2, 9, ME, 5]
+
+
+def test_a_page_of_many_tables_takes_no_more_rows_of_each_than_it_may_have() -> None:
+    asked: list[object] = []
+
+    def ask(_sql: str, parameters: object) -> list[tuple[object, ...]]:
+        asked.append(parameters)
+        return [(2, "a", "b"), (3, "c", "d")]
+
+    page = gathering().page(ask, ME, after=Token(1), upto=Token(9), limit=1)
+    assert asked == [[1, 9, 2]]
+    assert (page.upto, page.limited, len(page.facts)) == (2, True, 1)
