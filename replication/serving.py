@@ -25,11 +25,11 @@ from replication.web.calls import Calls
 from replication.wire import grammar
 from replication.wire.commands import RemoteServerUp, Server, encode_line
 from replication.wire.grammar import StreamName, Token
-from replication.writer import FIRST_SETTLED, Reservation, StreamWriter
+from replication.writer import FIRST_SETTLED, NOBODY, Reservation, StreamWriter
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from replication.net.protocol import ReplicationProtocol
     from replication.session.feed import Chunk
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName
 
 STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
-REMEMBER_EVERY = 1.0  # seconds between two looks whether a position should be stored
+LOOK_EVERY = 1.0  # seconds between two looks how far others have got, and whether a position should be stored
 
 
 class Serving:
@@ -103,6 +103,8 @@ class Serving:
         self.stopping = False
         self.catch_up_rows = 0
         self._committed = committed
+        self._stored: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # others' positions, as we last saw them
+        self._warnings = 0  # how many of the store's were said
         self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
         self._writers: dict[StreamName, StreamWriter] = {}
         self._start: Deferred[Exception | None] | None = None
@@ -111,8 +113,8 @@ class Serving:
         self._slow_open = slow_open
         self._slow = LoopingCall(self._name_slow_reservations)
         self._slow.clock = reactor
-        self._remembering = LoopingCall(lambda: Deferred.fromCoroutine(self._remember()))
-        self._remembering.clock = reactor
+        self._looking = LoopingCall(lambda: Deferred.fromCoroutine(self._look()))
+        self._looking.clock = reactor
 
     @property
     def faults(self) -> Counter[str]:
@@ -165,14 +167,15 @@ class Serving:
             for definition in self.registry:
                 await self.store.declare(definition)
                 positions = await self.store.positions(definition.name)
-                self.stream(definition.name).begin(max([FIRST_SETTLED, *positions.values()]))
-            for warning in self.store.warnings:
-                self.log.warn("{warning}", warning=warning)
+                start = max([FIRST_SETTLED, *positions.values()])
+                self.stream(definition.name).begin(start, self.store.sequence(definition.name))
+            await self._store_positions([writer for writer in self._writers.values() if writer.shared])
+            self._say_warnings()
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
             self.audience.refuse(_why(error))
             return error
         self._slow.start(max(1.0, self._slow_open / 4), now=False)
-        self._remembering.start(REMEMBER_EVERY, now=False)
+        self._looking.start(LOOK_EVERY, now=False)
         self.effects.start()
         self.audience.begin()
         return None
@@ -181,7 +184,7 @@ class Serving:
         self.audience.refuse("server stopping")
         if self._start is not None:
             await share(self._start)
-        for loop in (self._slow, self._remembering):
+        for loop in (self._slow, self._looking):
             if loop.running:
                 loop.stop()
         if self._reservations:
@@ -192,7 +195,7 @@ class Serving:
                 await reservation.abandon()
             except StoreError as error:
                 self.log.error("rolling back at the end: {error}", error=str(error))
-        await self._remember()
+        await self._look()
         self.waits.end()
         await self.audience.end()
         await self.effects.stop()
@@ -234,6 +237,8 @@ class Serving:
         source = self.instance_name if writer is None else grammar.instance_name(writer)
         if source == self.instance_name:
             reached = mine.announced
+        elif mine.shared:  # its newest fact may be above an open ID
+            reached = (await self.store.stored()).get(mine.definition.name, {}).get(source, Token(0))
         else:
             reached = (await self.store.positions(mine.definition.name)).get(source, Token(0))
         end = reached if upto is None else Token(min(upto, reached))
@@ -266,7 +271,8 @@ class Serving:
             StreamStatus(
                 definition=writer.definition,
                 writers=[
-                    WriterStatus(self.instance_name, Token(writer.pending.settled), writer.announced, state="writing")
+                    WriterStatus(self.instance_name, Token(writer.pending.settled), writer.announced, state="writing"),
+                    *self._others(writer.definition),
                 ],
                 open_count=writer.pending.open_count,
                 oldest_open=oldest.get(writer.definition.name),
@@ -328,13 +334,45 @@ class Serving:
             if (not streams or writer.definition.name in streams) and writer.definition.written_by(self.instance_name)
         ]
 
-    async def _remember(self) -> None:
-        """Store positions that commits have left behind: facts that were committed out of order do."""
-        for writer in list(self._writers.values()):
-            try:
-                await writer.remember()
-            except StoreError:  # whoever writes is told; it is tried again
-                return
+    def _others(self, definition: StreamDefinition) -> Iterable[WriterStatus]:
+        """Return where others stand that may write a stream."""
+        for instance, position in self._stored.get(definition.name, {}).items():
+            if instance not in (self.instance_name, NOBODY) and definition.written_by(instance):
+                yield WriterStatus(instance, position, position, state="elsewhere")
+
+    async def _look(self) -> None:
+        """Follow others where nothing of ours is open, and store positions that commits have left behind."""
+        self._say_warnings()
+        try:
+            await self._follow_others()
+            await self._store_positions(list(self._writers.values()))
+        except StoreError:  # whoever writes is told; it is tried again
+            return
+
+    def _say_warnings(self) -> None:
+        """Log what the store has to say since the last time."""
+        for warning in self.store.warnings[self._warnings :]:
+            self.log.warn("{warning}", warning=warning)
+        self._warnings = len(self.store.warnings)
+
+    async def _follow_others(self) -> None:
+        """Be as far as others, so that nobody waits for us (protocol D1, F4).
+
+        Nobody waits for the caches stream, and all writers' echoing its positions would be a flood (trap 20).
+        """
+        mine = [each for each in self._writers.values() if each.definition.written_by(self.instance_name)]
+        shared = [each for each in mine if each.shared and each.definition.name != CACHES]
+        if shared:
+            self._stored = await self.store.stored()
+        for writer in shared:
+            writer.note(max(self._stored.get(writer.definition.name, {}).values(), default=FIRST_SETTLED))
+
+    async def _store_positions(self, writers: Sequence[StreamWriter]) -> None:
+        writes = {writer: write for writer in writers if (write := writer.unstored()) is not None}
+        if writes:
+            await self.store.transaction().commit([*writes.values()])
+        for writer, write in writes.items():
+            writer.stored(write.upto)
 
     def _name_slow_reservations(self) -> None:
         now = self.clock.seconds()

@@ -16,6 +16,7 @@ from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
 from replication.streams.facts import Fact, facts_of
+from replication.streams.ids import draw
 from replication.streams.kept import Kept
 from replication.streams.pending import PendingIds
 from replication.streams.seams import Receipt, Write
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from replication.net.protocol import Limits
     from replication.session.feed import Chunk
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, IStreamStore, ITransaction, Page
+    from replication.streams.seams import ISequence, IStatements, IStreamStore, ITransaction, Page
     from replication.waiting import Waits
 
 T = TypeVar("T")
@@ -65,6 +66,9 @@ class IWritingProcess(Protocol):
 
     def tell(self, stream: StreamName, chunk: Chunk) -> None:
         """Hand lines to every connection that wants the stream."""
+
+    def committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        """Facts are durable that nobody has been told of yet."""
 
     def reservation_begins(self, reservation: Reservation) -> None:
         """IDs are about to be reserved; StreamError if that may not be."""
@@ -128,24 +132,24 @@ class Reservation:
         self._count = count
         self._transaction: ITransaction | None = None
         self._held: dict[StreamWriter, Sequence[Token]] = {}
-        self._facts: dict[StreamWriter, list[OpenFact]] = {}
+        self._facts: list[OpenFact] = []
+        self._invalidations: list[str] = []  # rows of one fact on the caches stream
+        self._begun = False
         self._ended: str | None = None  # how, for whoever comes too late
         self._complete = False
 
     async def __aenter__(self) -> Any:
         """Reserve; returns the open fact, or a list of them if a count was given."""
         await self._process.started()
-        self.begin()
-        facts = self._open(self.writer)
-        return facts[0] if self._count is None else facts
+        self._facts = [OpenFact(self.writer, token, self) for token in await self.begin()]
+        return self._facts[0] if self._count is None else self._facts
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Commit or roll back; whatever becomes of the caller, that runs to its end before the IDs are complete."""
         if kind is None:
-            whole = {writer: [each.whole() for each in opened] for writer, opened in self._facts.items()}
-            await shield(self.commit(whole))
+            await shield(self.commit([each.whole() for each in self._facts]))
             return
         rolled_back = shield(self._roll_back())
         if issubclass(kind, GeneratorExit):  # the coroutine was dropped: it may not wait for anything
@@ -153,30 +157,36 @@ class Reservation:
         else:
             await rolled_back
 
-    def begin(self) -> Sequence[Token]:
-        """Reserve, once, and return the IDs; StreamError if the process is stopping."""
-        if self._held:
+    async def begin(self) -> Sequence[Token]:
+        """Reserve, once, and return the IDs; StreamError if the process is stopping, StoreError if there are none."""
+        if self._begun:
             raise StreamError("a reservation is used once: call reserve() again")
+        self._begun = True
         self._process.reservation_begins(self)
         self.since = self._process.clock.seconds()
-        return self._hold(self.writer, 1 if self._count is None else self._count)
+        try:
+            return await self._hold(self.writer, 1 if self._count is None else self._count)
+        except BaseException:
+            self._complete_all({})
+            raise
 
-    async def commit(self, facts: Mapping[StreamWriter, Sequence[Fact]], receipt: Receipt | None = None) -> None:
-        """Store a fact for each ID, and complete the IDs whatever comes of it."""
+    async def commit(self, facts: Sequence[Fact], receipt: Receipt | None = None) -> None:
+        """Store a fact for each ID, and what is invalidated with them; complete the IDs whatever comes of it."""
         try:
             self.check_open()
             shares = self._transaction is None  # its commit with others, because it has executed nothing
-            writes = [write for writer, some in facts.items() for write in writer.writes_of(some, shares=shares)]
-            transaction = None
-            if writes or receipt is not None or not shares:  # else all of it lives in memory
-                transaction = self.transaction()
             self._ended = "complete: write inside its 'async with' block"
-            if transaction is not None:
+            whole = {self.writer: facts}
+            if self._invalidations:
+                whole |= await self._invalidate()
+            writes = [write for writer, some in whole.items() for write in writer.writes_of(some, shares=shares)]
+            if writes or receipt is not None or not shares:  # else all of it lives in memory
+                transaction = self._transaction or self._process.store.transaction()
                 await transaction.commit(writes, receipt)
         except BaseException:
             self._complete_all({})
             raise
-        self._complete_all(facts)
+        self._complete_all(whole)
 
     async def abandon(self) -> None:
         """Roll back what is still being written: nobody can wait for it any longer."""
@@ -209,18 +219,26 @@ class Reservation:
         caches.check_writer()
         spelt = None if keys is None else list(spell_key(keys))
         text = caches.spell([cache, spelt, int(self._process.wall() * 1000)])
-        if caches not in self._held:
-            self._hold(caches, 1)
-            self._open(caches)
-        self._facts[caches][0].texts.append(text)
+        (self._facts[0].texts if caches is self.writer else self._invalidations).append(text)
 
-    def _hold(self, writer: StreamWriter, count: int) -> Sequence[Token]:
-        self._held[writer] = tokens = [Token(each) for each in writer.pending.reserve(count)]
+    async def _hold(self, writer: StreamWriter, count: int) -> Sequence[Token]:
+        tokens = await writer.take(count)
+        if self._complete:  # somebody abandoned us meanwhile
+            writer.complete(tokens, ())
+            raise StreamError(f"this fact is {self._ended}")
+        self._held[writer] = tokens
         return tokens
 
-    def _open(self, writer: StreamWriter) -> list[OpenFact]:
-        self._facts[writer] = facts = [OpenFact(writer, token, self) for token in self._held[writer]]
-        return facts
+    async def _invalidate(self) -> dict[StreamWriter, Sequence[Fact]]:
+        """Return the fact of the caches stream: its ID is drawn last, so that the stream waits for the commit only."""
+        caches = self._process.caches_writer()
+        try:
+            (token,) = await self._hold(caches, 1)
+        except BaseException:
+            if self._transaction is not None:
+                await self._transaction.rollback()
+            raise
+        return {caches: [Fact(token, tuple(self._invalidations))]}
 
     async def _roll_back(self, how: str = "rolled back") -> None:
         self._ended = how
@@ -251,15 +269,17 @@ class StreamWriter:
         self._busy = False  # the store is being asked before more can be announced
         self.begin(FIRST_SETTLED)
 
-    def begin(self, start: Token) -> None:
-        """Take up where the store says that the stream stands."""
+    def begin(self, start: Token, sequence: ISequence | None = None) -> None:
+        """Take up where the store says that the stream stands; without a ``sequence`` nobody else writes it."""
         self.pending = PendingIds(start)
+        self._sequence = None if self.definition.in_memory else sequence
         self.announced = start  # how far every connection has been told
         self._settling = Settling(start)
         self._durable = start  # nothing above it may be announced: a crash would take it back
         if self.definition.in_memory:
             self.kept = Kept(self.definition)
-        self._stored = FIRST_SETTLED  # the position in the database: everything up to it is complete
+        # The position in the database: everything up to it is complete.  Of several writers each has one at once.
+        self._stored = FIRST_SETTLED if self._sequence is None else Token(0)
         self._storing: dict[Token, Token] = {}  # what will be, by the first ID of the facts that are being committed
 
     def reserve(self, count: int | None = None) -> Reservation:
@@ -299,14 +319,14 @@ class StreamWriter:
         No ID is open at or below the position that is stored: who reads the database alone relies on it (replay).  So a
         fact without rows that is above it has nothing to be remembered by but a position of nobody's.
 
-        Where several transactions go on at once, one that commits by itself leaves the position to ``remember``: from
+        Where several transactions go on at once, one that commits by itself leaves the position to ``unstored``: from
         there until it is on the disk, no other one of this stream could move it.
         """
         if self.kept is not None:
             return []
         name, me = self.definition.name, self._process.instance_name
         settled = Token(0)
-        if shares or self._process.store.sequence(name) is None:
+        if shares or self._sequence is None:
             settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
         bare = [token for token, texts in facts if not texts and token > settled]
         if not bare:
@@ -314,6 +334,31 @@ class StreamWriter:
         kept = [fact for fact in facts if fact.texts]
         mine = [Write(name, me, settled, kept)] if kept or settled else []
         return [*mine, Write(name, NOBODY, bare[-1])]
+
+    async def take(self, count: int) -> Sequence[Token]:
+        """Open the next IDs: of our own counter, or of the sequence that all writers share."""
+        if self._sequence is None:
+            return [Token(each) for each in self.pending.reserve(count)]
+        try:
+            return await draw(self.pending, self._sequence, count)
+        except BaseException:
+            self.announce()  # what had to wait for the IDs that do not come
+            raise
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes write the stream, too."""
+        return self._sequence is not None
+
+    def note(self, seen: Token) -> None:
+        """Learn that somebody else's facts reach up to ``seen``: where nothing of ours is open, we are as far.
+
+        That need not be stored first: whoever begins anew begins where the last of all writers was.
+        """
+        if seen > self.pending.highest:
+            self.pending.note(seen)
+            self._durable = max(self._durable, seen)
+            self.announce()
 
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
         """Note that IDs are complete and what they committed (nothing: rolled back), and announce what settled."""
@@ -324,6 +369,7 @@ class StreamWriter:
                 self._stored = max(self._stored, stored)
                 self._durable = max(self._durable, facts[-1].token)
             self._settling.add([fact for fact in facts if fact.texts])
+            self._process.committed(self.definition.name, facts)
         self.announce()
 
     def announce(self) -> None:
@@ -340,14 +386,18 @@ class StreamWriter:
         if settled > self._durable:  # the last IDs have no rows in the database: store a position before saying them
             self._ask_store(self._store_position(settled))
 
-    async def remember(self) -> None:
-        """Store how far everything is complete, unless the last commit has; StoreError if that cannot be."""
+    def unstored(self) -> Write | None:
+        """Return what stores how far everything is complete, unless the last commit has."""
         settled = Token(self.pending.settled)
-        if self.kept is None and settled > self._stored and self.definition.written_by(self._process.instance_name):
-            await self._process.store.transaction().commit(
-                [Write(self.definition.name, self._process.instance_name, settled)]
-            )
-            self._stored = max(self._stored, settled)
+        if self.kept is not None or settled <= self._stored:
+            return None
+        if not self.definition.written_by(self._process.instance_name):
+            return None
+        return Write(self.definition.name, self._process.instance_name, settled)
+
+    def stored(self, upto: Token) -> None:
+        """Hear that the position ``upto`` is in the database."""
+        self._stored = max(self._stored, upto)
 
     def position(self) -> Chunk:
         """Return the line that answers REPLICATE."""
@@ -367,10 +417,10 @@ class StreamWriter:
 
     async def _append(self, texts: Sequence[tuple[str, ...]], key: str | None) -> Sequence[Token]:
         reservation = Reservation(self._process, self, len(texts))
-        tokens = reservation.begin()
+        tokens = await reservation.begin()
         receipt = None if key is None else Receipt(key, tokens)
         try:
-            await reservation.commit({self: facts_of(tokens, texts)}, receipt)
+            await reservation.commit(facts_of(tokens, texts), receipt)
         except StoreError:
             if key is not None and (known := await self._process.store.recall(key)) is not None:
                 return known  # the same append came twice at once, and the other one was first
@@ -410,7 +460,7 @@ class StreamWriter:
             settled, writer = Token(settled + LEAP), NOBODY
         write = Write(self.definition.name, writer, settled)
         await self._until_it_works(lambda: self._process.store.transaction().commit([write]))
-        self._stored = max(self._stored, settled)
+        self.stored(settled)
         self._durable = max(self._durable, settled)
 
     async def facts(self, *, after: Token, upto: Token, limit: int) -> Page:

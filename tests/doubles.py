@@ -16,7 +16,9 @@ from twisted.test.iosim import FakeTransport, IOPump
 from zope.interface import implementer
 
 from replication.storage.memory import MemoryStore, MemoryTransaction
+from replication.streams.seams import Write
 from replication.waiting import share
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from twisted.internet.protocol import Protocol
 
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import Page, Receipt, Write
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.streams.seams import ISequence, Page, Receipt
 
 T = TypeVar("T")
 
@@ -250,6 +251,10 @@ class FragileStore(MemoryStore):
         await self.operation("positions")
         return await super().positions(stream)
 
+    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        await self.operation("stored")
+        return await super().stored()
+
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         await self.operation("facts")
         return await super().facts(stream, writer, after=after, upto=upto, limit=limit)
@@ -264,6 +269,36 @@ class FragileStore(MemoryStore):
 
     def transaction(self) -> MemoryTransaction:
         return _FragileTransaction(self)
+
+
+class SharedStore(FragileStore):
+    """A FragileStore that others write, too: its IDs come from sequences, which wait at the gate ``draw``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[StreamName, int] = {}  # the last ID that anybody has
+
+    def sequence(self, stream: StreamName) -> ISequence | None:  # type: ignore[override]
+        super().sequence(stream)
+        return _Sequence(self, stream)
+
+    def others_write(self, stream: str, writer: str, upto: int) -> None:
+        """Let another process draw IDs and store its position."""
+        name = StreamName(stream)
+        self.drawn[name] = max(self.drawn.get(name, 1), upto)
+        self.commit([Write(name, InstanceName(writer), Token(upto))], None)
+
+
+class _Sequence:
+    def __init__(self, store: SharedStore, stream: StreamName) -> None:
+        self._store = store
+        self._stream = stream
+
+    async def draw(self, count: int) -> Sequence[int]:
+        first = self._store.drawn.get(self._stream, 1) + 1
+        self._store.drawn[self._stream] = first + count - 1
+        await self._store.operation("draw")
+        return range(first, first + count)
 
 
 class _FragileTransaction(MemoryTransaction):

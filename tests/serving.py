@@ -25,7 +25,7 @@ class MasterCase(SynchronousTestCase):
     limits = Limits(keepalive=Keepalive(ping_after=1_000, give_up_after=3_000))
 
     def setUp(self) -> None:
-        self.net, self.store = Net(), FragileStore()
+        self.net, self.store = Net(), self.make_store()
         self.master = self.make_master()
         self.wires: list[Wire] = []
 
@@ -39,6 +39,9 @@ class MasterCase(SynchronousTestCase):
                 wire.lose()
         self.assertEqual(stopped, [None])
         self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def make_store(self) -> FragileStore:
+        return FragileStore()
 
     def make_master(self, **options: Any) -> Master:
         given: dict[str, Any] = {"server_name": "example.com", "streams": [ORDERS], "limits": self.limits, **options}

@@ -22,16 +22,17 @@ from replication.streams.settling import Settling
 from replication.waiting import Waits
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import OpenFact, Reservation, StreamWriter
-from tests.doubles import FragileStore, begin, error_of, lines_of, logged, now
+from tests.doubles import FragileStore, SharedStore, begin, error_of, lines_of, logged, now
 from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from twisted.python.failure import Failure
 
     from replication.session.feed import Chunk
+    from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore
 
 ORDERS = StreamName("orders")
@@ -50,6 +51,7 @@ class Process:
         self.wall: Callable[[], float] = lambda: 1700.5
         self.stopping = False
         self.told: list[str] = []
+        self.committed_facts: list[tuple[StreamName, Fact]] = []
         self.reservations: list[Reservation] = []
         self.ready: Deferred[None] = Deferred()
         self.ready.callback(None)
@@ -64,7 +66,8 @@ class Process:
         for definition in definitions:
             await self.store.declare(definition)
             writer = self.writers[definition.name] = StreamWriter(self, definition)
-            writer.begin(max([Token(1), *(await self.store.positions(definition.name)).values()]))
+            start = max([Token(1), *(await self.store.positions(definition.name)).values()])
+            writer.begin(start, self.store.sequence(definition.name))
 
     def caches_writer(self) -> StreamWriter:
         return self.writers[CACHES]
@@ -74,6 +77,9 @@ class Process:
         assert chunk.lines == len(lines)
         assert all(line.split(" ")[1] == stream for line in lines)
         self.told += lines
+
+    def committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        self.committed_facts += [(stream, fact) for fact in facts]
 
     def reservation_begins(self, reservation: Reservation) -> None:
         if self.stopping:
@@ -101,8 +107,11 @@ DEFINITIONS = (
 class WriterCase(SynchronousTestCase):
     limits = Limits()
 
+    def make_store(self) -> FragileStore:
+        return FragileStore()
+
     def setUp(self) -> None:
-        self.store = FragileStore()
+        self.store = self.make_store()
         self.process = Process(self.store, limits=self.limits)
         now(self.process.declare(*DEFINITIONS))
         self.store.asked.clear()
@@ -508,12 +517,13 @@ class InvalidateTests(WriterCase):
             fact.invalidate("price", "abc")
         self.leave(reservation)
 
-    def test_a_rollback_takes_it_back_and_completes_its_id_too(self) -> None:
+    def test_a_rollback_takes_it_back(self) -> None:
         reservation, fact = self.hold()
         fact.invalidate("get_order", ["17"])
         self.leave(reservation, ValueError("no"))
         self.assertEqual(self.stored("caches"), {})
-        self.assertEqual(self.process.news(), ["POSITION notes master 1 2", "POSITION caches master 1 2"])
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+        self.assertEqual(self.process.caches_writer().pending.highest, 1, "no ID is reserved before the commit")
 
     def test_a_fact_of_the_caches_stream_takes_it_up_itself(self) -> None:
         reservation, facts = self.hold(self.process.caches_writer(), count=2)
@@ -536,6 +546,104 @@ class InvalidateTests(WriterCase):
         with self.assertRaises(NotAWriterError):
             fact.invalidate("get", None)
         self.leave(reservation)
+
+
+class SequenceTests(WriterCase):
+    """Several processes write the stream: IDs have to be asked for."""
+
+    def make_store(self) -> FragileStore:
+        self.shared = SharedStore()
+        return self.shared
+
+    def test_ids_are_drawn_and_what_lies_between_is_somebody_elses(self) -> None:
+        self.shared.others_write("notes", "other", 6)
+        self.assertEqual(now(self.notes.append([["a"], ["b"]])), [7, 8])
+        self.assertEqual(self.process.news(), ['RDATA notes master 7 "a"', 'RDATA notes master 8 "b"'])
+        self.assertEqual(now(self.store.positions(StreamName("notes")))[ME], 8)
+
+    def test_an_append_waits_for_its_ids(self) -> None:
+        self.store.close_gate("draw")
+        appended = begin(self.notes.append([["a"]]))
+        self.assertEqual((appended, len(self.process.reservations)), ([], 1))
+        self.store.open_gate("draw")
+        self.assertEqual(appended, [[2]])
+
+    def test_trap_36_a_position_does_not_pass_an_id_that_is_on_its_way(self) -> None:
+        self.store.close_gate("draw")
+        appended = begin(self.notes.append([["a"]]))
+        self.notes.note(Token(9))
+        self.assertEqual(self.process.news(), [])
+        self.store.open_gate("draw")
+        self.assertEqual(appended, [[2]])
+        self.assertEqual(self.process.news(), ['RDATA notes master 2 "a"', "POSITION notes master 2 9"])
+
+    def test_an_idle_writer_is_as_far_as_the_others(self) -> None:
+        self.notes.note(Token(5))
+        self.notes.note(Token(5))
+        self.notes.note(Token(4))
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 5"])
+        self.assertNotIn("commit", self.store.asked, "whoever begins again begins there anyway")
+
+    def test_a_writer_with_an_open_id_is_not(self) -> None:
+        reservation, _ = self.hold()
+        self.notes.note(Token(5))
+        self.assertEqual(self.process.news(), [])
+        self.leave(reservation)
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 5"])
+
+    def test_a_draw_that_fails_leaves_nothing_and_holds_nobody_up(self) -> None:
+        self.store.close_gate("draw")
+        failing = [begin(self.notes.append([["a"]])), begin(self.notes.reserve(2).__aenter__())]
+        self.notes.note(Token(9))
+        self.store.errors["draw"] = StoreError("gone")
+        self.store.open_gate("draw")
+        for each in failing:
+            self.assertEqual(str(error_of(each)), "gone")
+        self.assertEqual(self.process.reservations, [])
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 9"])
+
+    def test_who_is_cancelled_while_it_is_drawn_for_leaves_nothing(self) -> None:
+        self.store.close_gate("draw")
+        entering = Deferred.fromCoroutine(self.notes.reserve().__aenter__())
+        outcome = begin(entering)
+        entering.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.store.open_gate("draw")
+        self.assertEqual((self.process.reservations, self.notes.pending.open_count), ([], 0))
+
+    def test_what_is_abandoned_while_it_is_drawn_for_completes_its_ids(self) -> None:
+        self.store.close_gate("draw")
+        entering = begin(self.notes.reserve().__aenter__())
+        now(self.process.reservations[0].abandon())
+        self.assertEqual(self.process.reservations, [])
+        self.store.open_gate("draw")
+        self.assertIn("this process is stopping", str(error_of(entering)))
+        self.assertEqual(self.process.news(), ["POSITION notes master 1 2"])
+
+    def test_a_reservation_that_waits_for_its_ids_is_used_too(self) -> None:
+        self.store.close_gate("draw")
+        reservation = self.notes.reserve()
+        entering = begin(reservation.__aenter__())
+        self.assertIn("used once", str(error_of(begin(reservation.__aenter__()))))
+        self.store.open_gate("draw")
+        self.assertEqual(len(entering), 1)
+        self.leave(reservation)
+
+    def test_what_is_invalidated_gets_its_id_when_it_is_committed(self) -> None:
+        reservation, fact = self.hold()
+        fact.invalidate("get", ["a"])
+        self.assertNotIn(CACHES, self.shared.drawn)
+        self.leave(reservation)
+        self.assertEqual(self.stored("caches"), {2: ('["get",["a"],1700500]',)})
+
+    def test_a_commit_that_gets_no_id_for_that_is_rolled_back(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        fact.invalidate("get", ["a"])
+        self.store.errors["draw"] = StoreError("gone")
+        self.assertEqual(str(error_of(self.leave(reservation))), "gone")
+        self.assertEqual((self.store.ends[0], self.stored()), ("rolled back", {}))
+        self.assertEqual((self.process.reservations, self.notes.pending.open_count), ([], 0))
 
 
 class AppendTests(WriterCase):
@@ -767,7 +875,7 @@ class InMemoryTests(WriterCase):
     def test_nobody_finds_a_position_of_ours_in_the_database(self) -> None:
         """A follower that reads the database must not believe that there is nothing to be had."""
         now(self.typing.append([[["!a", []]]]))
-        now(self.typing.remember())
+        self.assertIsNone(self.typing.unstored())
         self.assertEqual(self.position("typing"), 0)
 
     def test_a_fact_that_is_rolled_back_is_not_kept(self) -> None:
@@ -812,6 +920,14 @@ class InMemoryTests(WriterCase):
         self.assertEqual(self.stored(), {2: ("1",)})
 
 
+def remember(writer: StreamWriter, store: IStreamStore, pump: Pump) -> None:
+    """Do what the process does every second."""
+    write = writer.unstored()
+    if write is not None:
+        pump.wait(store.transaction().commit([write]))
+        writer.stored(write.upto)
+
+
 class StoredPositionTests(SynchronousTestCase):
     """What somebody finds who reads the database alone, as a replay does: no ID is open at or below a position."""
 
@@ -854,13 +970,11 @@ class StoredPositionTests(SynchronousTestCase):
         for each in appends:
             self.pump.wait(each)
         self.assertEqual(self.positions(), {ME: 2})
-        self.pump.wait(self.notes.remember())
+        remember(self.notes, self.store, self.pump)
         self.assertEqual(self.positions(), {ME: 4})
-        commits = self.store.commits  # type: ignore[attr-defined]
-        self.pump.wait(self.notes.remember())
+        self.assertIsNone(self.notes.unstored())
         self.append("5")
-        self.pump.wait(self.notes.remember())
-        self.assertEqual(self.store.commits, commits + 1)  # type: ignore[attr-defined]
+        self.assertIsNone(self.notes.unstored())
 
     def test_a_fact_without_rows_above_an_open_id_is_not_given_again(self) -> None:
         """Trap 40: nobody has a row for it, and it is not settled."""
@@ -881,12 +995,12 @@ class StoredPositionTests(SynchronousTestCase):
         self.assertEqual(self.positions(), {ME: 1})
         self.pump.wait(self.store.close())
         self.start()
-        self.pump.wait(self.notes.remember())
+        remember(self.notes, self.store, self.pump)
         self.assertEqual(self.positions(), {ME: 3})
 
 
 class PostgresPositionTests(HasDatabase, SynchronousTestCase):
-    """Where transactions with statements go on side by side, they leave the position to ``remember``."""
+    """Where transactions with statements go on side by side, they leave the position to what is done each second."""
 
     def setUp(self) -> None:
         self.pump = Pump()
@@ -911,7 +1025,7 @@ class PostgresPositionTests(HasDatabase, SynchronousTestCase):
         self.pump.wait(reservation.__aexit__(None, None, None))
         self.assertEqual(self.positions(), [])
         self.assertEqual(self.process.news(), ["RDATA notes master 2 7"])
-        self.pump.wait(self.notes.remember())
+        remember(self.notes, self.store, self.pump)
         self.assertEqual(self.positions(), [(ME, 2)])
 
     def test_a_fact_without_rows_is_remembered_in_its_transaction(self) -> None:
@@ -925,10 +1039,10 @@ class PostgresPositionTests(HasDatabase, SynchronousTestCase):
         second, fact = self.hold()
         self.pump.wait(fact.write(7))
         self.pump.wait(second.__aexit__(None, None, None))
-        self.pump.wait(self.notes.remember())
-        self.assertEqual(self.positions(), [])
+        remember(self.notes, self.store, self.pump)
+        self.assertEqual(self.positions(), [(ME, 1)])
         self.pump.wait(first.__aexit__(ValueError, ValueError(), None))
-        self.pump.wait(self.notes.remember())
+        remember(self.notes, self.store, self.pump)
         self.assertEqual(self.positions(), [(ME, 3)])
 
 

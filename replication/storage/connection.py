@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
-from replication.storage.pages import check_limit
-from replication.wire.grammar import InstanceName, Token
+from replication.storage.pages import check_limit, gather_positions
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +51,7 @@ STEPS: Final = (
 
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
+STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 PUT_POSITION: Final = (
     "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = "
@@ -134,6 +135,11 @@ class SqliteConnection:
         return {
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
         }
+
+    def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
+        """Return all positions that were stored."""
+        with self._refusals():
+            return gather_positions(self._run(STORED))
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""

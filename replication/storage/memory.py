@@ -94,6 +94,11 @@ class MemoryStore:
             positions[writer] = max(positions[writer], token)
         return positions
 
+    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return, per stream and writer, the positions that were stored."""
+        self.check_open()
+        return {name: dict(shelf.positions) for name, shelf in self._shelves.items() if shelf.positions}
+
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
         check_limit(limit)

@@ -1,4 +1,4 @@
-"""From rows to facts and pages, the same for every database."""
+"""From rows to facts, pages and positions, the same for every database."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from replication.errors import StoreError
 from replication.streams.facts import gather
 from replication.streams.seams import Page
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from replication.wire.grammar import Token
+    from collections.abc import Iterable
 
 
 def check_limit(limit: int) -> None:
@@ -31,3 +32,11 @@ def cut_page(tokens: list[Token], texts: list[str], *, upto: Token, limit: int) 
     if whole == 0:
         return None
     return Page(gather(tokens[:whole], texts[:whole]), tokens[whole - 1], limited=True)
+
+
+def gather_positions(rows: Iterable[tuple[str, str, int]]) -> dict[StreamName, dict[InstanceName, Token]]:
+    """Return the positions in rows of (stream, writer, token)."""
+    positions: dict[StreamName, dict[InstanceName, Token]] = {}
+    for stream, writer, token in rows:
+        positions.setdefault(StreamName(stream), {})[InstanceName(writer)] = Token(token)
+    return positions

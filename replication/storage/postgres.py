@@ -130,6 +130,10 @@ class PostgresStore:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(PostgresConnection.positions, self._table(stream))
 
+    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return, per stream and writer, the positions that were stored."""
+        return await self._read(PostgresConnection.stored)
+
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
         table = self._table(stream)

@@ -11,10 +11,10 @@ from psycopg import errors
 from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
-from replication.storage.pages import check_limit
+from replication.storage.pages import check_limit, gather_positions
 from replication.storage.postgres_ids import prepare_sequence
 from replication.storage.postgres_session import FORGET_MARKS, MARKS, OutcomeUnknownError, SessionLostError
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +68,7 @@ TOUCH: Final = "UPDATE replication_schema SET version = version"
 
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = %s"
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = %s AND instance_name = %s"
+STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 RAISE_POSITIONS: Final = (  # those of negative streams go down: what is further from 0 is further
     "INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id) "
     "SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]) ON CONFLICT (stream_name, instance_name) "
@@ -156,6 +157,10 @@ class PostgresConnection:
         return {
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
         }
+
+    def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
+        """Return all positions that were stored."""
+        return gather_positions(self.session.ask(STORED))
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""

@@ -16,8 +16,8 @@ class PendingIds:
     """One writer's IDs, finishing in any order (``protocol``, F1 and F4).
 
     IDs come from a counter of our own (``reserve``) or from a sequence that others draw from too (``expect``, then
-    ``open`` or ``abandon``).  ``highest`` is the largest ID ever opened.  Everything costs O(1), amortised, however
-    many IDs are open and in whichever order they complete.
+    ``open`` or ``abandon``; ``note`` says how far others have got).  ``highest`` is the largest ID that was opened or
+    noted.  Everything costs O(1), amortised, however many IDs are open and in whichever order they complete.
     """
 
     __slots__ = ("_floors", "_order", "_unfinished", "highest")
@@ -90,6 +90,13 @@ class PendingIds:
             while self._order and self._order[-1] > arrived[0]:
                 arrived.append(self._order.pop())
             self._order.extend(sorted(arrived))
+
+    def note(self, seen: int) -> None:
+        """Learn that the sequence has handed out ``seen`` to somebody else: who has nothing open is as far (F4).
+
+        What is being asked for holds its place: it may be less than ``seen``, if that was drawn meanwhile.
+        """
+        self.highest = max(self.highest, seen)
 
     def abandon(self, floor: int) -> None:
         """Give a held place back: the request failed, or its IDs have come."""

@@ -156,6 +156,13 @@ class IStreamStore(ICatchUp, Protocol):
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         ...
 
+    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return, per stream and writer, the positions that were stored, in one question however many there are.
+
+        Below a stored position nothing of its writer is open, while ``positions`` may be above an open ID.
+        """
+        ...
+
     def transaction(self) -> ITransaction:
         """Return a transaction that has not begun; one that only commits shares its commit with others that wait."""
         ...

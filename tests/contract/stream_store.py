@@ -387,6 +387,13 @@ class StreamStoreContract(UsesStore):
         if sequence is not None:
             self.assertEqual([*self.wait(sequence.draw(2)), *self.wait(sequence.draw(3))], [2, 3, 4, 5, 6])
 
+    def test_stored_positions_of_all_streams_come_in_one_answer(self) -> None:
+        """Not those of facts: one that was committed may be above an ID that is open."""
+        self.declare("debts", negative=True)
+        self.commit(write(2, facts(2, 7)), write(4, facts(4), stream="debts", writer=OTHER))
+        self.assertEqual(self.wait(self.store.stored()), {ORDERS: {ME: 2}, "debts": {OTHER: 4}})
+        self.assertEqual(self.positions(), {ME: 7})
+
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())
         self.assertEqual(self.positions(), {})

@@ -108,6 +108,9 @@ class SimulatedStore:
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         return await self.ask(f"positions of {stream}", lambda: self.disk.positions(stream))
 
+    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        return await self.ask("stored positions", self.disk.stored)
+
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         return await self.ask(
             f"facts of {stream}", lambda: self.disk.facts(stream, writer, after=after, upto=upto, limit=limit)

@@ -34,7 +34,7 @@ class Job:
         self.ledger = ledger
         self.texts = [tuple(map(spell_row, rows)) for rows in contents]
         self.tokens: list[Token] = []
-        self.held: list[tuple[Ledger, Token]] = []  # open IDs, those of the caches stream too
+        self.held: list[tuple[Ledger, Token]] = []  # open IDs
         self.wish: Deferred[None] = Deferred()  # what to do in the end
         self.running: Deferred[None] = Deferred()
         self.handed_over = False  # for its commit
@@ -55,12 +55,11 @@ class Job:
         """The IDs are known."""
         self.tokens = [fact.token for fact in facts]
         reservation = facts[0]._reservation
-        for writer, opened in reservation._facts.items():
-            ledger = ledgers[writer.definition.name]
-            for fact in opened:
-                assert fact.token > ledger.told, f"I5: {ledger.name}: {fact.token} is reserved after {ledger.told}"
-                ledger.open[fact.token] = reservation
-                self.held.append((ledger, fact.token))
+        ledger = ledgers[reservation.writer.definition.name]
+        for fact in facts:
+            assert fact.token > ledger.told, f"I5: {ledger.name}: {fact.token} is reserved after {ledger.told}"
+            ledger.open[fact.token] = reservation
+            self.held.append((ledger, fact.token))
 
     def close(self) -> None:
         """The block is being left: from now on its IDs may be passed."""

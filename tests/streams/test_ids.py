@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SequenceRegressedError
-from replication.streams.ids import StreamIdGenerator
+from replication.streams.ids import draw
 from replication.streams.pending import PendingIds
 
 if TYPE_CHECKING:
@@ -22,76 +21,63 @@ class Asked:
     def __init__(self) -> None:
         self.pending = PendingIds(1)
         self.answers: list[Deferred[Sequence[int]]] = []
-        self.settled: list[int] = []
-        self.ids = StreamIdGenerator(self.pending, self.ask, self.settled.append)
-        self.go_on: Deferred[None] = Deferred()
 
-    def ask(self, count: int) -> Deferred[Sequence[int]]:
+    async def draw(self, count: int) -> Sequence[int]:
+        assert count == 2
         self.answers.append(Deferred())
-        return self.answers[-1]
+        return await self.answers[-1]
 
-    async def work(self) -> Sequence[int]:
-        async with self.ids.reserve(2) as ids:
-            assert self.pending.open_count == 2
-            await self.go_on
-        return ids
+    def begin(self) -> Deferred[Sequence[int]]:
+        return Deferred.fromCoroutine(draw(self.pending, self, 2))
 
 
-class StreamIdGeneratorTests(SynchronousTestCase):
-    def test_ids_are_open_inside_the_block_and_complete_behind_it(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        asked.answers[0].callback([4, 5])
-        self.assertEqual((asked.pending.settled, asked.pending.open_count), (3, 2))  # 2 and 3 are somebody else's
-        asked.go_on.callback(None)
-        self.assertEqual(self.successResultOf(working), [4, 5])
-        self.assertEqual(asked.settled, [5])
+class DrawTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.asked = Asked()
+        self.pending = self.asked.pending
 
-    def test_a_block_that_raises_completes_too(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        asked.answers[0].callback([4, 5])
-        asked.go_on.errback(KeyError("x"))
-        self.failureResultOf(working, KeyError)
-        self.assertEqual(asked.pending.settled, 5)
+    def assert_nothing_is_left(self) -> None:
+        """No ID is open, and no floor was left behind."""
+        self.assertEqual((self.pending.settled, self.pending.open_count), (1, 0))
+        self.pending.note(9)
+        self.assertEqual(self.pending.settled, 9)
+
+    def test_ids_are_open_once_they_are_there(self) -> None:
+        drawing = self.asked.begin()
+        self.asked.answers[0].callback([4, 5])
+        self.assertEqual(self.successResultOf(drawing), [4, 5])
+        self.assertEqual((self.pending.settled, self.pending.open_count), (3, 2))  # 2 and 3 are somebody else's
+
+    def test_trap_36_nothing_is_passed_that_may_be_on_its_way(self) -> None:
+        drawing = self.asked.begin()
+        self.pending.note(7)
+        self.assertEqual(self.pending.settled, 1)
+        self.asked.answers[0].callback([4, 5])
+        self.successResultOf(drawing)
+        self.assertEqual(self.pending.settled, 3)
+        self.pending.complete([4, 5])
+        self.assertEqual(self.pending.settled, 7)
 
     def test_cancelled_while_it_asks(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        working.cancel()
-        self.failureResultOf(working, CancelledError)
-        self.assertEqual((asked.pending.settled, asked.pending.open_count, asked.settled), (1, 0, [1]))
-        asked.pending.reserve()  # no floor was left behind
+        drawing = self.asked.begin()
+        drawing.cancel()
+        self.failureResultOf(drawing, CancelledError)
+        self.assert_nothing_is_left()
 
-    def test_cancelled_while_it_works(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        asked.answers[0].callback([4, 5])
-        working.cancel()
-        self.failureResultOf(working, CancelledError)
-        self.assertEqual(asked.pending.settled, 5)
-
-    def test_a_coroutine_that_is_dropped_leaves_nothing_open(self) -> None:
-        asked = Asked()
-        asked.answers.append(Deferred())
-        work = asked.work()
+    def test_a_coroutine_that_is_dropped(self) -> None:
+        work = draw(self.pending, self.asked, 2)
         work.send(None)
         work.close()
-        self.assertEqual((asked.pending.settled, asked.pending.open_count), (1, 0))
+        self.assert_nothing_is_left()
 
-    def test_a_sequence_that_fails_leaves_no_floor(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        asked.answers[0].errback(OSError("gone"))
-        self.failureResultOf(working, OSError)
-        asked.pending.reserve()
-        self.assertEqual(asked.pending.settled, 1)
+    def test_a_sequence_that_fails(self) -> None:
+        drawing = self.asked.begin()
+        self.asked.answers[0].errback(OSError("gone"))
+        self.failureResultOf(drawing, OSError)
+        self.assert_nothing_is_left()
 
     def test_a_sequence_that_repeats_itself_is_refused(self) -> None:
-        asked = Asked()
-        working = Deferred.fromCoroutine(asked.work())
-        asked.answers[0].callback([1, 2])
-        self.failureResultOf(working, SequenceRegressedError)
-        with pytest.raises(StopIteration):
-            next(iter(asked.pending.reserve(0)))
-        self.assertEqual(asked.pending.open_count, 0)
+        drawing = self.asked.begin()
+        self.asked.answers[0].callback([1, 2])
+        self.failureResultOf(drawing, SequenceRegressedError)
+        self.assert_nothing_is_left()

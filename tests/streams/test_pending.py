@@ -191,6 +191,13 @@ class SharedSequence(LocalCounter):
     def others_draw(self, skipped: int) -> None:
         self.sequence += skipped
 
+    @rule(data=st.data())
+    def others_are_heard_of(self, data: st.DataObject) -> None:
+        """Of any ID that was handed out: what is ours and has not arrived may be smaller."""
+        seen = data.draw(st.integers(2, self.sequence))
+        self.pending.note(seen)
+        self.highest = max(self.highest, seen)
+
     @precondition(lambda self: any(ids is None for _, ids in self.asking))
     @rule(data=st.data(), count=st.integers(1, 3))
     def the_sequence_hands_out(self, data: st.DataObject, count: int) -> None:
