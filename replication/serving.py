@@ -157,18 +157,23 @@ class Serving:
         definition = self.registry[name]
         writer = self._writers.get(definition.name)
         if writer is None:
-            writer = self._writers[definition.name] = StreamWriter(self, definition)
+            owner = None if definition.shares is None else self.stream(definition.shares)
+            writer = self._writers[definition.name] = StreamWriter(self, definition, owner)
         return writer
 
     async def _open(self) -> Exception | None:
         try:
             await self.store.open()
             await self.store.claim(self.instance_name)
+            starts: dict[StreamName, Token] = {}
             for definition in self.registry:
                 await self.store.declare(definition)
                 positions = await self.store.positions(definition.name)
-                start = max([FIRST_SETTLED, *positions.values()])
-                self.stream(definition.name).begin(start, self.store.sequence(definition.name))
+                known = starts.get(definition.generator, FIRST_SETTLED)
+                starts[definition.generator] = max([known, *positions.values()])
+            for definition in self.registry:
+                ids = definition.generator
+                self.stream(definition.name).begin(starts[ids], self.store.sequence(ids))
             await self._store_positions([writer for writer in self._writers.values() if writer.shared])
             self._say_warnings()
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)

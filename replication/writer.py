@@ -7,6 +7,9 @@ then complete.  When every smaller ID of the stream is complete too, the fact is
 from __future__ import annotations
 
 from functools import partial
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
@@ -15,7 +18,7 @@ from twisted.logger import Logger
 from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
-from replication.streams.facts import Fact, facts_of
+from replication.streams.facts import Fact, fact_bytes, facts_of, texts_of
 from replication.streams.ids import draw
 from replication.streams.kept import Kept
 from replication.streams.pending import PendingIds
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from replication.session.feed import Chunk
     from replication.streams.registry import StreamDefinition
     from replication.streams.seams import ISequence, IStatements, IStreamStore, ITransaction, Page
+    from replication.streams.settling import Batch
     from replication.waiting import Waits
 
 T = TypeVar("T")
@@ -257,13 +261,35 @@ class Reservation:
         self._process.reservation_ended(self)
 
 
+class StreamIds:
+    """The IDs of one stream, or of several that share them; the first of ``writers`` is whose they are."""
+
+    def __init__(self) -> None:
+        self.writers: list[StreamWriter] = []
+        self.begin(FIRST_SETTLED, None)
+
+    def begin(self, start: Token, sequence: ISequence | None) -> None:
+        """Take up where the store says that the streams stand; without a ``sequence`` we count by ourselves."""
+        self.pending = PendingIds(start)
+        self.durable = start  # nothing above it may be announced: a crash would take it back
+        self.sequence = sequence
+
+
 class StreamWriter:
-    """One stream, as its writer holds it."""
+    """One stream, as its writer holds it; ``owner`` is the one whose IDs it shares.
+
+    Facts of streams that share their IDs are told in the order of these: a Synapse has one position for all of them, so
+    it would take what comes late for old (trap 17).
+    """
 
     log = Logger()
 
-    def __init__(self, process: IWritingProcess, definition: StreamDefinition) -> None:
+    def __init__(
+        self, process: IWritingProcess, definition: StreamDefinition, owner: StreamWriter | None = None
+    ) -> None:
         self.definition = definition
+        self.ids: StreamIds = StreamIds() if owner is None else owner.ids
+        self.ids.writers.append(self)
         self.kept: Kept | None = None  # the facts, if there is no table
         self._process = process
         self._busy = False  # the store is being asked before more can be announced
@@ -271,16 +297,19 @@ class StreamWriter:
 
     def begin(self, start: Token, sequence: ISequence | None = None) -> None:
         """Take up where the store says that the stream stands; without a ``sequence`` nobody else writes it."""
-        self.pending = PendingIds(start)
-        self._sequence = None if self.definition.in_memory else sequence
+        self.ids.begin(start, None if self.definition.in_memory else sequence)
         self.announced = start  # how far every connection has been told
         self._settling = Settling(start)
-        self._durable = start  # nothing above it may be announced: a crash would take it back
         if self.definition.in_memory:
             self.kept = Kept(self.definition)
         # The position in the database: everything up to it is complete.  Of several writers each has one at once.
-        self._stored = FIRST_SETTLED if self._sequence is None else Token(0)
+        self._stored = FIRST_SETTLED if self.ids.sequence is None else Token(0)
         self._storing: dict[Token, Token] = {}  # what will be, by the first ID of the facts that are being committed
+
+    @property
+    def pending(self) -> PendingIds:
+        """The IDs, and which of them are open."""
+        return self.ids.pending
 
     def reserve(self, count: int | None = None) -> Reservation:
         """Return the context in which one fact, or a list of ``count`` facts in one transaction, is written.
@@ -326,7 +355,7 @@ class StreamWriter:
             return []
         name, me = self.definition.name, self._process.instance_name
         settled = Token(0)
-        if shares or self._sequence is None:
+        if shares or self.ids.sequence is None:
             settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
         bare = [token for token, texts in facts if not texts and token > settled]
         if not bare:
@@ -337,18 +366,18 @@ class StreamWriter:
 
     async def take(self, count: int) -> Sequence[Token]:
         """Open the next IDs: of our own counter, or of the sequence that all writers share."""
-        if self._sequence is None:
+        if self.ids.sequence is None:
             return [Token(each) for each in self.pending.reserve(count)]
         try:
-            return await draw(self.pending, self._sequence, count)
+            return await draw(self.pending, self.ids.sequence, count)
         except BaseException:
-            self.announce()  # what had to wait for the IDs that do not come
+            self.ids.writers[0].announce()  # what had to wait for the IDs that do not come
             raise
 
     @property
     def shared(self) -> bool:
         """Whether other processes write the stream, too."""
-        return self._sequence is not None
+        return self.ids.sequence is not None
 
     def note(self, seen: Token) -> None:
         """Learn that somebody else's facts reach up to ``seen``: where nothing of ours is open, we are as far.
@@ -357,8 +386,8 @@ class StreamWriter:
         """
         if seen > self.pending.highest:
             self.pending.note(seen)
-            self._durable = max(self._durable, seen)
-            self.announce()
+            self.ids.durable = max(self.ids.durable, seen)
+            self.ids.writers[0].announce()
 
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
         """Note that IDs are complete and what they committed (nothing: rolled back), and announce what settled."""
@@ -367,23 +396,24 @@ class StreamWriter:
         if facts:
             if self.kept is None:
                 self._stored = max(self._stored, stored)
-                self._durable = max(self._durable, facts[-1].token)
+                self.ids.durable = max(self.ids.durable, facts[-1].token)
             self._settling.add([fact for fact in facts if fact.texts])
             self._process.committed(self.definition.name, facts)
-        self.announce()
+        self.ids.writers[0].announce()
 
     def announce(self) -> None:
         """Tell all connections what has settled since the last time."""
         if self._busy:
             return
         settled = Token(self.pending.settled)
-        batch = self._settling.release(min(settled, self._durable))
-        if batch is not None and batch.spilled:
-            self._ask_store(self._announce_from_store(batch.after, batch.upto))
-            return
-        if batch is not None:
-            self._tell(batch.facts, batch.after, batch.upto)
-        if settled > self._durable:  # the last IDs have no rows in the database: store a position before saying them
+        if len(self.ids.writers) > 1:
+            self._announce_together(min(settled, self.ids.durable))
+        elif (batch := self._settling.release(min(settled, self.ids.durable))) is not None:
+            if batch.spilled:
+                self._ask_store(self._announce_from_store(batch.after, batch.upto))
+                return
+            self.tell(batch.facts, batch.after, batch.upto)
+        if settled > self.ids.durable:  # the last IDs have no rows in the database: store a position before saying them
             self._ask_store(self._store_position(settled))
 
     def unstored(self) -> Write | None:
@@ -403,14 +433,45 @@ class StreamWriter:
         """Return the line that answers REPLICATE."""
         return spell_position(self.definition.name, self._process.instance_name, self.announced, self.announced)
 
-    def _tell(self, facts: Sequence[Fact], after: Token, upto: Token) -> None:
+    def _announce_together(self, upto: Token) -> None:
+        """Tell what has settled in all streams that share our IDs, in the order of these."""
+        batches = [(writer, batch) for writer in self.ids.writers if (batch := writer.release(upto)) is not None]
+        limits = self._process.limits
+        facts = [fact for _, batch in batches for fact in batch.facts]
+        too_much = fact_bytes(facts) > limits.max_queued_bytes or len(texts_of(facts)) > limits.max_queued_lines
+        if too_much or any(batch.spilled for _, batch in batches):
+            for writer, _ in batches:
+                writer.tell_gap(upto)
+            return
+        each_in_order = ([(fact.token, writer, fact) for fact in batch.facts] for writer, batch in batches)
+        in_order = merge(*each_in_order, key=itemgetter(0))
+        for writer, run in groupby(in_order, itemgetter(1)):
+            some = [fact for _, _, fact in run]
+            writer.tell(some, writer.announced, some[-1].token)
+        for writer, _ in batches:
+            if writer.announced < upto:
+                writer.tell((), writer.announced, upto)
+
+    def release(self, upto: Token) -> Batch | None:
+        """Return what may be told now that everything up to a token has settled."""
+        return self._settling.release(upto)
+
+    def tell_gap(self, upto: Token) -> None:
+        """Tell of more than may wait for a peer: each is to fetch it in pages."""
+        name, me = self.definition.name, self._process.instance_name
+        self._process.tell(name, spell_position(name, me, upto, upto))
+        self.announced = upto
+
+    def tell(self, facts: Sequence[Fact], after: Token, upto: Token) -> None:
+        """Tell all connections of ``facts``, all there are in ``(after, upto]``."""
         if self.kept is not None:
             self.kept.add(facts, self._process.clock.seconds())
         name, me, limits = self.definition.name, self._process.instance_name, self._process.limits
         chunks = list(spell_facts(name, me, facts, after=after, upto=upto, line_limit=limits.line_limit))
         size, lines = sum(len(each.data) for each in chunks), sum(each.lines for each in chunks)
         if size > limits.max_queued_bytes or lines > limits.max_queued_lines:
-            chunks = [spell_position(name, me, upto, upto)]  # more than may wait for a peer: let each fetch it in pages
+            self.tell_gap(upto)
+            return
         for chunk in chunks:
             self._process.tell(name, chunk)
         self.announced = upto
@@ -461,7 +522,7 @@ class StreamWriter:
         write = Write(self.definition.name, writer, settled)
         await self._until_it_works(lambda: self._process.store.transaction().commit([write]))
         self.stored(settled)
-        self._durable = max(self._durable, settled)
+        self.ids.durable = max(self.ids.durable, settled)
 
     async def facts(self, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts as ``IStreamStore.facts`` does, from memory if that is where they are."""
@@ -480,7 +541,7 @@ class StreamWriter:
         while after < upto:
             ask = partial(self.facts, after=after, upto=upto, limit=PAGE_ROWS)
             page = await self._until_it_works(ask)
-            self._tell(page.facts, after, page.upto)
+            self.tell(page.facts, after, page.upto)
             after = page.upto
 
     async def _until_it_works(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -245,6 +245,20 @@ class StartTests(MasterCase):
         self.assertEqual(self.news(wire)[0], "POSITION orders master 9 9")
         self.assertEqual(self.append("placed"), [10])
 
+    def test_trap_17_streams_that_share_their_ids_go_on_where_the_furthest_of_them_stands(self) -> None:
+        streams = [StreamDefinition("tags", shares="data"), StreamDefinition("data")]
+        master = self.make_master(streams=streams)
+        for stream, tokens in (("tags", [2]), ("data", [3]), ("tags", [4])):
+            self.assertEqual(now(master.stream(stream).append([[1]])), tokens)
+        now(master.stop())
+        self.master = self.make_master(streams=streams)
+        now(self.master.start())
+        wire = self.greeted("REPLICATE")
+        self.assertEqual(now(self.master.stream("data").append([[1]])), [5])
+        self.assertEqual(self.news(wire), ["RDATA data master 5 1", "POSITION tags master 4 5"])
+        page = now(self.master.page("tags", None, after=0, upto=9, limit=9))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto), ([2, 4], 5))
+
     def test_a_server_name_that_cannot_be_said_is_refused_at_once(self) -> None:
         for name in ("two\nlines", "cr\r", "x" * 20_000, "\ud800"):
             with self.assertRaisesRegex(ConfigError, "server_name"):

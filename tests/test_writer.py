@@ -65,7 +65,8 @@ class Process:
         await self.store.open()
         for definition in definitions:
             await self.store.declare(definition)
-            writer = self.writers[definition.name] = StreamWriter(self, definition)
+            owner = None if definition.shares is None else self.writers[definition.shares]
+            writer = self.writers[definition.name] = StreamWriter(self, definition, owner)
             start = max([Token(1), *(await self.store.positions(definition.name)).values()])
             writer.begin(start, self.store.sequence(definition.name))
 
@@ -918,6 +919,71 @@ class InMemoryTests(WriterCase):
         now(self.notes.append([[1]]))
         self.notes.acknowledged(InstanceName("sender"), Token(3))
         self.assertEqual(self.stored(), {2: ("1",)})
+
+
+class SharedIdsTests(WriterCase):
+    """Two streams with one ID generator: trap 17."""
+
+    limits = Limits(max_queued_lines=20)
+
+    def setUp(self) -> None:
+        super().setUp()
+        data, tags = StreamDefinition("data"), StreamDefinition("tags", shares="data")
+        now(self.process.declare(data, tags))
+        self.data, self.tags = self.process.writers[data.name], self.process.writers[tags.name]
+
+    def test_trap_17_no_id_is_in_both_and_facts_of_both_are_told_in_the_order_of_their_ids(self) -> None:
+        """Who has one position for both streams, as a Synapse, takes nothing for old."""
+        reservation, fact = self.hold(self.data)
+        tags = [now(self.tags.append([[each]])) for each in ("a", "b")]
+        self.assertEqual((fact.token, tags), (2, [[3], [4]]))
+        self.assertEqual(now(self.data.append([[1]])), [5])
+        self.assertEqual(now(self.tags.append([["c"]])), [6])
+        self.assertEqual(self.process.news(), [])
+        now(fact.write(0))
+        self.leave(reservation)
+        self.assertEqual(
+            self.process.news(),
+            [
+                "RDATA data master 2 0",
+                'RDATA tags master 3 "a"',
+                'RDATA tags master 4 "b"',
+                "RDATA data master 5 1",
+                'RDATA tags master 6 "c"',
+                "POSITION data master 5 6",
+            ],
+        )
+        self.assertEqual((self.data.announced, self.tags.announced), (6, 6))
+
+    def test_a_fact_of_one_waits_for_an_open_id_of_the_other(self) -> None:
+        reservation, _ = self.hold(self.tags)
+        now(self.data.append([[1]]))
+        self.assertEqual(self.process.news(), [])
+        self.leave(reservation, ZeroDivisionError())
+        self.assertEqual(self.process.news(), ["RDATA data master 3 1", "POSITION tags master 1 3"])
+
+    def test_ids_that_were_rolled_back_move_both(self) -> None:
+        reservation, _ = self.hold(self.tags, 3)
+        self.leave(reservation, ZeroDivisionError())
+        self.assertEqual(self.process.news(), ["POSITION data master 1 4", "POSITION tags master 1 4"])
+        unstored = self.tags.unstored()
+        self.assertEqual((self.position("data"), None if unstored is None else unstored.upto), (4, 4))
+
+    def test_a_burst_is_told_as_a_gap_in_both(self) -> None:
+        reservation, _ = self.hold(self.data)
+        for _ in range(11):
+            now(self.data.append([[1]]))
+            now(self.tags.append([[1]]))
+        self.leave(reservation, ZeroDivisionError())
+        self.assertEqual(self.process.news(), ["POSITION data master 24 24", "POSITION tags master 24 24"])
+
+    def test_what_waited_too_long_is_told_as_a_gap_in_both(self) -> None:
+        self.tags._settling = Settling(Token(1), max_bytes=100)
+        reservation, _ = self.hold(self.data)
+        for _ in range(3):
+            now(self.tags.append([["x" * 50]]))
+        self.leave(reservation, ZeroDivisionError())
+        self.assertEqual(self.process.news(), ["POSITION data master 5 5", "POSITION tags master 5 5"])
 
 
 def remember(writer: StreamWriter, store: IStreamStore, pump: Pump) -> None:

@@ -65,7 +65,7 @@ class MappedTable:
         self.definition = definition
         self.direction = DOWN if definition.negative else UP
         # Unless the column has one.
-        self.sequence = quoted(definition.sequence or relation_name(definition.name, "_seq"))
+        self.sequence = quoted(definition.sequence or relation_name(definition.generator, "_seq"))
         self._table = quoted(definition.table or "")
         self._columns = definition.row or ()
         self._json: list[bool] = []  # which of them are JSON

@@ -75,7 +75,7 @@ class GenericTable:
         self.definition = definition
         self.direction = DOWN if definition.negative else UP
         self.name = relation_name(definition.name)
-        self.sequence = quoted(relation_name(definition.name, "_seq"))
+        self.sequence = quoted(relation_name(definition.generator, "_seq"))
         way, table = self.direction, quoted(self.name)
         minus = "-" if definition.negative else ""
         columns = 'stream_id bigint NOT NULL, ord integer NOT NULL, instance_name text NOT NULL, "row" text NOT NULL'

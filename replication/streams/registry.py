@@ -152,6 +152,11 @@ class StreamDefinition:
         """Whether a database of this kind has the stream in one table of the application."""
         return self.table is not None and self.dialect in (None, dialect)
 
+    @property
+    def generator(self) -> StreamName:
+        """The stream whose IDs these are: this one, or the one that it shares them with."""
+        return self.shares or self.name
+
     def written_by(self, instance: InstanceName) -> bool:
         """Whether ``instance`` may write here."""
         return not self.writers or instance in self.writers
