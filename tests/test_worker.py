@@ -428,7 +428,7 @@ class WaitTests(WorkerCase):
         self.net.cut()
         del self.net.serving[WIRE]
         with logged():
-            self.net.run(1.0)
+            self.net.run(1.5)
         self.assertIn("nothing has been heard of it; links: tcp:127.0.0.1:9092 not connected", str(error_of(waiting)))
 
     def test_and_why_a_stream_stands_still(self) -> None:
