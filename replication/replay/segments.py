@@ -212,10 +212,11 @@ class SegmentWriter:
         self._compression = compression
         self._compacted = compacted
 
-    def write(self, lines: bytes, rows: int, first: Token, last: Token) -> None:
-        """Take the lines of whole facts, ``first`` to ``last``; ``rows`` of the lines are RDATA."""
-        self._sum.update(lines)
-        self._sink.write(lines)
+    def write(self, lines: bytes | memoryview, rows: int, first: Token, last: Token) -> None:
+        """Take the lines of whole facts, ``first`` to ``last``, each after a line feed; ``rows`` of them are RDATA."""
+        for data in (lines[1:], b"\n"):
+            self._sum.update(data)
+            self._sink.write(data)
         self._size += len(lines)
         self.rows += rows
         self.last = last

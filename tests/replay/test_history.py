@@ -252,7 +252,7 @@ def test_a_row_with_a_line_end_in_it_is_refused(tmp_path: Path) -> None:
 def test_lines_of_a_slice_are_its_own() -> None:
     tokens, rows = pa.array([2, 3, 3, 4], pa.int64()), pa.array(["1", "2", "3", "4"])
     data, count = LineSpeller(STREAM, MASTER, 100).spell(tokens[1:3], rows[1:3])
-    assert bytes(data) == b"RDATA orders master batch 2\nRDATA orders master 3 3\n"
+    assert bytes(data) == b"\nRDATA orders master batch 2\nRDATA orders master 3 3"
     assert count == 2
 
 
