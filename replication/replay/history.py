@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
@@ -281,7 +281,7 @@ class LineSpeller:
         import pyarrow.compute as pc  # noqa: PLC0415
 
         places, numbers = pc.cast(tokens, pa.string()), tokens.to_numpy()
-        goes_on = np.append(numbers[:-1] == numbers[1:], [False])
+        goes_on: Any = np.append(numbers[:-1] == numbers[1:], [False])
         if goes_on.any():
             places = pc.if_else(pa.array(goes_on), "batch", places)
         lines = pc.binary_join_element_wise(f"\nRDATA {self._of}", places, rows, " ")
