@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from replication.errors import ConfigError, StoreError
-from replication.storage.mapped import MappedTable
+from replication.storage.gathered import table_of
 from replication.storage.postgres_tables import relation_name
 from replication.wire.grammar import InstanceName, StreamName
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from replication.storage.postgres_session import PostgresSession
-    from replication.streams.registry import StreamDefinition
+    from replication.streams.registry import Dialect, StreamDefinition
     from replication.streams.seams import Page
     from replication.wire.grammar import Token
 
@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 
 class IPages(Protocol):
-    """A mapped table, as the store reads it."""
+    """Tables of the application, as the store reads them."""
 
     def __call__(self, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""
@@ -53,13 +53,14 @@ class IDatabase(Protocol):
     """A database opened for reading; StoreError names it."""
 
     name: str  # for people; it has no password in it
+    dialect: Dialect
 
     def generic_table(self, definition: StreamDefinition) -> str:
         """Return what SQL calls a stream's own table."""
         ...
 
-    def mapped_table(self, definition: StreamDefinition) -> IPages:
-        """Return what reads a mapped table; SchemaError if it cannot be read so."""
+    def pages(self, definition: StreamDefinition) -> IPages:
+        """Return what reads the application's tables of a stream; SchemaError if they cannot be read so."""
         ...
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -113,6 +114,8 @@ def read_positions(database: IDatabase) -> list[Position]:
 class SqliteDatabase:
     """An SQLite file, with the standard library's driver and with ADBC's."""
 
+    dialect: Dialect = "sqlite"
+
     def __init__(self, url: str) -> None:
         self.name = url
         path = Path(url.removeprefix("sqlite:///"))
@@ -126,9 +129,11 @@ class SqliteDatabase:
         """Return its name, quoted."""
         return f'"stream_{definition.name}"'
 
-    def mapped_table(self, definition: StreamDefinition) -> IPages:
+    def pages(self, definition: StreamDefinition) -> IPages:
         """Return the store's own code, on our connection."""
-        table = MappedTable(definition)
+        table = table_of(definition)
+        with _refusals(self.name):
+            table.declare(self._database, may_create=False)
 
         def page(writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
             with _refusals(self.name):
@@ -159,7 +164,9 @@ class SqliteDatabase:
 
 
 class PostgresDatabase:
-    """A PostgreSQL database, with ADBC's driver, and with the store's for tables that are mapped."""
+    """A PostgreSQL database, with ADBC's driver, and with the store's for tables of the application."""
+
+    dialect: Dialect = "postgresql"
 
     def __init__(self, url: str) -> None:
         self.name = name_of(url)
@@ -178,20 +185,20 @@ class PostgresDatabase:
         """Return its name, quoted; a long one is cut."""
         return f'"{relation_name(definition.name)}"'
 
-    def mapped_table(self, definition: StreamDefinition) -> IPages:
+    def pages(self, definition: StreamDefinition) -> IPages:
         """Return the store's own code, on a session of its own."""
         try:
-            from replication.storage import postgres_mapped, postgres_session  # noqa: PLC0415 - its driver is an extra
+            from replication.storage import postgres_gathered, postgres_session  # noqa: PLC0415 - its driver is an extra
         except ImportError as error:
             raise ConfigError(
-                f"a mapped table in PostgreSQL needs {error.name}: pip install '.[postgres]' in the checkout"
+                f"tables of an application in PostgreSQL need {error.name}: pip install '.[postgres]' in the checkout"
             ) from error
         if self._session is None:
             address, nobody = postgres_session.Address.parse(self._url), postgres_session.Holder()
             self._session = postgres_session.PostgresSession(
                 address, Event(), nobody, {"default_transaction_read_only": "on"}
             )
-        table = postgres_mapped.MappedTable(definition)
+        table = postgres_gathered.table_of(definition)
         table.declare(self._session, may_create=False)
         return partial(table.page, self._session)
 

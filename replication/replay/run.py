@@ -190,26 +190,23 @@ def _wanted(database: IDatabase, request: Request) -> Iterator[tuple[StreamDefin
         definition = defined.get(name) or StreamDefinition(name, negative=negative)
         if request.shape.compact and name in request.streams and not definition.key:
             raise ConfigError(f"--compact: stream {name!r} declares no key, by which a fact could replace another")
-        if not positions:
-            positions = _vouched(database, definition, request.upto, [*stored])
+        if definition.in_memory and name not in request.streams:
+            continue  # its position alone is stored
+        try:
+            empty = open_table(database, definition).is_empty()
+        except StoreError as error:
+            if positions:
+                cure = "say by --config how it is kept, or name other streams by --stream"
+                raise StoreError(f"stream {name!r} has a position in {database.name!r}, but {error}: {cure}") from error
+            known = ", ".join(stored) or "none"
+            raise UnknownStreamError(f"no stream {name!r} in {database.name!r}; it has {known}: {error}") from error
+        if not positions and not empty:
+            positions = _vouched(definition, request.upto)
         yield definition, {instance: Token(abs(place)) for instance, place in positions.items()}
 
 
-def _vouched(
-    database: IDatabase, definition: StreamDefinition, upto: int | None, known: Sequence[StreamName]
-) -> dict[InstanceName, int]:
-    """Return positions for a stream of which none is stored: up to where the user says that nothing is unfinished.
-
-    An empty one needs nobody's word.
-    """
-    try:
-        empty = open_table(database, definition).is_empty()
-    except StoreError as error:
-        raise UnknownStreamError(
-            f"no stream {definition.name!r} in {database.name!r}; it has {', '.join(known) or 'none'}: {error}"
-        ) from error
-    if empty:
-        return {}
+def _vouched(definition: StreamDefinition, upto: int | None) -> dict[InstanceName, int]:
+    """Return positions for a stream of which none is stored: up to where the user says that nothing is unfinished."""
     if upto is None:
         raise StoreError(
             f"no position of stream {definition.name!r} is stored, so nobody knows which IDs are still open: let its "

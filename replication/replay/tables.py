@@ -1,7 +1,7 @@
 """Reading the tables of streams in bulk: tokens, instances and rows as Arrow columns, in the order of the wire.
 
-A generic table (``stream_NAME``) is read with ADBC, whose batches never become Python objects.  A mapped one is read
-page by page with the code of the store itself: its rows are made of values, and only that gives the very same bytes.
+A generic table (``stream_NAME``) is read with ADBC, whose batches never become Python objects.  What an application has
+in tables of its own is read page by page with the code of the store: only that makes the very same bytes of values.
 
 Everything here blocks.  A stored ID is the token times the table's sign: a ``negative`` stream counts -1, -2, …
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from replication.errors import StoreError
+from replication.storage.gathering import Gathering
 from replication.streams.facts import texts_of
 from replication.wire.grammar import Token
 
@@ -58,8 +60,14 @@ class ITable(Protocol):
 
 
 def open_table(database: IDatabase, definition: StreamDefinition) -> ITable:
-    """Return the table of a stream."""
-    return GenericTable(database, definition) if definition.table is None else MappedTable(database, definition)
+    """Return the table of a stream; StoreError if it has none, SchemaError if it cannot be read."""
+    if definition.in_memory:
+        raise StoreError(f"stream {definition.name!r} has no history: its facts are in the memory of their writer")
+    if definition.sources(database.dialect):
+        return GatheredTables(database, definition)
+    if definition.maps(database.dialect):
+        return MappedTable(database, definition)
+    return GenericTable(database, definition)
 
 
 class _Places:
@@ -114,15 +122,14 @@ class GenericTable(_Places):
             yield Columns(batch.column(0), None if one else batch.column(1), batch.column(batch.num_columns - 1))
 
 
-class MappedTable(_Places):
-    """A table that the application made, as its StreamDefinition describes it."""
+class _Paged:
+    """What only the store's own code can read."""
 
     def __init__(self, database: IDatabase, definition: StreamDefinition) -> None:
-        super().__init__(database, f'"{definition.table}" AS source', f'source."{definition.id_column}"', definition)
-        self._page = database.mapped_table(definition)
+        self._page = database.pages(definition)
 
     def columns(self, writers: Sequence[InstanceName], *, after: Token, upto: Token, alone: bool) -> Iterator[Columns]:  # noqa: ARG002
-        """Read them as the store does, a writer after the other."""
+        """Read page by page, a writer after the other."""
         import pyarrow as pa  # noqa: PLC0415 (only who needs it must have it)
 
         for writer in writers:
@@ -135,6 +142,41 @@ class MappedTable(_Places):
                     continue
                 names = None if len(writers) == 1 else pa.array([writer] * len(tokens), pa.string())
                 yield Columns(pa.array(tokens, pa.int64()), names, pa.array(texts_of(page.facts), pa.string()))
+
+
+class MappedTable(_Paged, _Places):
+    """A table that the application made, as its StreamDefinition describes it."""
+
+    def __init__(self, database: IDatabase, definition: StreamDefinition) -> None:
+        _Paged.__init__(self, database, definition)
+        source, column = f'"{definition.table}" AS source', f'source."{definition.id_column}"'
+        _Places.__init__(self, database, source, column, definition)
+
+
+class GatheredTables(_Paged):
+    """Tables of the application that give their rows to one stream."""
+
+    def __init__(self, database: IDatabase, definition: StreamDefinition) -> None:
+        super().__init__(database, definition)
+        self._database = database
+        # Only tokens are asked for here, which take neither parameters nor the order of rows.
+        self._parts = Gathering(definition, definition.sources(database.dialect), mark="", order="").parts
+
+    def reach(self, after: Token, count: int) -> Token | None:
+        """Ask each table's index."""
+        some = self._tokens(after, count + 1)
+        if len(some) <= count:
+            return None
+        whole = [token for token in some[:count] if token < some[count]]
+        return whole[-1] if whole else some[count]
+
+    def is_empty(self) -> bool:
+        """Ask each table for a row."""
+        return not self._tokens(Token(0), 1)
+
+    def _tokens(self, after: Token, count: int) -> list[Token]:
+        asked = [self._database.rows(part.tokens(after, count)) for part in self._parts]
+        return sorted(Token(token) for rows in asked for (token,) in rows)[:count]
 
 
 def _quoted(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -356,3 +358,17 @@ def test_invalidations_can_be_compacted_without_being_declared(tmp_path: Path) -
     assert history(tmp_path / "out") == live_lines(FACTS)
     with pytest.raises(ConfigError, match="--compact: stream 'orders' declares no key"):
         run_here(Request(database, str(tmp_path / "new"), streams=["orders"], shape=Shape(compact=True)))
+
+
+def test_a_position_without_a_table_says_what_is_missing(tmp_path: Path) -> None:
+    """A stream that is kept elsewhere, or in memory, leaves its position in the database, and no table."""
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("INSERT INTO stream_positions VALUES ('typing', 'master', 7)")
+    with pytest.raises(StoreError, match=r"'typing' has a position in .*no such table.*--config.*--stream"):
+        run_here(Request(url, str(tmp_path / "out")))
+    typing = StreamDefinition("typing", row=("room_id",), in_memory=True)
+    new = run_here(Request(url, str(tmp_path / "out"), definitions=[typing]))
+    assert [each.stream for each in new] == ["orders"]
+    with pytest.raises(StoreError, match="'typing' has no history: its facts are in the memory of their writer"):
+        run_here(Request(url, str(tmp_path / "out"), streams=["typing"], definitions=[typing]))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
-from replication.errors import StoreError
+from replication.errors import SchemaError, StoreError
 from replication.replay import tables
 from replication.replay.databases import open_database
 from replication.replay.tables import open_table
+from replication.storage.gathered import GatheredTable
 from replication.storage.mapped import MappedTable
-from replication.streams.registry import StreamDefinition
+from replication.streams.registry import SourceTable, StreamDefinition
 from replication.wire.grammar import InstanceName, Token
 from tests.replay.histories import MASTER, OTHER, fact, write_database
 
@@ -121,3 +122,84 @@ def test_how_far_rows_reach_in_whole_facts(tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {}, stream="none")
     with closing(open_database(url)) as database:
         assert open_table(database, StreamDefinition("none")).is_empty()
+
+
+PETS = StreamDefinition(
+    "pets",
+    row=("kind", "data"),
+    tables=[
+        SourceTable(
+            table="cats",
+            id_column="id",
+            instance_column="writer",
+            kind="cat",
+            row=["name", "owners.name"],
+            joins="LEFT JOIN owners ON owners.id = source.owner",
+            where="source.name <> 'hidden'",
+        ),
+        SourceTable(table="dogs", id_column="id", kind="dog", row=["name"]),
+        SourceTable(table="birds", dialect="postgresql", kind="bird", row=["name"]),
+    ],
+)
+
+
+def make_pets(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as opened, opened:
+        opened.execute("CREATE TABLE owners (id INTEGER PRIMARY KEY, name TEXT)")
+        opened.execute("INSERT INTO owners VALUES (1, 'é')")
+        for table in ("cats", "dogs"):
+            opened.execute(f"CREATE TABLE {table} (id INTEGER, writer TEXT, name TEXT, owner INTEGER)")
+            opened.execute(f"CREATE INDEX {table}_id ON {table} (id)")
+        cats = [(2, None, "a", 1), (5, OTHER, "b", None), (5, OTHER, "hidden", 1), (7, MASTER, "c", 1)]
+        opened.executemany("INSERT INTO cats VALUES (?, ?, ?, ?)", cats)
+        opened.executemany("INSERT INTO dogs (id, name) VALUES (?, ?)", [(2, "d"), (2, "e"), (3, "f"), (9, "g")])
+    return f"sqlite:///{path}"
+
+
+def test_rows_that_are_gathered_from_several_tables_have_the_bytes_that_the_store_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_pets(tmp_path / "m.db")
+    stored = GatheredTable(PETS)
+    for limit in (1, 2, 1_000):
+        monkeypatch.setattr(tables, "PAGE_ROWS", limit)
+        found = read(url, PETS, MASTER, OTHER)
+        for writer in (MASTER, OTHER):
+            with closing(sqlite3.connect(tmp_path / "m.db")) as opened:
+                page = stored.page(opened, writer, after=Token(0), upto=UPTO, limit=1_000)
+            want = [(token, writer, text) for token, texts in page.facts for text in texts]
+            assert want
+            assert [each for each in found if each[1] == writer] == want
+    assert (2, MASTER, '["cat",["a","\\u00e9"]]') in found
+
+
+def test_how_far_gathered_rows_reach_in_whole_facts(tmp_path: Path) -> None:
+    with closing(open_database(make_pets(tmp_path / "m.db"))) as database:
+        table = open_table(database, PETS)
+        assert [table.reach(Token(0), count) for count in range(1, 9)] == [2, 2, 2, 3, 5, 7, None, None]
+        assert table.reach(Token(5), 1) == 7
+        assert table.reach(Token(9), 1) is None
+        assert not table.is_empty()
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("DELETE FROM dogs")
+        opened.execute("DELETE FROM cats WHERE name <> 'hidden'")
+    with closing(open_database(f"sqlite:///{tmp_path}/m.db")) as database:
+        assert open_table(database, PETS).is_empty()
+
+
+def test_a_table_that_another_kind_of_database_has_is_not_looked_for(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, 1)]})
+    orders = StreamDefinition("orders", table="elsewhere", row=("a",), dialect="postgresql")
+    assert read(url, orders, MASTER) == [(2, None, "1")]
+
+
+def test_a_stream_in_memory_has_no_history(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {})
+    with pytest.raises(StoreError, match="stream 'typing' has no history"):
+        read(url, StreamDefinition("typing", in_memory=True), MASTER)
+
+
+def test_a_table_of_the_application_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    url = make_pets(tmp_path / "m.db")
+    with pytest.raises(SchemaError, match=r"'pets' cannot be gathered from table 'fish': no such table"):
+        read(url, StreamDefinition("pets", row=("a",), tables=[SourceTable(table="fish", row=["name"])]), MASTER)
