@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from replication.session.feed import Chunk
     from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore, PeerStatus
-    from replication.wire.commands import Command
+    from replication.wire.commands import Command, UserIp
     from replication.wire.grammar import InstanceName
 
 STOP_PATIENCE = 10.0  # seconds that open transactions have to finish when we stop
@@ -281,9 +281,19 @@ class Serving:
                 ],
                 open_count=writer.pending.open_count,
                 oldest_open=oldest.get(writer.definition.name),
+                kept=None if writer.kept is None else writer.kept.status(),
             )
             for writer in self._writers.values()
         ]
+
+    def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
+        """Return, by instance ID, each user that syncs there, with the time of the last sync in ms."""
+        return self.syncing.processes()
+
+    async def places_of(self, user_id: str) -> Sequence[UserIp]:
+        """Return where a user was seen, the latest first."""
+        await self.started()
+        return await self.effects.last_seen.of(user_id)
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return every connection."""
@@ -303,6 +313,8 @@ class Serving:
             yield Sample("open_ids", "gauge", "Reserved IDs that are not complete.", status.open_count, of)
             age = status.oldest_open[1] if status.oldest_open else 0.0
             yield Sample("oldest_open_seconds", "gauge", "Age of the oldest incomplete ID.", age, of)
+            if status.kept is not None:
+                yield Sample("kept_bytes", "gauge", "Memory of a stream without a table.", status.kept.bytes, of)
             for writer in status.writers:
                 where = {**of, "writer": writer.instance}
                 yield Sample("position", "gauge", "Current ID of a writer.", writer.announced, where)

@@ -127,6 +127,11 @@ class Voice:
         """Return the users that sync here."""
         return [*self._syncing, *self._leaving]
 
+    def users_syncing(self) -> dict[str, dict[str, int]]:
+        """Return the same by our instance ID, with the time in ms until which they have synced: now."""
+        users = self.users()
+        return {self.instance_id: dict.fromkeys(users, self._now_ms())} if users else {}
+
     def hello(self) -> list[Command]:
         """Return what is said to a writer that was just connected to, before it is asked for facts (protocol B1)."""
         now = self._now_ms()

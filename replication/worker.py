@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from replication.session.connection import Heard
     from replication.streams.cursor import Apply, CatchUp
     from replication.streams.seams import IStreamStore
+    from replication.wire.commands import UserIp
 
 F = TypeVar("F", bound="Callable[..., object]")
 T = TypeVar("T")
@@ -412,6 +413,14 @@ class Worker:
             StreamStatus(StreamDefinition(name), [follower.status(writer) for writer in follower.cursors])
             for name, follower in self._followers.items()
         ]
+
+    def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the users that sync here."""
+        return self.voice.users_syncing()
+
+    async def places_of(self, user_id: str) -> Sequence[UserIp]:
+        """Refuse: only a writer writes down where users were seen."""
+        raise NotAWriterError(f"this is worker {self.instance_name!r}: ask a writer where {user_id[:100]!r} was seen")
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the links to writers."""

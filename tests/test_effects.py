@@ -113,6 +113,22 @@ class OthersTests(MasterCase):
         self.assertEqual(figures["commands_total", "PING"], 2)
         self.assertEqual(figures["commands_total", "USER_SYNC"], 1)
 
+    def test_what_is_known_of_users_is_served(self) -> None:
+        self.say(self.greeted(), "USER_SYNC abcde @u:h start 5")
+        self.assertEqual(self.master.users_syncing(), {"abcde": {"@u:h": 5}})
+        with patch.object(LastSeen, "of", return_value=["a place"]):
+            self.assertEqual(now(self.master.places_of("@u:h")), ["a place"])
+
+    def test_what_is_kept_in_memory_is_shown(self) -> None:
+        self.emit("e", "e")
+        self.say(self.greeted(), "FEDERATION_ACK one 2")
+        [status, _] = self.master.stream_statuses()
+        self.assertIsNotNone(status.kept)
+        assert status.kept is not None
+        self.assertEqual((status.kept.facts, status.kept.acknowledged), (1, {"one": 2}))
+        figures = {(each.name, *each.labels.values()): each.value for each in self.master.samples()}
+        self.assertEqual(figures["kept_bytes", "federation"], status.kept.bytes)
+
 
 class SayingTests(MasterCase):
     def test_the_application_hears_and_says(self) -> None:

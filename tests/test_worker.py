@@ -213,6 +213,13 @@ class CommandTests(WorkerCase):
         self.net.run()
         self.assertEqual(self.heard_by(writer)[-2:], [f"CLEAR_USER_SYNC {me}", "ERROR server stopping"])
 
+    def test_a_worker_shows_who_syncs_here_and_does_not_know_where_they_were_seen(self) -> None:
+        self.assertEqual(self.worker.users_syncing(), {})
+        with self.worker.user_syncing("@u:h"):
+            self.assertEqual([*self.worker.users_syncing()[self.worker.voice.instance_id]], ["@u:h"])
+        with self.assertRaisesRegex(NotAWriterError, "ask a writer where '@u:h' was seen"):
+            now(self.worker.places_of("@u:h"))
+
     def test_all_writers_are_told_what_is_said(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9192"])
         writers = [self.serve(HELLO + position(1, 1)), self.serve(HELLO + position(1, 1), port=9192)]

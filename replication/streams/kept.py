@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from replication.streams.facts import Fact, fact_bytes
-from replication.streams.seams import Page
+from replication.streams.seams import KeptStatus, Page
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Kept:
     def __len__(self) -> int:
         """How many facts there are."""
         return len(self._facts)
+
+    def status(self) -> KeptStatus:
+        """Return what a status page shows of it."""
+        return KeptStatus(len(self), self.bytes, dict(self.acknowledged))
 
     def add(self, facts: Sequence[Fact], now: float) -> None:
         """Keep facts, newer than all before them."""

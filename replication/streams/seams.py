@@ -201,6 +201,15 @@ class WriterStatus:
 
 
 @attrs.frozen
+class KeptStatus:
+    """What a stream without a table has in memory, in facts and bytes, and how far each sender has acknowledged it."""
+
+    facts: int
+    bytes: int
+    acknowledged: Mapping[InstanceName, Token]
+
+
+@attrs.frozen
 class StreamStatus:
     """How one stream stands here; ``oldest_open`` is an incomplete ID and its age in seconds."""
 
@@ -208,6 +217,7 @@ class StreamStatus:
     writers: Sequence[WriterStatus]
     open_count: int = 0
     oldest_open: tuple[Token, float] | None = None
+    kept: KeptStatus | None = None
 
     @property
     def minimum(self) -> Token:

@@ -40,6 +40,7 @@ from replication.web.facts import (
 from replication.web.query import read_key, read_query, read_token
 from replication.web.rooms import RoomCalls
 from replication.web.status import describe_peer, describe_stream
+from replication.web.users import IUsers, answer_user, answer_users
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ SLICE: Final = 2**20  # bytes of additions that are read in one reactor turn: ab
 _log = Logger()
 
 
-class IServed(Protocol):
+class IServed(IUsers, Protocol):
     """What the API shows: a Master or a Worker."""
 
     role: str
@@ -185,6 +186,10 @@ class Api(Resource):
                 return found
             case ["v1", "connections"]:
                 return "connections", "GET", self._connections
+            case ["v1", "users"]:
+                return "users", "GET", lambda _: answer_users(self._served)
+            case ["v1", "users", user]:
+                return "user", "GET", lambda _: answer_user(self._served, user)
             case ["health"]:
                 return "health", "GET", self._health
             case ["metrics"]:

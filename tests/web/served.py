@@ -17,6 +17,7 @@ from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, Wr
 from replication.web.calls import Calls
 from replication.web.site import make_site
 from replication.wire import grammar
+from replication.wire.commands import UserIp
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -101,6 +102,14 @@ class FakeServed:
             StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5)),
             *[StreamStatus(each, []) for each in self.definitions[1:]],
         ]
+
+    def users_syncing(self) -> dict[str, dict[str, int]]:
+        return {"abcde": {"@v:h": 7, "@u:h": 5}, "fghij": {"@u:h": 6}}
+
+    async def places_of(self, user_id: str) -> list[UserIp]:
+        if self.error is not None:
+            raise self.error
+        return [UserIp(user_id, "secret token", "1.2.3.4", "UA", "DEV", 9)]
 
     def peer_statuses(self) -> list[PeerStatus]:
         return [PeerStatus("worker1", "127.0.0.1:5", 1_700_000_000.0, 12, 345, 6, "PING")]

@@ -40,6 +40,8 @@ CALLS = [
     ("GET", f"{UPDATES}?instance=master&from=1&upto=9"),
     ("POST", FACTS),
     ("GET", "/v1/connections"),
+    ("GET", "/v1/users"),
+    ("GET", "/v1/users/@u:h"),
     ("GET", "/metrics"),
     ("GET", f"{SYNAPSE}?from_token=1&upto_token=9"),
     ("POST", "/_synapse/replication/presence_set_state/u"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from replication.streams.registry import StreamDefinition
+from replication.streams.seams import KeptStatus, StreamStatus
 from replication.web.status import describe_peer, describe_stream
+from replication.wire.grammar import InstanceName, Token
 from tests.web.served import FakeServed
 
 
@@ -28,7 +31,16 @@ def test_a_stream_is_described_as_the_contract_says() -> None:
         "maximum": 9,
         "open": 2,
         "oldest_open": {"id": 10, "age": 1.5},
+        "shares": None,
+        "in_memory": None,
     }
+
+
+def test_a_stream_without_a_table_tells_what_it_has_in_memory() -> None:
+    status = StreamStatus(
+        StreamDefinition("f", in_memory=True), [], kept=KeptStatus(2, 400, {InstanceName("s"): Token(3)})
+    )
+    assert describe_stream(status)["in_memory"] == {"facts": 2, "bytes": 400, "acknowledged": {"s": 3}}
 
 
 def test_a_stream_without_writers_stands_at_nought() -> None:
