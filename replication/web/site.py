@@ -7,7 +7,7 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError  # noqa: A004 - Twisted's name
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.web.resource import Resource
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     Call = Callable[[Exchange], Coroutine[Any, Any, Answer]]
 
 MAX_BODY: Final = 64 * 2**20  # bytes
+HEALTH_PATIENCE: Final = 5.0  # seconds; who asks for it does not wait much longer either
 SLICE: Final = 2**20  # bytes of additions that are read in one reactor turn: about 10 ms
 
 _log = Logger()
@@ -282,9 +283,12 @@ class Api(Resource):
 
     async def _health(self, _: Exchange) -> Answer:
         try:
-            await self._served.check()
+            checking = Deferred.fromCoroutine(self._served.check())
+            await checking.addTimeout(HEALTH_PATIENCE, self.clock)
         except (StoreError, StreamError) as error:
             raise refuse(503, str(error)) from error
+        except TimeoutError as error:
+            raise refuse(503, f"the store has not answered for {HEALTH_PATIENCE:.0f} s") from error
         served = self._served
         identity = {"role": served.role, "server_name": served.server_name, "instance_name": served.instance_name}
         return say({"status": "ok", **identity})

@@ -96,6 +96,14 @@ class StatusTests(ApiTestCase):
             self.served.error = error
             self.assert_refused(self.get("/health"), 503, str(error))
 
+    def test_health_does_not_wait_for_a_store_that_says_nothing(self) -> None:
+        self.served.checking = Deferred()
+        self.client.say(header("GET", "/health"))
+        self.clock.advance(4.9)
+        self.assertEqual(self.client.transport.value(), b"")
+        self.clock.advance(0.2)
+        self.assert_refused(self.client.heard(), 503, "has not answered for 5 s")
+
     def test_metrics_are_text_with_our_own_counts(self) -> None:
         self.get("/nothing")
         self.get("/nothing/else")
