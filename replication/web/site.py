@@ -217,10 +217,16 @@ class Api(Resource):
         return say({"streams": [describe_stream(each) for each in self._served.stream_statuses()]})
 
     async def _stream(self, name: str, _: Exchange) -> Answer:
-        for status in self._served.stream_statuses():
-            if status.definition.name == name:
-                return say(describe_stream(status))
+        found = self._find_stream(name)
+        if found is None:
+            await self._served.check()  # one that has not started yet knows none
+            found = self._find_stream(name)
+        if found is not None:
+            return say(describe_stream(found))
         raise refuse(404, f"no stream {name!r:.100} here; GET /v1/streams lists all")
+
+    def _find_stream(self, name: str) -> StreamStatus | None:
+        return next((each for each in self._served.stream_statuses() if each.definition.name == name), None)
 
     async def _updates(self, name: str, request: Exchange) -> Answer:
         query = read_query(request, ["instance", "from", "upto"], ["limit"])
