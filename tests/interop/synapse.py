@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,23 +106,34 @@ class Main(Process):
 
     def __init__(self, python: Path, folder: Path, database: str) -> None:
         self.client_port, self.wire_port, self.http_port = ports = free_ports(3)
+        self.database = database.rpartition("/")[2]
         self.wire = f"127.0.0.1:{self.wire_port}"
         listeners = [
-            _listener(self.client_port, "client"),
+            _listener(self.client_port, "client", "metrics"),
             _listener(self.http_port, "replication"),
             {"port": self.wire_port, "bind_addresses": ["127.0.0.1"], "type": "replication"},
         ]
         super().__init__(python, "homeserver", folder, ports, _configuration(folder, database, listeners=listeners))
 
+    def heard(self, word: str) -> int:
+        """Return how often followers have said a command."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.client_port}/_synapse/metrics", timeout=PATIENCE) as page:
+            text = page.read().decode()
+        line = rf'synapse_replication_tcp_protocol_inbound_commands{{command="{word}",name="[^"]*"}} ([\d.]+)'
+        return int(sum(map(float, re.findall(line, text))))
+
 
 class GenericWorker(Process):
     """A worker that answers clients, and follows whoever is at those ports."""
 
-    def __init__(self, python: Path, folder: Path, database: str, *, wire: int, http: int) -> None:
+    def __init__(
+        self, python: Path, folder: Path, database: str, *, wire: int, http: int, secret: str = SECRET
+    ) -> None:
         (self.client_port,) = ports = free_ports(1)
         more = {
             "worker_app": "synapse.app.generic_worker",
             "worker_name": "generic_worker1",
+            "worker_replication_secret": secret,
             "worker_replication_host": "127.0.0.1",
             "worker_replication_port": wire,
             "worker_replication_http_port": http,
@@ -129,6 +141,22 @@ class GenericWorker(Process):
             "worker_log_config": f"{folder}/log.yaml",
         }
         super().__init__(python, "generic_worker", folder, ports, _configuration(folder, database, **more))
+
+
+class FederationSender(Process):
+    """A worker that sends what other servers must have."""
+
+    def __init__(self, python: Path, folder: Path, database: str, *, wire: int, http: int) -> None:
+        more = {
+            "worker_app": "synapse.app.federation_sender",
+            "worker_name": "federation_sender1",
+            "worker_replication_host": "127.0.0.1",
+            "worker_replication_port": wire,
+            "worker_replication_http_port": http,
+            "worker_log_config": f"{folder}/log.yaml",
+            "send_federation": False,  # by anybody but such a worker
+        }
+        super().__init__(python, "federation_sender", folder, [], _configuration(folder, database, **more))
 
 
 class MatrixError(Exception):
@@ -234,6 +262,7 @@ def _configuration(folder: Path, database: str, **more: object) -> dict[str, obj
         "form_secret": "of all forms",
         "enable_registration": True,
         "enable_group_creation": True,
+        "enable_metrics": True,
         "bcrypt_rounds": 4,  # quick
         "report_stats": False,
         "trusted_key_servers": [],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import defaultdict
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.interop import speaking
 from tests.interop.recorder import Recorder
 from tests.interop.stories import MOVED, tell
 from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
@@ -18,7 +21,8 @@ from tests.system.terminals import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from tests.postgres import PostgresServer
 
 REPLACED = {"presence", "pushers", "typing"}  # of MOVED, those where the story replaces its own rows
 
@@ -33,7 +37,7 @@ def main(synapse_python: Path, tmp_path: Path, database: str) -> Iterator[Main]:
 class Follower(Daemon):
     """Our worker, as a user would start it beside a Synapse: it keeps a copy."""
 
-    def __init__(self, folder: Path, main: Main, secret: str = SECRET) -> None:
+    def __init__(self, folder: Path, main: Main, *options: str, secret: str = SECRET) -> None:
         (folder / "secret").write_text(f"{secret}\n")
         super().__init__(
             folder,
@@ -43,6 +47,7 @@ class Follower(Daemon):
             f"--catch-up=http://127.0.0.1:{main.http_port}",
             "--secret-file=secret",
             "--http=tcp:0:interface=127.0.0.1",
+            *options,
         )
 
     def positions(self) -> dict[str, int]:
@@ -159,3 +164,23 @@ def test_tail_prints_what_synapse_says(main: Main, tmp_path: Path) -> None:
             until(lambda: sorted(tail.lines) == sorted(recorder.rdata("events", "receipts")), "the tail says the same")
         finally:
             tail.close()
+
+
+def test_synapse_hears_of_the_users_of_our_worker(main: Main, tmp_path: Path, postgres: PostgresServer) -> None:
+    shutil.copy(Path(speaking.__file__), tmp_path)
+    with Recorder(main.wire) as recorder, Follower(tmp_path, main, "--app=speaking") as follower:
+        anna, bert = users(main)
+        until(lambda: caught_up(follower, recorder), "the worker has connected")
+        room = str(anna.post("/createRoom", {"invite": [bert.user_id]})["room_id"])
+        bert.post(f"/rooms/{quoted(room)}/join", {})
+        bert.post(f"/rooms/{quoted(room)}/receipt/m.read/{quoted(anna.say(room, 'read this'))}", {})
+        presence = f"/presence/{quoted(bert.user_id)}/status"
+        until(lambda: anna.get(presence)["presence"] == "online", "bert is online, because he syncs at our worker")
+        seen = "SELECT access_token, device_id FROM user_ips WHERE user_id = %s AND ip = %s"
+        place = (bert.user_id, speaking.IP)
+        until(
+            lambda: postgres.sql(seen, *place, database=main.database) == [(f"token of {bert.user_id}", "A DEVICE")],
+            "Synapse has written where our worker saw him",
+        )
+        follower.terminate()
+        until(lambda: main.heard("CLEAR_USER_SYNC") == 1, "Synapse has heard that he syncs there no more")

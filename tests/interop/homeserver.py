@@ -1,0 +1,152 @@
+"""A main process of our own over the database of a Synapse: an application of ``replication``, told what to do.
+
+    python homeserver.py DATABASE WIRE-PORT HTTP-PORT SECRET
+
+A line of its standard input is a JSON array, the name of a function below and its arguments; a line is the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import defer, endpoints, stdio, task
+from twisted.protocols.basic import LineOnlyReceiver
+
+from replication import Master
+from replication.synapse import STREAMS
+from replication.web.site import make_site
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CLONE = (
+    "INSERT INTO events (event_id, stream_ordering, topological_ordering, depth, type, room_id, sender, processed, "
+    "outlier, origin_server_ts, received_ts, contains_url, instance_name) "
+    "SELECT %s, %s, topological_ordering + 1, depth + 1, type, room_id, sender, processed, outlier, %s, %s, "
+    "contains_url, 'master' FROM events WHERE event_id = %s"
+)
+
+
+class Homeserver:
+    """What users do, as the writes that a Synapse would make: rows of its tables, and a fact for its workers."""
+
+    def __init__(self, master: Master) -> None:
+        self.master = master
+
+    async def say(self, room: str, text: str) -> str:
+        """Repeat the last message of a room in other words; rooms of version 1 take event IDs as they come."""
+        async with self.master.stream("events").reserve() as fact:
+            newest = (
+                "SELECT event_id, json, internal_metadata, format_version, state_group FROM events "
+                "JOIN event_json USING (event_id) JOIN event_to_state_groups USING (event_id) "
+                "WHERE events.room_id = %s AND type = 'm.room.message' AND NOT outlier AND sender LIKE %s "
+                "ORDER BY stream_ordering DESC LIMIT 1"
+            )
+            [(last, kept, metadata, version, group)] = await fact.execute(newest, [room, "%:alpha.test"])
+            event_id, now = f"$said{fact.token}:alpha.test", int(time.time() * 1000)
+            event = {**json.loads(kept), "event_id": event_id, "content": {"msgtype": "m.text", "body": text}}
+            await fact.execute(CLONE, [event_id, fact.stream_id, now, now, last])
+            await fact.execute(
+                "INSERT INTO event_json (event_id, room_id, internal_metadata, json, format_version) "
+                "VALUES (%s, %s, %s, %s, %s)",
+                [event_id, room, metadata, json.dumps(event), version],
+            )
+            await fact.execute("INSERT INTO event_to_state_groups VALUES (%s, %s)", [event_id, group])
+            await fact.write(["ev", [event_id, room, "m.room.message", None, None, None, None, False]])
+            return event_id
+
+    async def keep(self, user: str, kind: str, content: Mapping[str, object]) -> int:
+        """Set a user's data."""
+        async with self.master.stream("account_data").reserve() as fact:
+            await fact.execute(
+                "INSERT INTO account_data (user_id, account_data_type, stream_id, content, instance_name) "
+                "VALUES (%s, %s, %s, %s, 'master') ON CONFLICT (user_id, account_data_type) "
+                "DO UPDATE SET stream_id = EXCLUDED.stream_id, content = EXCLUDED.content",
+                [user, kind, fact.stream_id, json.dumps(content)],
+            )
+            await fact.write([user, None, kind])
+            return int(fact.token)
+
+    async def send_to_device(self, user: str, device: str, message: Mapping[str, object]) -> int:
+        """Leave a message for a device."""
+        async with self.master.stream("to_device").reserve() as fact:
+            await fact.execute(
+                "INSERT INTO device_inbox (user_id, device_id, stream_id, message_json, instance_name) "
+                "VALUES (%s, %s, %s, %s, 'master')",
+                [user, device, fact.stream_id, json.dumps(message)],
+            )
+            await fact.write([user])
+            return int(fact.token)
+
+    async def type(self, room: str, users: list[str]) -> int:
+        """Say who is typing in a room."""
+        async with self.master.stream("typing").reserve() as fact:
+            await fact.write([room, users])
+            return int(fact.token)
+
+    async def be(self, user: str, state: str, message: str) -> int:
+        """Say how present a user is."""
+        now = int(time.time() * 1000)
+        async with self.master.stream("presence").reserve() as fact:
+            await fact.execute("DELETE FROM presence_stream WHERE user_id = %s", [user])
+            await fact.write([user, state, now, now, now, message, state == "online"])
+            return int(fact.token)
+
+    async def forget(self, token: str, invalidate: bool) -> int:
+        """Delete an access token; workers remember whose it was until they are told."""
+        async with self.master.stream("push_rules").reserve() as fact:
+            await fact.execute("DELETE FROM access_tokens WHERE token = %s", [token])
+            if invalidate:
+                fact.invalidate("get_user_by_access_token", [token])
+            return int(fact.token)
+
+    async def send(self, destination: str) -> int:
+        """Have the senders of federation traffic tell a server something."""
+        edu = {"edu_type": "m.example", "content": {}, "origin": "alpha.test", "destination": destination}
+        async with self.master.stream("federation").reserve() as fact:
+            await fact.write(["e", edu])
+            return int(fact.token)
+
+
+class Orders(LineOnlyReceiver):
+    """Standard input and output."""
+
+    delimiter = b"\n"
+
+    def __init__(self, homeserver: Homeserver) -> None:
+        self._homeserver = homeserver
+
+    def lineReceived(self, line: bytes) -> None:
+        """Do what a line says."""
+        name, *arguments = json.loads(line)
+        work = defer.Deferred.fromCoroutine(getattr(self._homeserver, name)(*arguments))
+        work.addCallbacks(
+            lambda answer: self.sendLine(json.dumps({"answer": answer}).encode()),
+            lambda failure: self.sendLine(json.dumps({"error": failure.getTraceback()}).encode()),
+        )
+
+
+async def main(reactor: Any, database: str, wire: str, http: str, secret: str) -> None:
+    """Serve until somebody stops us."""
+    master = Master(
+        server_name="alpha.test",
+        database=database,
+        streams=[each.definition for each in STREAMS],
+        reactor=reactor,
+    )
+    site = make_site(master, secret=secret, reactor=reactor)
+    await master.start()
+    for port, factory in ((wire, master.factory()), (http, site)):
+        await endpoints.serverFromString(reactor, f"tcp:{port}:interface=127.0.0.1").listen(factory)
+    orders = Orders(Homeserver(master))
+    stdio.StandardIO(orders)
+    orders.sendLine(b"ready")
+    reactor.addSystemEventTrigger("before", "shutdown", master.stop)
+    await defer.Deferred()
+
+
+if __name__ == "__main__":
+    task.react(lambda reactor: defer.Deferred.fromCoroutine(main(reactor, *sys.argv[1:])))

@@ -1,0 +1,280 @@
+"""A real Synapse worker follows our master, over the database that a real Synapse has left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from tests.interop.synapse import SECRET, Client, FederationSender, GenericWorker, MatrixError, free_ports
+from tests.postgres import find_binaries
+from tests.system.daemons import CHECKOUT, environment, until
+from tests.system.peers import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.postgres import PostgresServer
+
+DUMP = CHECKOUT / "tests/data/synapse-postgres/dump.sql.gz"
+USER = "@auser0:alpha.test"
+OTHER = "@auser1:alpha.test"
+ROOM = "!lOTVmVuSzpPlWLFkEh:alpha.test"  # of version 1; both are in it
+DEVICE = "INTEROP"
+UPDATES = "/v1/streams/federation/updates?instance=master&from=0&upto={}"
+TOKENS = {USER: "syt_of_auser0", OTHER: "syt_of_auser1"}
+
+
+@pytest.fixture
+def history(postgres: PostgresServer, database: str) -> str:
+    """The recorded database; its users have new access tokens, because theirs are not in it."""
+    binaries = find_binaries()
+    assert binaries is not None
+    load = [str(binaries / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", database]
+    subprocess.run(load, input=gzip.decompress(DUMP.read_bytes()), stdout=subprocess.DEVNULL, check=True)
+    name = database.rpartition("/")[2]
+    for number, (user, token) in enumerate(TOKENS.items()):
+        sql = "INSERT INTO access_tokens (id, user_id, device_id, token) VALUES (%s, %s, %s, %s)"
+        postgres.sql(sql, number, user, DEVICE, token, database=name)
+        sql = "INSERT INTO devices (user_id, device_id, display_name, hidden) VALUES (%s, %s, '', false)"
+        postgres.sql(sql, user, DEVICE, database=name)
+    return database
+
+
+class Homeserver:
+    """Our main process, ``homeserver.py``."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        self.wire, self.http = free_ports(2)
+        self.database = database.rpartition("/")[2]
+        self.folder = folder
+        script = Path(__file__).with_name("homeserver.py")
+        self._command = [sys.executable, str(script), database, str(self.wire), str(self.http), SECRET]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Self:
+        """Start it, and wait until it can be told what to do."""
+        with (self.folder / "homeserver.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", (self.folder / "homeserver.log").read_text()
+        return self
+
+    def do(self, name: str, *arguments: object) -> Any:
+        """Call one of its functions."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
+        said = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
+        assert "error" not in said, f"{said['error']}\n{(self.folder / 'homeserver.log').read_text()}"
+        return said["answer"]
+
+    def get(self, path: str) -> Any:
+        """GET, of its HTTP API."""
+        _, answer = ask(f"http://127.0.0.1:{self.http}{path}", headers={"Authorization": f"Bearer {SECRET}"})
+        return answer
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye."""
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+@pytest.fixture
+def homeserver(tmp_path: Path, history: str) -> Iterator[Homeserver]:
+    """Our main process over the recorded database."""
+    with Homeserver(tmp_path, history) as process:
+        yield process
+
+
+@pytest.fixture
+def worker(synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver) -> Iterator[GenericWorker]:
+    """A worker of Synapse that follows it."""
+    folder = tmp_path / "worker"
+    with GenericWorker(synapse_python, folder, history, wire=homeserver.wire, http=homeserver.http) as process:
+        yield process
+
+
+def followed(worker: GenericWorker) -> dict[str, int]:
+    """Return how far the worker says that it has caught up, by stream."""
+    return {name: int(token) for name, token in re.findall(r"Caught up with stream '(\w+)' to (\d+)", worker.log)}
+
+
+def user(worker: GenericWorker, name: str = USER) -> Client:
+    """Return a user at the worker."""
+    client = Client(worker.client_port, TOKENS[name])
+    client.user_id = name
+    return client
+
+
+class Reader:
+    """A user who syncs at the worker, and sees what is new."""
+
+    def __init__(self, worker: GenericWorker, name: str = USER) -> None:
+        self.client = user(worker, name)
+        self.first = self.sync(timeout=0)
+
+    def sync(self, timeout: int = 30_000, **query: object) -> Any:
+        """Return what there is; the worker answers as soon as there is something."""
+        answer = self.client.get("/sync", timeout=timeout, **query)
+        self.since = answer["next_batch"]
+        return answer
+
+    def next(self) -> Any:
+        """Return what is new since the last answer."""
+        return self.sync(since=self.since)
+
+
+def caught_up(homeserver: Homeserver, worker: GenericWorker) -> bool:
+    """Whether the worker has said of every stream that it is where we are."""
+    streams = homeserver.get("/v1/streams")["streams"]
+    return followed(worker) == {each["name"]: each["positions"]["master"] for each in streams}
+
+
+def figure(homeserver: Homeserver, name: str, labels: str = "") -> int:
+    """Return a figure of our metrics page, 0 if it is not there."""
+    found = re.search(rf"^replication_{name}{re.escape(labels)} (\d+)", homeserver.get("/metrics"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def answers(homeserver: Homeserver, status: int) -> int:
+    """Return how often a Synapse asked for what it missed, and was answered so."""
+    return figure(homeserver, "http_answers_total", f'{{call="synapse",status="{status}"}}')
+
+
+def test_a_worker_catches_up_with_the_recorded_history(
+    postgres: PostgresServer, homeserver: Homeserver, worker: GenericWorker
+) -> None:
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    assert followed(worker).items() >= {"events": 2753, "backfill": 466, "caches": 1176, "presence": 257}.items()
+    assert answers(homeserver, 200) >= 2  # what has no table
+    joined = "SELECT room_id FROM local_current_membership WHERE user_id = %s AND membership = 'join'"
+    rooms = {room for (room,) in postgres.sql(joined, USER, database=homeserver.database)}
+    seen = Reader(worker).first["rooms"]["join"]
+    assert seen.keys() == rooms
+    assert all(room["timeline"]["events"] for room in seen.values())
+
+
+def test_new_facts_reach_its_clients(homeserver: Homeserver, worker: GenericWorker) -> None:
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    reader = Reader(worker)
+    event_id = homeserver.do("say", ROOM, "told by us")
+    [event] = reader.next()["rooms"]["join"][ROOM]["timeline"]["events"]
+    assert (event["event_id"], event["content"]["body"]) == (event_id, "told by us")
+    homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
+    assert reader.next()["account_data"]["events"] == [{"type": "org.example.colour", "content": {"colour": "blue"}}]
+    message = {"type": "org.example", "sender": OTHER, "content": {"n": 1}}
+    homeserver.do("send_to_device", USER, DEVICE, message)
+    assert reader.next()["to_device"]["events"] == [message]
+    homeserver.do("type", ROOM, [OTHER])
+    assert typing(reader.next()) == [OTHER]
+    homeserver.do("be", OTHER, "online", "there")
+    [presence] = reader.next()["presence"]["events"]
+    assert (presence["sender"], presence["content"]["status_msg"]) == (OTHER, "there")
+
+
+def test_a_cache_is_emptied_by_a_fact_of_the_transaction_that_makes_it_stale(
+    homeserver: Homeserver, worker: GenericWorker
+) -> None:
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    client = user(worker)
+    assert client.get("/joined_rooms")["joined_rooms"]
+    homeserver.do("forget", TOKENS[USER], False)
+    homeserver.do("keep", USER, "org.example.later", {})
+    until(lambda: followed(worker), "")
+    assert client.get("/joined_rooms")["joined_rooms"]  # remembered
+    homeserver.do("forget", TOKENS[USER], True)
+    until(lambda: refused(client) == "M_UNKNOWN_TOKEN", "the worker has forgotten the token")
+
+
+def test_what_it_missed_is_fetched_from_our_http_endpoint(homeserver: Homeserver, worker: GenericWorker) -> None:
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    worker.kill()
+    homeserver.do("type", ROOM, [OTHER])
+    event_id = homeserver.do("say", ROOM, "you missed this")
+    before = answers(homeserver, 200)
+    worker.start()
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    assert answers(homeserver, 200) > before
+    seen = Reader(worker).first
+    assert seen["rooms"]["join"][ROOM]["timeline"]["events"][-1]["event_id"] == event_id
+    assert typing(seen) == [OTHER]
+
+
+def test_with_a_wrong_secret_it_gets_nothing_from_there(
+    synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
+) -> None:
+    """Streams that it reads from the database go on."""
+    place = {"wire": homeserver.wire, "http": homeserver.http}
+    with GenericWorker(synapse_python, tmp_path / "worker", history, secret="not-it", **place) as worker:
+        until(lambda: answers(homeserver, 401) >= 2, "it was refused")
+        until(lambda: followed(worker).get("events") == 2753, "it has caught up with events")
+        assert "typing" not in followed(worker)
+        assert answers(homeserver, 200) == 0
+
+
+def test_it_follows_on_after_we_were_killed(homeserver: Homeserver, worker: GenericWorker) -> None:
+    """Even typing, which is nowhere but in memory (trap 29)."""
+    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    reader = Reader(worker)
+    homeserver.do("type", ROOM, [OTHER])
+    assert typing(reader.next()) == [OTHER]
+    homeserver.kill()
+    homeserver.start()
+    homeserver.do("type", ROOM, [])
+    until(lambda: typing(reader.sync(timeout=0, since=reader.since)) == [], "nobody types any more")
+    event_id = homeserver.do("say", ROOM, "here again")
+    until(lambda: event_id in str(reader.next()), "the worker has heard it")
+
+
+def test_we_hear_of_its_users(homeserver: Homeserver, worker: GenericWorker) -> None:
+    """Who syncs there, until some ten seconds after the last time, and where they were seen."""
+    Reader(worker)
+    until(lambda: [each["user_id"] for each in homeserver.get("/v1/users")["users"]] == [USER], "the user syncs")
+    until(lambda: homeserver.get(f"/v1/users/{USER}")["seen"], "where the user was seen is written")
+    [place] = homeserver.get(f"/v1/users/{USER}")["seen"]
+    assert (place["ip"], place["device_id"]) == ("127.0.0.1", DEVICE)
+    until(lambda: homeserver.get("/v1/users")["users"] == [], "nobody syncs any more")
+
+
+def test_a_sender_acknowledges_what_we_would_have_sent(
+    synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
+) -> None:
+    """The federation stream has a fact only until then."""
+    place = {"wire": homeserver.wire, "http": homeserver.http}
+    token = homeserver.do("send", "beta.test")
+    with FederationSender(synapse_python, tmp_path / "sender", history, **place):
+        until(lambda: homeserver.get(UPDATES.format(token))["updates"] == [], "it is acknowledged")
+
+
+def typing(answer: Any) -> list[str] | None:
+    """Return who is typing in the room, if that is among the news."""
+    events = answer.get("rooms", {}).get("join", {}).get(ROOM, {}).get("ephemeral", {}).get("events", [])
+    found = [event["content"]["user_ids"] for event in events if event["type"] == "m.typing"]
+    return found[-1] if found else None
+
+
+def refused(client: Client) -> str:
+    """Return why the worker does not know a user, if it does not."""
+    try:
+        client.get("/joined_rooms")
+    except MatrixError as error:
+        return str(error.body["errcode"])
+    return ""
