@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from replication.replay.datasource import ReplicationDataSource
-    from replication.replay.job import replay
+    from replication.replay.job import open_session, replay
 
-__all__ = ["ReplicationDataSource", "replay"]
+__all__ = ["ReplicationDataSource", "open_session", "replay"]
 
-_ELSEWHERE = {"ReplicationDataSource": "replication.replay.datasource", "replay": "replication.replay.job"}
+_ELSEWHERE = {
+    "ReplicationDataSource": "replication.replay.datasource",
+    "open_session": "replication.replay.job",
+    "replay": "replication.replay.job",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 TIMEOUT: Final = 60.0  # seconds for an answer
 FIRST_DELAY: Final = 0.1  # seconds until it is tried again; doubled at each failure in a row
 LAST_DELAY: Final = 2.0
-_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})  # statuses that may be different next time
+_PASSING: Final[frozenset[int]] = frozenset({408, 429, 500, 502, 503, 504})  # statuses that may be different next time
 
 
 @attrs.frozen
@@ -43,6 +43,7 @@ class AwayError(CatchUpError):
 class Api:
     """The API at ``url``, which wants ``secret``; one that is away is asked again for ``patience`` seconds.
 
+    If the stream is ``known`` to be there, a process that says otherwise has not come so far yet: it is away, too.
     ``now`` and ``sleep`` are the clock's.
     """
 
@@ -52,6 +53,7 @@ class Api:
         secret: str | None = None,
         patience: float = 0.0,
         *,
+        known: bool = False,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -68,6 +70,7 @@ class Api:
         self._connection = connect(host, port, timeout=TIMEOUT)
         self._headers = {} if secret is None else {"Authorization": b"Bearer " + secret.encode()}
         self._patience = patience
+        self._passing = _PASSING | ({HTTPStatus.NOT_FOUND} if known else set())
         self._now = now
         self._sleep = sleep
 
@@ -124,7 +127,7 @@ class Api:
             raise AwayError(f"cannot reach {self.url}: {why}; is the daemon running there?") from error
         if response.status == HTTPStatus.OK:
             return body
-        kind = AwayError if response.status in _PASSING else CatchUpError
+        kind = AwayError if response.status in self._passing else CatchUpError
         raise kind(f"{self.url} says {response.status}: {_detail(body) or response.reason}")
 
 

@@ -104,12 +104,12 @@ class Question:
         return self
 
     def api(self, most: float = inf) -> Api:
-        """Return a connection to the API, which may be away for ``most`` seconds if the option does not say less."""
-        return Api(self.http, self.secret, min(self.patience, most))
+        """Return a connection for a stream that is known, which may be away for ``most`` seconds and ``patience``."""
+        return Api(self.http, self.secret, min(self.patience, most), known=True)
 
     def info(self, most: float = inf) -> StreamInfo:
-        """Ask how the stream stands."""
-        with closing(self.api(most)) as api:
+        """Ask how the stream stands; CatchUpError if there is none."""
+        with closing(Api(self.http, self.secret, min(self.patience, most))) as api:
             return api.stream(self.stream)
 
     def positions(self, info: StreamInfo) -> Offsets:

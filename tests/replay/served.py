@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class FakeMaster:
-    """Serves ``histories``; ``away`` answers are 503, then it is back; ``asked`` are the paths."""
+    """Serves ``histories``; ``asked`` are the paths.
+
+    It says 503 as often as ``away`` says, then 404 as often as ``ignorant`` does.
+    """
 
     def __init__(self, row: tuple[str, ...] | None = None) -> None:
         self.row = row
         self.histories: dict[str, Sequence[Fact]] = {}
         self.reached: dict[str, int] = {}  # positions, where they are not the last facts
-        self.away = 0
+        self.away = self.ignorant = 0
         self.secret: str | None = None
         self.asked: list[str] = []
         self.url = ""
@@ -44,6 +47,9 @@ class FakeMaster:
             return 503, b'{"error": "away", "detail": "the database is restarting"}'
         if self.secret is not None and authorization != f"Bearer {self.secret}".encode().decode("latin-1"):
             return 401, b'{"error": "Unauthorized", "detail": "the secret is wrong"}'
+        if self.ignorant:
+            self.ignorant -= 1
+            path = ""
         parts = urlsplit(path)
         match parts.path.split("/")[1:]:
             case ["v1", "streams", "orders"]:

@@ -293,6 +293,19 @@ def test_while_a_master_is_away_a_query_waits_and_it_fails_if_that_lasts(master:
         source.latestOffset(start, ReadAllAvailable())
 
 
+def test_a_stream_that_a_process_does_not_know_yet_is_waited_for(master: FakeMaster) -> None:
+    """A worker that has just been started hears of it from its master."""
+    source = reader(master, patience="60")
+    start = source.latestOffset({}, ReadAllAvailable())
+    master.ignorant = 3
+    assert source.latestOffset(start, ReadAllAvailable()) == start
+    assert read(source, source.partitions({}, start)) == rows_of(MINE) + rows_of(OTHERS, OTHER)
+    assert not master.ignorant
+    master.ignorant = 1
+    with pytest.raises(CatchUpError, match="no such stream"):
+        batch(master)
+
+
 def test_a_new_query_of_what_is_not_there_fails_at_once(master: FakeMaster) -> None:
     source = StreamReader(Question.read({"http": master.url, "stream": "odrers", "patience": "0"}), COLUMNS)
     with pytest.raises(CatchUpError, match="no such stream"):

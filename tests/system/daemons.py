@@ -130,11 +130,13 @@ def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
         yield wire, http
 
 
-def append(http: str, stream: str, facts: Sequence[Fact]) -> list[int]:
+def append(http: str, stream: str, facts: Sequence[Fact], secret: str = "") -> list[int]:
     """Append facts in one call; a fact's rows stay together."""
     body = "".join('{"rows":[' + ",".join(each.texts) + "]}\n" for each in facts).encode()
     url = f"http://{http}/v1/streams/{stream}/facts"
-    request = urllib.request.Request(url, body, {"Content-Type": "application/x-ndjson"})
+    request = urllib.request.Request(
+        url, body, {"Content-Type": "application/x-ndjson", "Authorization": f"Bearer {secret}"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         ids: list[int] = json.load(answer)["ids"]
         return ids

@@ -124,10 +124,9 @@ class Follower:
         """Return how far it is."""
         if not self.database.exists():
             return 0
-        found = rows_of(self.database, "SELECT name FROM sqlite_master WHERE name = 'stream_positions'")
-        rows = rows_of(self.database, "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders'") * len(
-            found
-        )
+        if not rows_of(self.database, "SELECT name FROM sqlite_master WHERE name = 'stream_positions'"):
+            return 0
+        rows = rows_of(self.database, "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders'")
         return int(str(rows[0][0])) if rows else 0
 
     def look(self) -> int:

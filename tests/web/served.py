@@ -23,6 +23,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
     from twisted.web.server import Site
 
@@ -49,6 +50,7 @@ class FakeServed:
         self.asked: list[tuple[str, str | None, int, int | None, int]] = []
         self.appended: list[tuple[str, list[list[Any]], str | None]] = []
         self.error: Exception | None = None
+        self.checking: Deferred[None] | None = None
         self.unwritable = ""
         self.calls = Calls()
 
@@ -86,6 +88,8 @@ class FakeServed:
     async def check(self) -> None:
         if self.error is not None:
             raise self.error
+        if self.checking is not None:
+            await self.checking
 
     def _complain(self, stream: str) -> None:
         if self.error is not None:

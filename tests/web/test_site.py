@@ -21,6 +21,7 @@ from replication.errors import (
     StoreError,
     StreamError,
 )
+from replication.streams.registry import StreamDefinition
 from replication.web.site import SLICE, make_site
 from tests.web.served import ELSEWHERE, Client, FakeServed, Heard, fact, header, served_site
 
@@ -81,6 +82,22 @@ class StatusTests(ApiTestCase):
     def test_a_stream_that_is_not_here_is_named(self) -> None:
         self.assert_refused(self.get("/v1/streams/odrers"), 404, "'odrers'", "GET /v1/streams")
 
+    def test_a_stream_is_not_called_unknown_before_there_are_any(self) -> None:
+        """HTTP is served while the database is still being opened."""
+        streams, self.served.definitions = self.served.definitions, [StreamDefinition("none")]
+        opened: Deferred[None] = Deferred()
+        self.served.check = lambda: opened  # type: ignore[method-assign, assignment, return-value]
+        self.client.say(b"GET /v1/streams/caches HTTP/1.1\r\nHost: h\r\n\r\n")
+        self.assertEqual(self.client.transport.value(), b"")
+        self.served.definitions = streams
+        opened.callback(None)
+        self.assertIn(b'"name":"caches"', self.client.transport.value())
+
+    def test_a_stream_that_cannot_be_known_is_not_called_unknown_either(self) -> None:
+        self.served.error = StoreError("the database is locked")
+        self.assert_refused(self.get("/v1/streams/odrers"), 503, "the database is locked")
+        self.assertEqual(self.get("/v1/streams/orders").code, 200)
+
     def test_connections_lists_every_peer(self) -> None:
         [peer] = self.get("/v1/connections").json["connections"]
         self.assertEqual((peer["name"], peer["queued_bytes"], peer["last_command"]), ("worker1", 6, "PING"))
@@ -95,6 +112,14 @@ class StatusTests(ApiTestCase):
         for error in (StoreError("database is locked: app.db"), StreamError("orders: the function raised")):
             self.served.error = error
             self.assert_refused(self.get("/health"), 503, str(error))
+
+    def test_health_does_not_wait_for_a_store_that_says_nothing(self) -> None:
+        self.served.checking = Deferred()
+        self.client.say(header("GET", "/health"))
+        self.clock.advance(4.9)
+        self.assertEqual(self.client.transport.value(), b"")
+        self.clock.advance(0.2)
+        self.assert_refused(self.client.heard(), 503, "has not answered for 5 s")
 
     def test_metrics_are_text_with_our_own_counts(self) -> None:
         self.get("/nothing")

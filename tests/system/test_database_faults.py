@@ -1,0 +1,288 @@
+"""A master and a worker over a real PostgreSQL that fails in every way it can (``field.md``, F10 and F14).
+
+Facts are committed and sent, or neither; the daemons stay up, ``/health`` says what is wrong, and when it is over, all
+goes on without anybody's help.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from tests.system.daemons import Daemon, environment, get_json, until
+from tests.system.peers import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+LOOPBACK = "tcp:0:interface=127.0.0.1"
+TABLE = "SELECT stream_id, ord, instance_name, row FROM stream_events ORDER BY 1, 2"
+SESSIONS = "FROM pg_stat_activity WHERE datname = %s AND application_name LIKE 'replication %%'"
+
+
+class Pair:
+    """A master on a database of its own, and a worker that keeps a copy in another one of the same server."""
+
+    def __init__(self, stack: ExitStack, folder: Path, server: PostgresServer) -> None:
+        self.server = server
+        self.here, self.copy = (stack.enter_context(server.database()) for _ in range(2))
+        self.master = stack.enter_context(
+            Daemon(
+                folder,
+                "master",
+                "--stream=events",
+                f"--database={server.url(self.here)}",
+                f"--listen={LOOPBACK}",
+                f"--http={LOOPBACK}",
+            )
+        )
+        self.http = f"http://{self.master.address('HTTP')}"
+        self.worker = stack.enter_context(
+            Daemon(
+                folder,
+                "worker",
+                f"--connect=tcp:{self.master.address('the wire')}",
+                f"--catch-up={self.http}",
+                f"--database={server.url(self.copy)}",
+                f"--http={LOOPBACK}",
+            )
+        )
+        self.worker_http = f"http://{self.worker.address('HTTP')}"
+        self.append(0)
+        table = "SELECT true WHERE to_regclass('stream_events') IS NOT NULL"
+        until(lambda: server.sql(table, database=self.copy), "the worker has begun its copy")
+
+    def append(self, number: int) -> tuple[int, str]:
+        """Append a fact of one row; returns the status and what was said."""
+        status, body = ask(
+            f"{self.http}/v1/streams/events/facts",
+            b'{"rows":[%d]}' % number,
+            {"Content-Type": "application/json"},
+        )
+        return status, str(body)
+
+    def health(self) -> tuple[int, str]:
+        """Ask the master how it is."""
+        status, body = ask(f"{self.http}/health")
+        return status, str(body)
+
+    def sql(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Ask the master's database."""
+        return self.server.sql(sql, *parameters, database=self.here)
+
+    def sessions(self) -> list[int]:
+        """Return the server's processes that serve the master."""
+        return [pid for (pid,) in self.server.sql(f"SELECT pid {SESSIONS}", self.here)]
+
+    def end_sessions(self) -> None:
+        """Let the master begin new sessions, which have the settings of now."""
+        self.server.sql(f"SELECT pg_terminate_backend(pid, 60000) {SESSIONS}", self.here)
+
+    def configure(self, setting: str, value: str) -> None:
+        """Change what the master's sessions begin with, and begin new ones."""
+        self.server.sql(f"ALTER DATABASE {self.here} {setting} {value}")
+        self.end_sessions()
+
+    def goes_on(self, number: int) -> None:
+        """Check that the next append works, that no ID is stuck, and that the worker has what is committed."""
+        assert until(lambda: self.append(number)[0] == 200, "an append works again")
+        assert until(lambda: self.health()[0] == 200, "it is healthy again")
+        stream = get_json(self.http, "/v1/streams/events")
+        assert (stream["open"], stream["writers"][0]["lag"]) == (0, 0)
+        until(
+            lambda: self.server.sql(TABLE, database=self.copy) == self.sql(TABLE), "the copy has just what is committed"
+        )
+        assert ask(f"{self.worker_http}/health")[0] == 200
+        assert (self.master.starts, self.worker.starts) == (1, 1)
+
+    def rows(self) -> set[int]:
+        """Return what the worker has."""
+        return {int(row) for *_, row in self.server.sql(TABLE, database=self.copy)}
+
+
+@pytest.fixture
+def pair(tmp_path: Path, postgres: PostgresServer) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(stack, tmp_path, postgres)
+
+
+# ---- troubles; each is there while its block runs
+
+
+@contextmanager
+def server_away(pair: Pair) -> Iterator[None]:
+    pair.server.stop("immediate")
+    try:
+        yield
+    finally:
+        pair.server.start()
+
+
+@contextmanager
+def read_only(pair: Pair) -> Iterator[None]:
+    pair.configure("SET", "default_transaction_read_only = on")
+    yield
+    pair.configure("RESET", "default_transaction_read_only")
+
+
+@contextmanager
+def no_session_left(pair: Pair) -> Iterator[None]:
+    """Whoever else there is has taken all that the server gives."""
+    taken: list[psycopg.Connection] = []
+    with ExitStack() as stack:
+        until(lambda: take_all(pair, taken, stack), "they are all taken")
+        yield
+
+
+def take_all(pair: Pair, taken: list[psycopg.Connection], stack: ExitStack) -> bool:
+    """End the master's sessions and take their places, whichever it has not got back meanwhile."""
+    if not taken:
+        pair.end_sessions()
+    try:
+        while True:
+            taken.append(stack.enter_context(psycopg.connect(pair.server.url(), autocommit=True)))
+    except psycopg.OperationalError:
+        end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = %s"
+        return not taken[0].execute(end, (pair.here,)).fetchall()
+
+
+@contextmanager
+def statements_time_out(pair: Pair) -> Iterator[None]:
+    """Somebody holds the table, and nobody may wait for it for long."""
+    pair.configure("SET", "statement_timeout = '300ms'")
+    with psycopg.connect(pair.server.url(pair.here)) as holder:
+        holder.execute("LOCK TABLE stream_events IN EXCLUSIVE MODE")
+        yield
+    pair.configure("RESET", "statement_timeout")
+
+
+@contextmanager
+def disk_full(pair: Pair) -> Iterator[None]:
+    """No file of the server grows beyond 16 MiB, which the table has already."""
+    pair.sql("INSERT INTO stream_events SELECT -n, 0, 'filler', '7' FROM generate_series(1, 330000) n")
+    ((size,),) = pair.sql("SELECT pg_relation_size('stream_events')")
+    assert size > 2**24
+    postmaster = int((pair.server.folder / "data/postmaster.pid").read_text().split()[0])
+    limited = [postmaster, *pair.sessions()]
+    limit_files(pair.server, limited, f"{2**24}:")
+    try:
+        yield
+    finally:
+        limit_files(pair.server, limited, "unlimited:")
+        pair.end_sessions()  # those that were begun meanwhile have the limit, too
+        pair.sql("DELETE FROM stream_events WHERE instance_name = 'filler'")
+
+
+def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None:
+    """Limit how large a file these processes of the server may make, as the user whose they are."""
+    folder = server.folder.stat()
+    owner: dict[str, Any] = {"user": folder.st_uid, "group": folder.st_gid, "extra_groups": []}
+    for pid in pids:
+        command = ["prlimit", f"--pid={pid}", f"--fsize={limit}"]
+        subprocess.run(command, check=False, stderr=subprocess.DEVNULL, **({} if os.geteuid() else owner))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words", "healthy"),
+    [
+        (server_away, "start the server", False),
+        (read_only, "takes no writes", False),
+        (no_session_left, "raise max_connections", False),
+        (statements_time_out, "raise the timeout", True),
+        (disk_full, "No space left|File too large|make room", True),
+    ],
+)
+def test_f14_what_fails_is_neither_committed_nor_sent_and_the_rest_goes_on(
+    pair: Pair, trouble: Callable[[Pair], Any], words: str, healthy: bool
+) -> None:
+    pair.goes_on(1)
+    with trouble(pair):
+        failed = until(lambda: (said := pair.append(2))[0] != 200 and said, "an append fails")
+        assert failed[0] == 503
+        assert any(each in failed[1] for each in words.split("|")), failed
+        status, why = until(lambda: (said := pair.health())[0] == (200 if healthy else 503) and said, "health says so")
+        assert healthy or any(each in why for each in words.split("|")), (status, why)
+    pair.goes_on(3)
+    assert pair.rows() == {0, 1, 3}
+
+
+def test_f14_a_server_that_says_nothing_is_waited_for_and_health_does_not_wait(pair: Pair) -> None:
+    """It is stopped, not ended: what was asked is answered when it goes on."""
+    outcome: list[tuple[int, str]] = []
+    append = Thread(target=lambda: outcome.append(pair.append(1)))
+    frozen = pair.sessions()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        append.start()
+        status, why = pair.health()
+        assert (status, "has not answered" in why) == (503, True)
+        assert outcome == []
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    append.join()
+    assert outcome[0][0] == 200
+    pair.goes_on(2)
+    assert pair.rows() == {0, 1, 2}
+
+
+def test_f10_what_was_committed_when_the_connection_broke_is_found_out_and_sent(pair: Pair) -> None:
+    """The server ends the session after the commit is on its disk, and before it has said so."""
+    outcome: list[tuple[int, str]] = []
+    append = Thread(target=lambda: outcome.append(pair.append(1)))
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"
+    with no_standby(pair.server):
+        append.start()
+        ((pid,), *_) = until(lambda: pair.sql(waiting), "the commit waits for a standby")
+        pair.server.sql("SELECT pg_terminate_backend(%s)", pid)
+        until(lambda: (pid,) not in pair.sql(waiting), "its session has ended")
+    append.join()
+    assert outcome[0][0] == 200
+    pair.goes_on(2)
+    assert pair.rows() == {0, 1, 2}
+
+
+@contextmanager
+def no_standby(server: PostgresServer) -> Iterator[None]:
+    """Let every COMMIT wait, when it is on the disk already, for a standby that there is not."""
+    server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    server.sql("SELECT pg_reload_conf()")
+    until(lambda: server.sql("SHOW synchronous_standby_names") == [("nobody",)], "the server has read it")
+    try:
+        yield
+    finally:
+        server.sql("ALTER SYSTEM RESET synchronous_standby_names")
+        server.sql("SELECT pg_reload_conf()")
+
+
+@pytest.mark.timeout(300)
+def test_f14_a_server_that_is_killed_again_and_again_loses_and_doubles_nothing(
+    pair: Pair, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    kills, facts = (20, 60_000) if request.config.getoption("--full") else (4, 4_000)
+    command = ["replication", "append", "events", "-", "--http", pair.http, "--retry", "120"]
+    with (tmp_path / "ids").open("w") as ids:
+        append = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=ids, text=True, env=environment())
+    assert append.stdin is not None
+    for turn in range(kills):
+        append.stdin.writelines(f"{number}\n" for number in range(1, facts) if number % kills == turn)
+        append.stdin.flush()
+        pair.server.restart(("immediate", "fast")[turn % 2])
+    append.communicate()
+    assert append.returncode == 0
+    tokens = [int(line) for line in (tmp_path / "ids").read_text().split()]
+    assert len(tokens) == len(set(tokens)) == facts - 1
+    pair.goes_on(facts)
+    assert sorted(int(row) for *_, row in pair.sql(TABLE)) == [*range(facts + 1)]
+    assert set(tokens) < {token for token, *_ in pair.sql(TABLE)}
