@@ -50,9 +50,7 @@ class Process:
         self._ports = ports
         self._command = [str(python), "-m", f"synapse.app.{app}", "--config-path", f"{folder}/homeserver.yaml"]
         self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir()
         (folder / "homeserver.yaml").write_text(json.dumps(configuration))  # JSON is YAML
-        (folder / "log.yaml").write_text(json.dumps(_logging()))
 
     @property
     def log(self) -> str:
@@ -113,7 +111,7 @@ class Main(Process):
             _listener(self.http_port, "replication"),
             {"port": self.wire_port, "bind_addresses": ["127.0.0.1"], "type": "replication"},
         ]
-        super().__init__(python, "homeserver", folder, ports, _configuration(folder, database, listeners=listeners))
+        super().__init__(python, "homeserver", folder, ports, configuration(folder, database, listeners=listeners))
 
     def heard(self, word: str) -> int:
         """Return how often followers have said a command."""
@@ -140,7 +138,7 @@ class GenericWorker(Process):
             "worker_listeners": [_listener(self.client_port, "client")],
             "worker_log_config": f"{folder}/log.yaml",
         }
-        super().__init__(python, "generic_worker", folder, ports, _configuration(folder, database, **more))
+        super().__init__(python, "generic_worker", folder, ports, configuration(folder, database, **more))
 
 
 class FederationSender(Process):
@@ -156,7 +154,7 @@ class FederationSender(Process):
             "worker_log_config": f"{folder}/log.yaml",
             "send_federation": False,  # by anybody but such a worker
         }
-        super().__init__(python, "federation_sender", folder, [], _configuration(folder, database, **more))
+        super().__init__(python, "federation_sender", folder, [], configuration(folder, database, **more))
 
 
 class MatrixError(Exception):
@@ -175,15 +173,13 @@ class Client:
         self.token = token
         self.user_id = self.password = ""
 
-    @classmethod
-    def register(cls, port: int, name: str) -> Self:
-        """Make a user."""
-        client = cls(port)
-        client.password = f"secret of {name}"
-        body = {"username": name, "password": client.password, "auth": {"type": "m.login.dummy"}}
-        answer = client.post("/register", body)
-        client.token, client.user_id = answer["access_token"], answer["user_id"]
-        return client
+    def register(self, name: str) -> Self:
+        """Make the user."""
+        self.password = f"secret of {name}"
+        body = {"username": name, "password": self.password, "auth": {"type": "m.login.dummy"}}
+        answer = self.post("/register", body)
+        self.token, self.user_id = answer["access_token"], answer["user_id"]
+        return self
 
     def at(self, port: int) -> Client:
         """The same user at another process."""
@@ -244,7 +240,10 @@ def _listener(port: int, *names: str) -> dict[str, object]:
     return {"port": port, "bind_addresses": ["127.0.0.1"], "type": "http", "resources": resources}
 
 
-def _configuration(folder: Path, database: str, **more: object) -> dict[str, object]:
+def configuration(folder: Path, database: str, **more: object) -> dict[str, object]:
+    """Return the configuration of a process, but for its listeners, and write that of its log."""
+    folder.mkdir(exist_ok=True)
+    (folder / "log.yaml").write_text(json.dumps(_logging()))
     plenty = {"per_second": 10_000, "burst_count": 10_000}
     _, _, place = database.rpartition("@")
     address, _, name = place.partition("/")

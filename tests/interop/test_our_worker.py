@@ -74,7 +74,7 @@ class Follower(Daemon):
 
 def users(main: Main) -> tuple[Client, Client]:
     """Make two users."""
-    return Client.register(main.client_port, "anna"), Client.register(main.client_port, "bert")
+    return Client(main.client_port).register("anna"), Client(main.client_port).register("bert")
 
 
 def caught_up(follower: Follower, recorder: Recorder) -> bool:
