@@ -41,9 +41,9 @@ _DEFAULTS: Final[Mapping[Role, Mapping[str, Any]]] = {
     },
     "worker": {
         "instance_name": "worker1",
-        "connect": ("tcp:127.0.0.1:9092",),
     },
 }
+DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
 _MASTER: Final = {"role": "master"}
 _WORKER: Final = {"role": "worker"}
 _NO_KEY: Final = {"role": "nobody"}
@@ -65,6 +65,9 @@ class Config:
     modules in ``definitions`` have in their ``STREAMS``, unless a table has that name, too.  Times are in seconds,
     ``line_limit`` and ``max_queued_bytes`` in bytes.  ``rooms``, in the file a table without keys, says that a master
     keeps rooms.  ``secret`` is what the file ``secret_file`` holds.
+
+    ``writes`` names the streams that a worker writes, and ``listen`` is for those who follow it; those of ``writes``
+    that have no definition have a generic table each.
     """
 
     role: Role = attrs.field(metadata=_NO_KEY)
@@ -80,11 +83,12 @@ class Config:
     line_limit: Annotated[int, msgspec.Meta(ge=1024)] = LINE_LIMIT
     max_queued_bytes: Count = 8 * 1024 * 1024
     max_queued_lines: Count = 100_000
-    listen: Texts = attrs.field(default=(), metadata=_MASTER)  # a worker that writes would have it too
-    streams: tuple[StreamDefinition, ...] = attrs.field(default=(), metadata=_MASTER)
-    definitions: Texts = attrs.field(default=(), metadata=_MASTER)
+    listen: Texts = ()
+    streams: tuple[StreamDefinition, ...] = ()
+    definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
     connect: Texts = attrs.field(default=(), metadata=_WORKER)
+    writes: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Texts = attrs.field(default=(), metadata=_WORKER)
     app: Text | None = attrs.field(default=None, metadata=_WORKER)
     copy: bool | None = attrs.field(default=None, metadata=_WORKER)
@@ -117,10 +121,14 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         values["secret"] = read_secret(values["secret_file"])
     if role == "worker":
         values.setdefault("database", f"sqlite:///replication-{values['instance_name']}.db")
+        values.setdefault("connect", () if values.get("writers") else DEFAULT_CONNECT)
     if values.get("definitions"):
         imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
+    if role == "worker" and bool(config.listen) != bool(config.writes):
+        here, there = ("listen", "writes") if config.listen else ("writes", "listen")
+        raise ConfigError(f"{path or '--listen'}: {here} without {there}: a worker that writes streams has both keys")
     if config.give_up_after <= config.ping_after:
         raise ConfigError(f"{path}: give_up_after: must be more than ping_after, which is {config.ping_after:g}")
     return config

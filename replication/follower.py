@@ -64,6 +64,7 @@ class ApplyTransaction:
 class IFollowingProcess(Protocol):
     """What following needs from the process that it is part of."""
 
+    instance_name: InstanceName
     store: IStreamStore
     waits: Waits
     stopping: bool
@@ -132,8 +133,12 @@ class StreamFollower:
     async def _read_positions(self) -> dict[InstanceName, Token]:
         if self.keeping is Keeping.WATCHED:
             return {}
-        await self._process.store.declare(StreamDefinition(self.name))
-        return dict(await self._process.store.positions(self.name))
+        store, me = self._process.store, self._process.instance_name
+        if self.keeping is Keeping.APPLIED:
+            return dict(await store.applied(self.name, me))
+        await store.declare(StreamDefinition(self.name))
+        await store.fill(self.name, me, copy=True)
+        return dict(await store.positions(self.name))
 
     def position_heard(self, link: Hashable, command: Position) -> None:
         """Take in a POSITION."""
@@ -261,14 +266,16 @@ class StreamFollower:
 
     async def _store(self, writer: InstanceName, step: Apply | Reset) -> None:
         transaction = self._process.store.transaction()
+        copying = self.keeping is Keeping.COPIED
+        me = None if copying else self._process.instance_name
         if isinstance(step, Reset):
-            await transaction.commit([Write(self.name, writer, step.to, reset=True)])
+            await transaction.commit([Write(self.name, writer, step.to, reset=True, follower=me)])
             return
-        copied = step.facts if self.keeping is Keeping.COPIED else ()
         try:
             if self._function is not None and step.facts:
                 await maybeDeferred(self._function, step.facts, ApplyTransaction(self.name, writer, transaction))
-            await transaction.commit([Write(self.name, writer, step.upto, copied, expected=step.after)])
+            facts = step.facts if copying else ()
+            await transaction.commit([Write(self.name, writer, step.upto, facts, expected=step.after, follower=me)])
         except BaseException:
             try:
                 await transaction.rollback()

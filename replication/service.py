@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 
+    from replication.streams.registry import StreamDefinition
+
 
 # ---- options
 
@@ -127,6 +129,7 @@ class WorkerOptions(_RoleOptions):
         ["http", None, None, "server endpoint of status and metrics [none]"],
         ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
     ]
+    opt_listen = _repeated("listen", "server endpoint that others connect to, of a worker that writes streams [none] *")
     opt_connect = _repeated("connect", "client endpoint of a writer to follow [tcp:127.0.0.1:9092] *")
     opt_catch_up = _repeated(
         "catch_up", "where missed facts come from: http://…, a database URL, a folder of segments [the writer's HTTP] *"
@@ -310,8 +313,7 @@ def make_daemon(reactor: Any, role: config.Role, options: usage.Options) -> Daem
     found = config.load(role, options["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     sockets = []
-    if isinstance(server, Master):
-        sockets += [Socket("listen", "the wire", each, server.factory) for each in found.listen]
+    sockets += [Socket("listen", "the wire", each, server.factory) for each in found.listen]
     if found.http is not None:
         rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
         make_http = partial(make_site, server, secret=found.secret, reactor=reactor, rooms=rooms)
@@ -333,6 +335,7 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker that a configuration describes, with the application's functions."""
+    definitions: dict[str, StreamDefinition] = {each.name: each for each in found.streams}
     worker = Worker(
         connect=found.connect,
         server_name=found.server_name,
@@ -342,6 +345,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         catch_up=found.catch_up,
         copy=found.copy,
         secret=found.secret,
+        writes=[definitions.get(name, name) for name in found.writes],
         writers={name: attrs.asdict(place, filter=lambda _, value: value) for name, place in found.writers.items()},
         limits=_limits(found),
         reactor=reactor,

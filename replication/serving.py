@@ -168,6 +168,7 @@ class Serving:
             starts: dict[StreamName, Token] = {}
             for definition in self.registry:
                 await self.store.declare(definition)
+                await self.store.fill(definition.name, self.instance_name, copy=False)
                 positions = await self.store.positions(definition.name)
                 known = starts.get(definition.generator, FIRST_SETTLED)
                 starts[definition.generator] = max([known, *positions.values()])
@@ -315,12 +316,10 @@ class Serving:
             yield Sample("oldest_open_seconds", "gauge", "Age of the oldest incomplete ID.", age, of)
             if status.kept is not None:
                 yield Sample("kept_bytes", "gauge", "Memory of a stream without a table.", status.kept.bytes, of)
-            for writer in status.writers:
-                where = {**of, "writer": writer.instance}
-                yield Sample("position", "gauge", "Current ID of a writer.", writer.announced, where)
-                yield Sample(
-                    "lag", "gauge", "IDs settled and not announced.", writer.position - writer.announced, where
-                )
+            mine = status.writers[0]
+            where = {**of, "writer": mine.instance}
+            yield Sample("position", "gauge", "Current ID of a writer.", mine.announced, where)
+            yield Sample("lag", "gauge", "IDs settled and not announced.", mine.position - mine.announced, where)
 
     # ---- commands
 

@@ -8,6 +8,7 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.logger import Logger
 
@@ -24,6 +25,7 @@ from replication.follower import FIRST_RETRY, LAST_RETRY, Keeping, StreamFollowe
 from replication.listeners import Listeners
 from replication.net.link import WriterLink
 from replication.net.protocol import Limits
+from replication.serving import Serving
 from replication.session.connection import Fault, Role, Rows
 from replication.sources import Sources
 from replication.storage import open_store
@@ -38,15 +40,19 @@ from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+    from replication.net.listener import ReplicationFactory
     from replication.session.connection import Heard
     from replication.streams.cursor import Apply, CatchUp
+    from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore
     from replication.wire.commands import UserIp
+    from replication.writer import StreamWriter
 
 F = TypeVar("F", bound="Callable[..., object]")
 T = TypeVar("T")
+DEFAULT_CONNECT = ("tcp:127.0.0.1:9092",)
 STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
 
 _token_of = itemgetter(0)
@@ -62,6 +68,10 @@ class Worker:
     ``writers`` says for a writer by name where its ``connect`` and ``http`` are.  A stream that has no function is
     copied into the database if ``copy``, which by default is so where there is no function at all; else only its
     position is followed.  ``secret`` is what the writers' HTTP wants.
+
+    ``writes`` are streams, names or definitions, that this process writes too, into the same database, and others
+    follow at ``factory()``: ``stream(name)`` is what a master's is.  Functions are given what others wrote there; its
+    facts are not copied, since that table has them.
     """
 
     role = "worker"
@@ -70,7 +80,7 @@ class Worker:
     def __init__(
         self,
         *,
-        connect: Sequence[str] = ("tcp:127.0.0.1:9092",),
+        connect: Sequence[str] | None = None,
         server_name: str = "localhost",
         instance_name: str = "worker1",
         database: str | IStreamStore | None = None,
@@ -79,13 +89,19 @@ class Worker:
         copy: bool | None = None,
         secret: str | None = None,
         writers: Mapping[str, Mapping[str, str]] | None = None,
+        writes: Sequence[StreamDefinition | str] = (),
         reactor: Any = None,
         limits: Limits | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
-        for option, value in (("connect", connect), ("streams", streams), ("catch_up", catch_up)):
+        for option, value in (
+            ("connect", connect),
+            ("streams", streams),
+            ("catch_up", catch_up),
+            ("writes", writes),
+        ):
             if isinstance(value, str):
                 raise ConfigError(f"{option} is a list, not a string: write {option}=[{value!r}]")
         self.server_name = server_name
@@ -95,6 +111,18 @@ class Worker:
         self.wall = wall
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str) else database
+        self.serving: Serving | None = None
+        if writes:
+            self.serving = Serving(
+                server_name=server_name,
+                instance_name=instance_name,
+                database=self.store,
+                streams=writes,
+                reactor=reactor,
+                limits=self.limits,
+                wall=wall,
+                committed=self._committed,
+            )
         self.caches = Caches()
         self.cached = self.caches.cached
         self.faults = Counter[str]()
@@ -118,7 +146,9 @@ class Worker:
         )
         self.say, self.user_syncing, self.user_ip = self.voice.say, self.voice.user_syncing, self.voice.user_ip
         self.federation_ack, self.remote_server_up = self.voice.federation_ack, self.voice.remote_server_up
-        named = dict(writers or {})
+        named = {name: place for name, place in (writers or {}).items() if name != instance_name}
+        if connect is None:
+            connect = () if named else DEFAULT_CONNECT
         endpoints = list(dict.fromkeys([*(each["connect"] for each in named.values() if "connect" in each), *connect]))
         if not endpoints:
             raise ConfigError("a worker needs at least one writer to connect to: give connect")
@@ -166,6 +196,14 @@ class Worker:
 
         return register
 
+    def stream(self, name: str) -> StreamWriter:
+        """Return the writing end of a stream in ``writes``; UnknownStreamError or NotAWriterError if it is not."""
+        return self._writing(name).stream(name)
+
+    def factory(self) -> ReplicationFactory:
+        """Return the protocol factory to listen with; NotAWriterError if there is nobody to tell anything."""
+        return self._writing().factory()
+
     def start(self) -> Deferred[None]:
         """Open the database and connect; fires when every writer's first positions are known.
 
@@ -186,8 +224,8 @@ class Worker:
         PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is; StreamError if we stop.
         """
         key = grammar.stream_name(stream), grammar.instance_name(writer)
-        if self._position(*key) >= token:
-            return succeed(None)
+        if self._position(*key) >= token or (writer == self.instance_name and self._writes(key[0])):
+            return succeed(None)  # what we wrote ourselves is here (protocol E6)
         if self.stopping:
             return fail(StreamError(f"{self.instance_name!r} is stopping"))
         waiting: Deferred[None] = Deferred()
@@ -229,6 +267,8 @@ class Worker:
         try:
             await self.store.open()
             await self.store.claim(self.instance_name)
+            if self.serving is not None:
+                await self.serving.started()
             for name in self._streams or self._functions:
                 await self._follower(name).open()
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
@@ -257,7 +297,7 @@ class Worker:
         for each in under_way:
             each.cancel()
         await self._sources.close()
-        await self.store.close()
+        await (self.store.close() if self.serving is None else self.serving.stop())
 
     # ---- what the links say
 
@@ -266,7 +306,8 @@ class Worker:
         for each in heard:
             if isinstance(each, Rows | Position):
                 if each.instance == self.instance_name:  # trap 34
-                    self._warn_of_loopback(link)
+                    if not self._writes(each.stream):
+                        self._warn_of_loopback(link)
                     continue
                 if not self._wants(each.stream):
                     continue
@@ -327,7 +368,7 @@ class Worker:
         function = self._functions.get(name)
         if function is not None:
             keeping = Keeping.APPLIED
-        elif self._copy:
+        elif self._copy and not self._writes(name):  # its table has what is written here
             keeping = Keeping.COPIED
         else:
             keeping = Keeping.WATCHED
@@ -339,11 +380,30 @@ class Worker:
         if isinstance(step, Reset):
             self.caches.clear()  # what the writer took back may be what they remember
             return
-        for fact in step.facts:
+        self._empty_caches(step.facts)
+
+    def _empty_caches(self, facts: Iterable[Fact]) -> None:
+        for fact in facts:
             try:
                 self.caches.apply(fact.rows)
             except StreamError as error:  # it has applied the other rows; a bad one must not hold up the stream
                 self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
+
+    # ---- what is written here
+
+    def _writes(self, stream: str) -> bool:
+        return self.serving is not None and stream in self.serving.registry
+
+    def _writing(self, stream: str | None = None) -> Serving:
+        if self.serving is None:
+            what = "listen for nobody" if stream is None else f"append to {stream[:100]!r} at its writer"
+            raise NotAWriterError(f"worker {self.instance_name!r} writes no stream: {what}, or give writes=[…]")
+        return self.serving
+
+    def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        """Empty our own caches by what we wrote: nobody tells us."""
+        if stream == CACHES:
+            self._empty_caches(facts)
 
     # ---- IFollowingProcess
 
@@ -384,7 +444,9 @@ class Worker:
     # ---- what the HTTP side asks (web.site.IServed)
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
-        """Return facts of one writer from the copy that is kept here."""
+        """Return facts of one writer from the copy that is kept here, or from what is written here."""
+        if self.serving is not None and self._writes(stream):
+            return await self.serving.page(stream, writer, after=after, upto=upto, limit=limit)
         follower = self._followers.get(StreamName(stream))
         if follower is None or follower.keeping is not Keeping.COPIED:
             raise UnknownStreamError(f"no copy of stream {stream[:100]!r} is kept here")
@@ -399,20 +461,24 @@ class Worker:
             return Page([], end, limited=False)
         return await self.store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
 
-    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:  # noqa: ARG002
-        """Refuse: a worker does not write."""
-        raise NotAWriterError(f"this is worker {self.instance_name!r}: append to {stream[:100]!r} at its writer")
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+        """Append facts to a stream that is written here."""
+        return await self._writing(stream).append_texts(stream, facts, key)
 
     async def check(self) -> None:
         """Return if the store answers and can be written."""
-        await self.store.check()
+        await (self.store.check() if self.serving is None else self.serving.check())
 
     def stream_statuses(self) -> list[StreamStatus]:
         """Return where every stream stands."""
-        return [
-            StreamStatus(StreamDefinition(name), [follower.status(writer) for writer in follower.cursors])
-            for name, follower in self._followers.items()
-        ]
+        written = [] if self.serving is None else self.serving.stream_statuses()
+        statuses = {status.definition.name: status for status in written}
+        for name, follower in self._followers.items():
+            followed = [follower.status(writer) for writer in follower.cursors]
+            mine = statuses.get(name, StreamStatus(StreamDefinition(name), []))
+            others = [each for each in mine.writers if each.instance not in follower.cursors]
+            statuses[name] = attrs.evolve(mine, writers=[*others, *followed])
+        return [*statuses.values()]
 
     def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
         """Return the users that sync here."""
@@ -423,11 +489,20 @@ class Worker:
         raise NotAWriterError(f"this is worker {self.instance_name!r}: ask a writer where {user_id[:100]!r} was seen")
 
     def peer_statuses(self) -> list[PeerStatus]:
-        """Return the links to writers."""
-        return [link.peer.status() for link in self._links if link.peer is not None]
+        """Return the links to writers, and who follows us."""
+        followers = [] if self.serving is None else self.serving.peer_statuses()
+        return [*(link.peer.status() for link in self._links if link.peer is not None), *followers]
 
     def samples(self) -> Iterable[Sample]:
-        """Yield the figures of the metrics page."""
+        """Return the figures of the metrics page; what is counted on both sides is added up."""
+        written = [] if self.serving is None else self.serving.samples()
+        samples: dict[Hashable, Sample] = {}
+        for each in (*self._samples(), *written):
+            key = each.name, *sorted(each.labels.items())
+            samples[key] = attrs.evolve(each, value=each.value + samples[key].value) if key in samples else each
+        return samples.values()
+
+    def _samples(self) -> Iterable[Sample]:
         up = sum(link.peer is not None for link in self._links)
         yield Sample("links", "gauge", "Writers that this worker is connected to.", up)
         yield Sample("connections_total", "counter", "Connections made.", sum(link.connections for link in self._links))

@@ -251,6 +251,10 @@ class FragileStore(MemoryStore):
         await self.operation("positions")
         return await super().positions(stream)
 
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        await self.operation("positions")
+        return await super().applied(stream, follower)
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         await self.operation("stored")
         return await super().stored()
@@ -277,10 +281,20 @@ class SharedStore(FragileStore):
     def __init__(self) -> None:
         super().__init__()
         self.drawn: dict[StreamName, int] = {}  # the last ID that anybody has
+        self.followers: dict[tuple[StreamName, InstanceName], dict[InstanceName, Token]] = {}
 
     def sequence(self, stream: StreamName) -> ISequence | None:  # type: ignore[override]
         super().sequence(stream)
         return _Sequence(self, stream)
+
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        return dict(self.followers.get((stream, follower), {}))
+
+    def commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        super().commit([each for each in writes if each.follower is None], receipt)
+        for each in writes:
+            if each.follower is not None:
+                self.followers.setdefault((each.stream, each.follower), {})[each.writer] = each.upto
 
     def others_write(self, stream: str, writer: str, upto: int) -> None:
         """Let another process draw IDs and store its position."""

@@ -107,7 +107,21 @@ def test_the_other_roles_key_is_refused_as_such(tmp_path: Path) -> None:
     assert refusal(tmp_path, 'connect = ["tcp:a:1"]') == (
         "FILE: connect: only a worker has this key, and this is a master's configuration"
     )
-    assert "only a master has this key" in refusal(tmp_path, '[[streams]]\nname = "a"', "worker")
+    assert "only a master has this key" in refusal(tmp_path, "[rooms]", "worker")
+
+
+def test_a_worker_that_writes_is_followed_and_one_that_does_not_is_not(tmp_path: Path) -> None:
+    for text, why in (
+        ('listen = ["tcp:0"]', "FILE: listen without writes: a worker that writes streams has both keys"),
+        ('writes = ["a"]', "FILE: writes without listen: a worker that writes streams has both keys"),
+    ):
+        assert refusal(tmp_path, text, "worker") == why
+
+
+def test_the_default_writer_is_not_connected_to_beside_others_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "worker.toml"
+    path.write_text('[writers.w2]\nconnect = "tcp:10.0.0.2:9092"\n')
+    assert config.load("worker", str(path)).connect == ()
 
 
 @pytest.mark.parametrize(

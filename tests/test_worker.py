@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,10 @@ from replication.storage import open_store
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.web.site import make_site
-from replication.wire.commands import RemoteServerUp, Server
+from replication.wire.commands import Position, RemoteServerUp, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.worker import Worker
-from tests.doubles import FragileStore, Net, begin, error_of, lines_of, logged, now
+from tests.doubles import FragileStore, Net, SharedStore, begin, error_of, lines_of, logged, now
 from tests.net.test_link import FakeWriter
 from tests.storage.pump import Pump
 
@@ -902,7 +903,10 @@ class ServedTests(WorkerCase):
     def test_nothing_is_appended_at_a_worker(self) -> None:
         error = error_of(begin(self.worker.append_texts("orders", [[1]], None)))
         self.assertIsInstance(error, NotAWriterError)
-        self.assertIn("this is worker 'worker1'", str(error))
+        self.assertIn("worker 'worker1' writes no stream: append to 'orders' at its writer", str(error))
+        for ask in (lambda: self.worker.stream("orders"), self.worker.factory):
+            with self.assertRaises(NotAWriterError):
+                ask()
 
     def test_health_is_the_stores(self) -> None:
         now(self.worker.check())
@@ -1017,3 +1021,142 @@ class DatabaseTests(SynchronousTestCase):
             return positions
 
         self.assertEqual(self.pump.wait(ask()), {MASTER: 1})
+
+
+class WritingTests(SynchronousTestCase):
+    """Two workers that write, and follow each other."""
+
+    def setUp(self) -> None:
+        self.net, self.store = Net(), SharedStore()
+        self.one, self.two = self.make_worker("one", 9101, 9102), self.make_worker("two", 9102, 9101)
+        self.heard: list[tuple[str, str, int]] = []
+        for worker in (self.one, self.two):
+            worker.on("orders")(partial(self.hear, worker.instance_name))
+
+    def hear(self, where: str, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        self.heard += [(where, txn.writer, fact.token) for fact in facts]
+
+    def make_worker(self, name: str, port: int, other: int, **options: Any) -> Worker:
+        writes = [StreamDefinition("orders", writers=("one", "two"))]
+        worker = Worker(
+            instance_name=name,
+            database=self.store,
+            writes=writes,
+            writers={
+                "one": {"connect": f"tcp:127.0.0.1:{port if name == 'one' else other}"},
+                "two": {"connect": f"tcp:127.0.0.1:{port if name == 'two' else other}"},
+            },
+            reactor=self.net,
+            **options,
+        )
+        self.net.serving[port] = worker.factory()
+        return worker
+
+    def start(self) -> None:
+        started = [begin(worker.start()) for worker in (self.one, self.two)]
+        self.net.run()
+        self.assertEqual(started, [[None], [None]])
+
+    def tearDown(self) -> None:
+        stopped = [begin(worker.stop()) for worker in (self.one, self.two)]
+        self.net.run(11.0)
+        self.assertEqual(stopped, [[None], [None]])
+
+    def append(self, worker: Worker, count: int = 1) -> Sequence[Token]:
+        tokens = now(worker.append_texts("orders", [[["o"]]] * count, None))
+        self.net.run()
+        return tokens
+
+    def test_each_is_given_what_the_other_wrote(self) -> None:
+        self.start()
+        self.assertEqual((self.append(self.one), self.append(self.two)), ([2], [3]))
+        self.assertEqual(self.heard, [("two", "one", 2), ("one", "two", 3)])
+
+    def test_it_does_not_connect_to_itself(self) -> None:
+        """Though its own place may be among those of the writers, which many processes share."""
+        self.start()
+        self.assertEqual(self.net.attempts, 2)
+
+    def test_its_position_follows_the_other_one_and_nobody_waits_for_it(self) -> None:
+        self.start()
+        self.append(self.one, 3)
+        self.net.run(2.0)
+        waited = begin(self.one.wait_for("orders", "two", 4))
+        self.assertEqual(waited, [None])
+
+    def test_its_own_facts_need_not_be_waited_for(self) -> None:
+        """Protocol E6."""
+        self.start()
+        self.assertEqual(now(self.one.wait_for("orders", "one", self.append(self.one)[0])), None)
+
+    def test_trap_34_its_own_name_is_no_trouble_where_it_writes(self) -> None:
+        self.start()
+        with logged() as said:
+            self.two._heard(
+                self.two._links[0], [Position(StreamName("orders"), InstanceName("two"), Token(5), Token(5))]
+            )
+        self.assertEqual(said, [])
+        with logged() as said:
+            self.two._heard(self.two._links[0], [Position(StreamName("else"), InstanceName("two"), Token(5), Token(5))])
+        self.assertEqual(len(said), 1)
+
+    def test_what_it_invalidates_it_invalidates_in_itself_first(self) -> None:
+        calls: list[str] = []
+
+        @self.one.cached()
+        def get(key: str) -> str:
+            calls.append(key)
+            return key
+
+        async def change() -> None:
+            async with self.one.stream("orders").reserve() as fact:
+                fact.invalidate("get", ["a"])
+
+        self.start()
+        get("a")
+        get("a")
+        self.assertEqual(calls, ["a"])
+        now(change())
+        get("a")
+        self.assertEqual(calls, ["a", "a"])
+
+    def test_what_is_written_here_is_served_and_not_copied(self) -> None:
+        """Its table has it, and what others write there, already."""
+        copying = self.make_worker("three", 9103, 9101, copy=True)
+        self.start()
+        started = begin(copying.start())
+        self.net.run()
+        self.assertEqual(started, [None])
+        self.append(self.one, 2)
+        self.net.run(1.0)
+        page = now(copying.page("orders", "one", after=0, upto=None, limit=10))
+        self.assertEqual([fact.token for fact in page.facts], [2, 3])
+        self.assertEqual(self.store.followers.get((StreamName("orders"), copying.instance_name)), None)
+        stopped = begin(copying.stop())
+        self.net.run(11.0)
+        self.assertEqual(stopped, [None])
+
+    def test_its_status_shows_what_it_writes_and_what_it_follows(self) -> None:
+        self.start()
+        self.append(self.two)
+        self.net.run(1.0)
+        (status,) = [each for each in self.one.stream_statuses() if each.definition.name == "orders"]
+        shown = [(each.instance, each.position, each.state) for each in status.writers]
+        self.assertEqual(shown, [("one", 2, "writing"), ("two", 2, "live")])
+        self.assertEqual({peer.name for peer in self.one.peer_statuses()}, {"localhost", "two"})
+        samples = [(each.name, *sorted(each.labels.items())) for each in self.one.samples()]
+        self.assertEqual(len(samples), len(set(samples)))
+        counted = {each.name: each.value for each in self.one.samples()}
+        self.assertEqual(counted["connections_total"], 2)
+        now(self.one.check())
+
+    def test_two_workers_that_wait_for_each_other_start_alone(self) -> None:
+        """A writer can be followed before those that it follows are there."""
+        starting = begin(self.one.start())
+        del self.net.serving[9102]
+        self.net.run(1.0)
+        self.assertEqual(starting, [])
+        self.assertEqual(self.append(self.one), [2])
+        self.net.serving[9102] = self.two.factory()
+        self.net.run(3.0)
+        self.start()

@@ -136,6 +136,11 @@ class SqliteConnection:
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
         }
 
+    def applied(self, stream: StreamName) -> dict[InstanceName, Token]:
+        """Return the positions of one stream as they were stored."""
+        with self._refusals():
+            return {InstanceName(writer): Token(token) for writer, token in self._run(POSITIONS, (stream,))}
+
     def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
         """Return all positions that were stored."""
         with self._refusals():

@@ -94,6 +94,15 @@ class MemoryStore:
             positions[writer] = max(positions[writer], token)
         return positions
 
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:  # noqa: ARG002 (the only one)
+        """Return, per writer, the position of the process that this is."""
+        self.check_open()
+        return dict(self._shelves.get(stream, _Shelf()).positions)
+
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:  # noqa: ARG002
+        """Return: nobody else comes here."""
+        self._shelf(stream)
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the positions that were stored."""
         self.check_open()
@@ -142,6 +151,9 @@ class MemoryStore:
         """Take all of it, or none."""
         shelves: dict[StreamName, _Shelf] = {}
         for write in writes:
+            if write.follower is not None:
+                self.check_open()
+                self._shelves.setdefault(write.stream, _Shelf())
             if write.stream not in shelves:
                 shelves[write.stream] = self._shelf(write.stream).copy()
             shelves[write.stream].take(write)

@@ -1,17 +1,17 @@
-"""A stream without a table: its facts are in the memory of their writer, and only a position is stored."""
+"""A stream without a table here: its facts are in the memory of their writer, or elsewhere; a position is stored."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
 from replication.storage.postgres_tables import quoted, relation_name
 from replication.storage.tables import UP
+from replication.streams.registry import StreamDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replication.streams.registry import StreamDefinition
     from replication.streams.seams import Page
     from replication.wire.grammar import InstanceName, Token
 
@@ -46,3 +46,6 @@ class NoTable:
 
     def _refusal(self) -> StoreError:
         return StoreError(f"facts of stream {self.definition.name!r} are in the memory of their writer only")
+
+
+FOLLOWED: Final = NoTable(StreamDefinition("followed"))  # stands for every stream of which only a position is kept

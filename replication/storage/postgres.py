@@ -20,6 +20,7 @@ from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
 from replication.errors import StoreError
 from replication.storage.memory import undeclared
+from replication.storage.notable import FOLLOWED
 from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_gathered import table_of
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
@@ -130,6 +131,15 @@ class PostgresStore:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(PostgresConnection.positions, self._table(stream))
 
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the position of ``follower``."""
+        return await self._read(PostgresConnection.applied, stream, follower)
+
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Say who fills the table of a stream; StoreError if it is somebody else."""
+        self._table(stream)
+        await self._write(PostgresConnection.fill, stream, instance, copy=copy)
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the positions that were stored."""
         return await self._read(PostgresConnection.stored)
@@ -201,7 +211,8 @@ class PostgresStore:
 
     def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch[Table]:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
-        return Batch([(self._table(write.stream), write) for write in writes], receipt, self._now())
+        tables = [FOLLOWED if write.follower is not None else self._table(write.stream) for write in writes]
+        return Batch(list(zip(tables, writes, strict=True)), receipt, self._now())
 
     def commit_in_group(self, batch: Batch[Table]) -> Deferred[None]:
         """Commit together with all that wait; cancelling the Deferred stops the waiting, not the commit."""

@@ -1,5 +1,7 @@
 """What is asked of a PostgreSQL session, blocking; ``postgres.py`` says who asks which session, and when."""
 
+# ruff: noqa: S608 - the names of tables and columns in SQL are our own
+
 from __future__ import annotations
 
 import json
@@ -52,6 +54,13 @@ STEPS: Final = (
         )
         """,
         MARKS,
+        """
+        CREATE TABLE follower_positions (
+            follower_name text NOT NULL, stream_name text NOT NULL, instance_name text NOT NULL,
+            stream_id bigint NOT NULL, PRIMARY KEY (follower_name, stream_name, instance_name)
+        )
+        """,
+        "CREATE TABLE stream_copies (stream_name text NOT NULL PRIMARY KEY, follower_name text NOT NULL)",
     ),
 )
 
@@ -67,25 +76,15 @@ FSYNC: Final = "SELECT current_setting('fsync')"
 TOUCH: Final = "UPDATE replication_schema SET version = version"
 
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = %s"
-POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = %s AND instance_name = %s"
 STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 RAISE_POSITIONS: Final = (  # those of negative streams go down: what is further from 0 is further
     "INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id) "
     "SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]) ON CONFLICT (stream_name, instance_name) "
     "DO UPDATE SET stream_id = excluded.stream_id WHERE abs(excluded.stream_id) > abs(stored.stream_id)"
 )
-SET_POSITION: Final = (
-    "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (%s, %s, %s) "
-    "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = excluded.stream_id"
-)
-FIRST_POSITION: Final = (
-    "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (%s, %s, %s) "
-    "ON CONFLICT (stream_name, instance_name) DO NOTHING RETURNING true"
-)
-MOVE_POSITION: Final = (
-    "UPDATE stream_positions SET stream_id = %s "
-    "WHERE stream_name = %s AND instance_name = %s AND stream_id = %s RETURNING true"
-)
+APPLIED: Final = "SELECT instance_name, stream_id FROM follower_positions WHERE stream_name = %s AND follower_name = %s"
+COPIED_BY: Final = "SELECT follower_name FROM stream_copies WHERE stream_name = %s"
+COPY: Final = "INSERT INTO stream_copies (stream_name, follower_name) VALUES (%s, %s)"
 FORGET_RECEIPTS: Final = "DELETE FROM append_receipts WHERE written_at <= %s"
 ADD_RECEIPTS: Final = (
     "INSERT INTO append_receipts (key, tokens, written_at) SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[])"
@@ -100,6 +99,23 @@ _NOT_OURS: Final = (
 )
 _CONFLICTS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _CONFLICT_TRIES: Final = 10
+
+
+class _Places:
+    """How one position of a table of positions is read and moved."""
+
+    def __init__(self, table: str, *key: str) -> None:
+        columns, values = ", ".join(key), ", ".join("%s" for _ in key)
+        where = " AND ".join(f"{column} = %s" for column in key)
+        put = f"INSERT INTO {table} ({columns}, stream_id) VALUES ({values}, %s) ON CONFLICT ({columns}) DO "
+        self.get = f"SELECT stream_id FROM {table} WHERE {where}"
+        self.set = f"{put}UPDATE SET stream_id = excluded.stream_id"
+        self.begin = f"{put}NOTHING RETURNING true"
+        self.move = f"UPDATE {table} SET stream_id = %s WHERE {where} AND stream_id = %s RETURNING true"
+
+
+WRITERS: Final = _Places("stream_positions", "stream_name", "instance_name")
+FOLLOWERS: Final = _Places("follower_positions", "stream_name", "instance_name", "follower_name")
 
 
 class PostgresStatements:
@@ -157,6 +173,32 @@ class PostgresConnection:
         return {
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
         }
+
+    def applied(self, stream: StreamName, follower: InstanceName) -> dict[InstanceName, Token]:
+        """Return the positions that a follower has stored."""
+        rows = self.session.ask(APPLIED, (stream, follower))
+        return {InstanceName(writer): Token(token) for writer, token in rows}
+
+    def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Note who copies facts into a stream's table, and refuse whoever does not go with that."""
+        with self._alone():
+            what = f"database {self.session.address.name!r}: stream {stream!r}"
+            for (follower,) in self.session.run(COPIED_BY, (stream,)):
+                if copy and follower == instance:
+                    return
+                raise StoreError(
+                    f"{what} is a copy here, which worker {follower!r} keeps: name another database; or, if the copy "
+                    f"shall go on as yours, DELETE FROM stream_copies WHERE stream_name = '{stream}'"
+                )
+            if not copy:
+                return
+            writers = sorted(writer for writer, _ in self.session.run(POSITIONS, (stream,)) if writer)
+            if writers:
+                raise StoreError(
+                    f"{what} is written here, by {', '.join(writers)}: give the worker a database of its own for its "
+                    "copy, or copy = false"
+                )
+            self.session.run(COPY, (stream, instance))
 
     def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
         """Return all positions that were stored."""
@@ -295,7 +337,7 @@ class PostgresConnection:
         plain: list[tuple[Table, Write]] = []
         for batch in batches:
             for table, write in batch.writes:
-                if write.expected is None and not write.reset:
+                if write.expected is None and not write.reset and write.follower is None:
                     plain.append((table, write))
                 else:
                     self._add(plain)
@@ -328,16 +370,18 @@ class PostgresConnection:
     def _write(self, table: Table, write: Write) -> None:
         """Store what depends on the position before it, or lowers that."""
         session, sign, upto = self.session, table.direction.sign, _upto(write)
-        place = (write.stream, write.writer)
+        places, place = WRITERS, [write.stream, write.writer]
+        if write.follower is not None:
+            places, place = FOLLOWERS, [*place, write.follower]
         if write.expected is None:
-            session.run(SET_POSITION, (*place, sign * upto))
+            session.run(places.set, (*place, sign * upto))
         else:
             upto = upto if write.reset else max(upto, write.expected)
-            done = session.run(MOVE_POSITION, (sign * upto, *place, sign * write.expected))
+            done = session.run(places.move, (sign * upto, *place, sign * write.expected))
             if not done and write.expected == 0:
-                done = session.run(FIRST_POSITION, (*place, sign * upto))
+                done = session.run(places.begin, (*place, sign * upto))
             if not done:
-                stored = next((sign * stream_id for (stream_id,) in session.run(POSITION, place)), 0)
+                stored = next((sign * stream_id for (stream_id,) in session.run(places.get, place)), 0)
                 raise moved(write, Token(stored))
         if write.reset:
             table.delete(session, write.writer, write.upto)

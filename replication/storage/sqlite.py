@@ -23,6 +23,7 @@ from replication.errors import StoreError
 from replication.storage.connection import MEMORY, SqliteConnection
 from replication.storage.gathered import table_of
 from replication.storage.memory import undeclared
+from replication.storage.notable import FOLLOWED
 from replication.storage.tables import Batch
 from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
@@ -140,6 +141,14 @@ class SqliteStore:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
         return await self._read(SqliteConnection.positions, self._table(stream))
 
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:  # noqa: ARG002 (the only one)
+        """Return, per writer, the position of the process that uses this file, whatever its name is."""
+        return await self._read(SqliteConnection.applied, stream)
+
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:  # noqa: ARG002
+        """Return: one process writes a file, so nobody else fills its tables."""
+        self._table(stream)
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the positions that were stored."""
         return await self._read(SqliteConnection.stored)
@@ -201,7 +210,8 @@ class SqliteStore:
 
     def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch[Table]:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
-        return Batch([(self._table(write.stream), write) for write in writes], receipt, self._now())
+        tables = [FOLLOWED if write.follower is not None else self._table(write.stream) for write in writes]
+        return Batch(list(zip(tables, writes, strict=True)), receipt, self._now())
 
     def commit_in_group(self, batch: Batch[Table]) -> Deferred[None]:
         """Commit together with all that wait; cancelling the Deferred stops the waiting, not the commit."""

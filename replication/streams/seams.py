@@ -50,6 +50,10 @@ class Write:
     leaves it alone, so that this waits for nobody who moves it.  ``expected`` makes the transaction fail with
     PositionMovedError unless that is the stored position before (0 if there is none).
     ``reset`` lowers the position to ``upto`` and deletes every fact of ``writer`` above it.
+
+    With a ``follower`` it is the position up to which that process has applied what ``writer`` wrote elsewhere: there
+    are no ``facts``, the stream need not be declared, and ``positions`` does not tell it where many processes share a
+    database.
     """
 
     stream: StreamName
@@ -58,6 +62,7 @@ class Write:
     facts: Sequence[Fact] = ()
     expected: Token | None = None
     reset: bool = False
+    follower: InstanceName | None = None
 
 
 @attrs.frozen
@@ -154,6 +159,18 @@ class IStreamStore(ICatchUp, Protocol):
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was ever committed or stored as a position."""
+        ...
+
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the position of ``follower`` in a stream that need not be declared."""
+        ...
+
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Say who fills the table of a declared stream: those who write it or, for a ``copy``, one follower.
+
+        StoreError if it is somebody else: of many processes that share a database, nobody copies facts to where they
+        are written, and two do not copy them into one table.
+        """
         ...
 
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:

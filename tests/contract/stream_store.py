@@ -12,7 +12,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.trial.unittest import SynchronousTestCase as _Case
@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 DAY = 86_400.0
 ORDERS = StreamName("orders")
 ME = InstanceName("master")
+FOLLOWER = InstanceName("worker1")
 OTHER = InstanceName("worker2")
 
 
@@ -52,10 +53,11 @@ def write(
     writer: InstanceName = ME,
     expected: int | None = None,
     reset: bool = False,
+    follower: InstanceName | None = None,
 ) -> Write:
     """Return a Write on the stream ``orders`` by ``master``, unless said."""
     before = None if expected is None else Token(expected)
-    return Write(StreamName(stream), writer, Token(upto), stored, before, reset)
+    return Write(StreamName(stream), writer, Token(upto), stored, before, reset, follower)
 
 
 class UsesStore(_Case):
@@ -386,6 +388,29 @@ class StreamStoreContract(UsesStore):
         sequence = self.store.sequence(ORDERS)
         if sequence is not None:
             self.assertEqual([*self.wait(sequence.draw(2)), *self.wait(sequence.draw(3))], [2, 3, 4, 5, 6])
+
+    def test_a_follower_keeps_its_positions_in_a_stream_that_is_not_declared(self) -> None:
+        self.assertEqual(self.applied(), {})
+        self.commit(write(5, stream="theirs", expected=0, follower=FOLLOWER))
+        self.commit(write(7, stream="theirs", writer=OTHER, expected=0, follower=FOLLOWER))
+        self.commit(write(9, stream="theirs", expected=5, follower=FOLLOWER))
+        self.assertEqual(self.applied(), {ME: 9, OTHER: 7})
+        with self.assertRaisesRegex(PositionMovedError, "is 9, not 5"):
+            self.commit(write(10, stream="theirs", expected=5, follower=FOLLOWER))
+        self.commit(write(3, stream="theirs", reset=True, follower=FOLLOWER))
+        self.assertEqual(self.applied(), {ME: 3, OTHER: 7})
+
+    def applied(self, follower: InstanceName | None = None) -> Mapping[InstanceName, Token]:
+        return self.wait(self.store.applied(StreamName("theirs"), follower or FOLLOWER))
+
+    def test_whoever_fills_a_table_may_say_so_again(self) -> None:
+        for _ in range(2):
+            self.wait(self.store.fill(ORDERS, ME, copy=True))
+        self.commit(write(5, facts(5), expected=0))
+        self.wait(self.store.fill(ORDERS, ME, copy=True))
+        self.declare("others")
+        for _ in range(2):
+            self.wait(self.store.fill(StreamName("others"), ME, copy=False))
 
     def test_stored_positions_of_all_streams_come_in_one_answer(self) -> None:
         """Not those of facts: one that was committed may be above an ID that is open."""

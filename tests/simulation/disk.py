@@ -108,6 +108,12 @@ class SimulatedStore:
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         return await self.ask(f"positions of {stream}", lambda: self.disk.positions(stream))
 
+    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        return await self.ask(f"positions of {stream}", lambda: self.disk.applied(stream, follower))
+
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        await self.disk.fill(stream, instance, copy=copy)
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         return await self.ask("stored positions", self.disk.stored)
 

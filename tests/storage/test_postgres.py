@@ -21,7 +21,7 @@ from replication.storage.postgres_connection import PostgresConnection
 from replication.streams.facts import Fact
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Receipt, Write
-from replication.wire.grammar import StreamName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import (
     ME,
     ORDERS,
@@ -562,3 +562,35 @@ class DifferentialTests(OnPostgres, SynchronousTestCase):
             expected=chance.randrange(60) if chance.random() < 0.05 else None,
             reset=chance.random() < 0.15,
         )
+
+
+class FillTests(OnPostgres, SynchronousTestCase):
+    """Many processes share a database: nobody copies facts to where they are written."""
+
+    def fill(self, instance: str, *, copy: bool) -> None:
+        self.wait(self.store.fill(ORDERS, InstanceName(instance), copy=copy))
+
+    def test_what_is_written_is_not_copied_to(self) -> None:
+        self.commit(write(1), write(1, writer=OTHER))
+        why = f"stream 'orders' is written here, by {ME}, {OTHER}: give the worker a database of its own"
+        with self.assertRaisesRegex(StoreError, why):
+            self.fill("worker1", copy=True)
+        self.fill("another", copy=False)
+
+    def test_what_is_a_copy_is_kept_by_one_worker_and_not_written(self) -> None:
+        self.fill("worker1", copy=True)
+        self.commit(write(5, facts(5), expected=0))
+        self.fill("worker1", copy=True)
+        for instance, copy in (("worker2", True), ("worker1", False), ("master", False)):
+            with self.assertRaisesRegex(StoreError, "stream 'orders' is a copy here, which worker 'worker1' keeps"):
+                self.fill(instance, copy=copy)
+        self.sql("DELETE FROM stream_copies WHERE stream_name = 'orders'")
+        self.fill("master", copy=False)
+
+    def test_each_follower_has_positions_of_its_own(self) -> None:
+        one, two = InstanceName("one"), InstanceName("two")
+        self.commit(write(5, expected=0, follower=one), write(7, expected=0, follower=two), write(9, facts(9)))
+        self.assertEqual(self.wait(self.store.applied(ORDERS, one)), {ME: 5})
+        self.assertEqual(self.wait(self.store.applied(ORDERS, two)), {ME: 7})
+        self.assertEqual(self.positions(), {ME: 9})
+        self.assertEqual(self.wait(self.store.stored()), {ORDERS: {ME: 9}})
