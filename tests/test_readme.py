@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.replay.sessions import need_spark
 from tests.system.daemons import CHECKOUT, until
-from tests.system.terminals import Terminal
+from tests.system.terminals import PATIENCE, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 README = CHECKOUT / "README.md"
 BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```\n", re.DOTALL)
-GO_ON = ("twistd -n --pidfile=", "replication tail", "python shop.py")  # commands that the page leaves running
+# Commands that the page leaves running.
+GO_ON = ("twistd -n --pidfile=", "replication tail", "python shop.py", "python live.py")
 
 
 def matches(shown: list[str], said: list[str]) -> bool:
@@ -59,30 +61,64 @@ def default_ports() -> Iterator[None]:
         yield
 
 
+def part(first: str, last: str) -> str:
+    """Return the page from one heading to another."""
+    text = README.read_text()
+    return text[text.index(f"## {first}\n") : text.index(f"## {last}\n")]
+
+
 @pytest.mark.timeout(300)
 def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_ports: None) -> None:
-    text = README.read_text()
-    first = re.search(r"venv/bin/(twistd .*)", text)
+    first = re.search(r"venv/bin/(twistd .*)", README.read_text())
     assert first is not None
     terminals = [Terminal(first[1], tmp_path)]
     try:
         until(lambda: any("HTTP is served at" in line for line in terminals[0].lines), "the master serves")
-        tour = text[text.index("## A tour") : text.index("## What is guaranteed")]
-        for block in BLOCK.finditer(tour):
-            body = block["body"]
-            if block["file"]:
-                (tmp_path / block["file"]).write_text(body)
-            elif block["language"] == "text":
-                # What the last tail has said by now.
-                shown = body.rstrip("\n").split("\n")
-                until(partial(is_said, shown, terminals), f"somebody says {shown}")
-            else:
-                assert block["language"] == "console", f"who runs a block of {block['language']}?"
-                for command, shown in commands_of(body):
-                    run(command, shown, tmp_path, terminals)
+        perform(part("A tour", "History on Spark"), tmp_path, terminals, followers=3)
     finally:
         for each in reversed(terminals):
             each.close()
+
+
+@pytest.mark.timeout(900)
+def test_every_block_about_spark_does_what_it_shows(
+    tmp_path: Path, default_ports: None, request: pytest.FixtureRequest
+) -> None:
+    """With fewer facts, unless ``--full`` is given."""
+    need_spark()
+    page = part("History on Spark", "What is guaranteed")
+    if not request.config.getoption("--full"):
+        page = re.sub(r"\b\d{5,7}\b", fewer, page)
+    terminals: list[Terminal] = []
+    try:
+        perform(page, tmp_path, terminals, followers=0)
+    finally:
+        for each in reversed(terminals):
+            each.close()
+
+
+def fewer(number: re.Match[str]) -> str:
+    """Return a number of facts, or an ID, where there are 5,000 and then 500 instead of a million and 50,000."""
+    thousands, rest = divmod(int(number[0]), 10_000)
+    return str({100: 5_000, 105: 5_500, 5: 500}[thousands] + rest)
+
+
+def perform(page: str, folder: Path, terminals: list[Terminal], followers: int) -> None:
+    """Do what a part of the page says, whose master has so many ``followers`` before anything is appended."""
+    for block in BLOCK.finditer(page):
+        body = block["body"]
+        if block["file"]:
+            (folder / block["file"]).write_text(body)
+        elif block["language"] == "text":
+            # What the last tail has said by now.
+            shown = body.rstrip("\n").split("\n")
+            until(partial(is_said, shown, terminals), f"somebody says {shown}")
+        else:
+            assert block["language"] == "console", f"who runs a block of {block['language']}?"
+            for command, shown in commands_of(body):
+                if "replication append" in command:
+                    until(partial(settled, folder, followers), "tail and workers are connected")
+                run(command, shown, folder, terminals)
 
 
 def run(command: str, shown: list[str], folder: Path, terminals: list[Terminal]) -> None:
@@ -91,12 +127,10 @@ def run(command: str, shown: list[str], folder: Path, terminals: list[Terminal])
         terminal = Terminal(command, folder)
         terminals.append(terminal)
         if shown:
-            until(lambda: matches(shown, terminal.lines), f"{command} says {shown}, not {terminal.lines}")
+            until(lambda: matches(shown, terminal.lines), f"{command} says {shown}, not {terminal.lines}", PATIENCE)
         elif "twistd" in command:
             until(lambda: any("starting up" in line for line in terminal.lines), f"{command} starts")
         return
-    if "replication append" in command:
-        until(lambda: settled(folder), "tail and workers are connected")
     said: list[str] = []
 
     def says_it() -> bool:
@@ -116,10 +150,10 @@ def is_said(shown: list[str], terminals: list[Terminal]) -> bool:
     return any(each.lines == shown for each in terminals)
 
 
-def settled(folder: Path) -> bool:
-    """Whether the master has the three followers of the page's first part."""
+def settled(folder: Path, followers: int) -> bool:
+    """Whether the master serves HTTP, and has so many followers."""
     terminal = Terminal("curl -s http://127.0.0.1:9093/v1/connections", folder)
-    return terminal.finish() == 0 and "".join(terminal.lines).count('"last_command":"REPLICATE"') >= 3
+    return terminal.finish() == 0 and "".join(terminal.lines).count('"last_command":"REPLICATE"') >= followers
 
 
 def test_this_machine_has_what_the_page_asks_for() -> None:

@@ -13,6 +13,8 @@ from tests.system.daemons import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
+PATIENCE = 240.0  # seconds; Spark takes its time on a machine that is busy
+
 
 class Terminal:
     """A command that a reader types, and what it has said so far."""
@@ -39,7 +41,7 @@ class Terminal:
 
     def finish(self) -> int:
         """Wait for its end; returns its status."""
-        status = self._process.wait(60)
+        status = self._process.wait(PATIENCE)
         self.close()
         return status
 
