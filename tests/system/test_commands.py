@@ -1,0 +1,177 @@
+"""What is said beside facts, and streams without a table, between real processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.streams.facts import Fact
+from replication.wire import grammar
+from replication.wire.grammar import Token
+from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, get_json, until
+from tests.system.peers import Peer
+from tests.transcripts.lines import MALFORMED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MASTER = """
+[[streams]]
+name = "typing"
+row = ["room_id", "user_ids"]
+key = ["room_id"]
+in_memory = true
+
+[[streams]]
+name = "federation"
+row = ["type", "data"]
+in_memory = true
+"""
+
+# An application that says everything that a worker can say.
+APP = """
+from twisted.internet.task import LoopingCall
+from replication.wire.commands import RemoteServerUp
+
+def register(worker):
+    def speak():
+        if worker.remote_server_up(f"{worker.instance_name}.example"):
+            worker.federation_ack(2)
+            worker.user_ip("@seen:h", "token", "192.0.2.1")
+            if not worker.users_syncing():
+                worker.user_syncing("@syncs:h").__enter__()
+    LoopingCall(speak).start(0.2)
+
+    @worker.on_command(RemoteServerUp)
+    def up(command, peer):
+        with open(f"{worker.instance_name}-heard", "a") as heard:
+            print(command.server, file=heard)
+"""
+
+
+def send(http: str, stream: str, *rows: Any) -> list[int]:
+    """Append a fact of one row for each of ``rows``."""
+    return append(http, stream, [Fact(Token(0), (grammar.spell_row(row),)) for row in rows])
+
+
+def page(http: str, stream: str, after: int = 0, upto: int = 10**9) -> list[Any]:
+    """Return the rows that are kept, as a Synapse asks for them."""
+    query = f"?from_token={after}&upto_token={upto}"
+    answer = get_json(f"http://{http}", f"/_synapse/replication/get_repl_stream_updates/{stream}/x{query}")
+    assert isinstance(answer["updates"], list)
+    return answer["updates"]
+
+
+def is_so(ask: Callable[[], object], wanted: object) -> bool:
+    """Whether the answer is that now."""
+    return ask() == wanted
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Daemon]:
+    (tmp_path / "master.toml").write_text(MASTER)
+    with Daemon(tmp_path, "master", "--config=master.toml", *LOCAL) as daemon:
+        yield daemon
+
+
+def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp_path: Path) -> None:
+    """Nobody stands still, nobody is reset, nobody takes new facts for known; who was away gets what is kept."""
+    (tmp_path / "master.toml").write_text(MASTER)
+    copy = tmp_path / "replication-copy.db"
+
+    def copied() -> list[int]:
+        with closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True, timeout=30)) as database:
+            return [token for (token,) in database.execute("SELECT stream_id FROM stream_typing ORDER BY stream_id")]
+
+    with ExitStack() as stack:
+        daemon = Daemon(tmp_path, "master", "--config=master.toml", *LOCAL)
+        wire, http = stack.enter_context(fixed_ports(daemon))
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        worker = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=copy", *follow))
+        until(lambda: "following" in worker.log, "it follows")
+        tokens: list[int] = []
+        for number in range(3):
+            tokens += send(http, "typing", ["!a", [f"@{number}"]], ["!b", []])
+            until(partial(is_so, copied, tokens), f"{tokens} are copied")
+            assert [token for token, _ in page(http, "typing")] == tokens[-2:]
+            worker.kill()
+            tokens_missed = send(http, "typing", ["!a", ["missed"]], ["!a", ["last"]])
+            assert [row for _, row in page(http, "typing")] == [["!b", []], ["!a", ["last"]]]
+            worker.start()
+            tokens.append(tokens_missed[-1])
+            until(partial(is_so, copied, tokens), f"{tokens} are copied, {tokens_missed[0]} is gone")
+            daemon.kill()
+            daemon.start()
+            daemon.address("HTTP")
+            assert page(http, "typing") == []
+        assert tokens == sorted(set(tokens))
+        assert "went back" not in "".join(worker.log_of(start) for start in range(1, worker.starts + 1))
+
+
+def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path: Path, master: Daemon) -> None:
+    (tmp_path / "talk.py").write_text(APP)
+    wire, http = master.address("the wire"), master.address("HTTP")
+    send(http, "federation", ["e", {}], ["e", {}])
+    follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", "--app=talk")
+    with Daemon(tmp_path, "worker", "--instance-name=one", *follow, name="one") as one:
+        until(lambda: get_json(f"http://{http}", "/v1/users")["users"], "a user syncs")
+        with Daemon(tmp_path, "worker", "--instance-name=two", *follow, name="two") as two:
+            until((tmp_path / "one-heard").exists, "one hears of the other's server")
+            until((tmp_path / "two-heard").exists, "and two of the one's")
+            assert set((tmp_path / "one-heard").read_text().split()) == {"two.example"}
+            assert set((tmp_path / "two-heard").read_text().split()) == {"one.example"}
+            until(lambda: len(syncing(http)) == 2, "the user syncs at both")
+            assert [token for token, _ in page(http, "federation")] == [3]
+            assert two.terminate() == 0
+        until(lambda: len(syncing(http)) == 1, "who stops cleanly says that nobody syncs there")
+        until(lambda: get_json(f"http://{http}", "/v1/users/@seen:h")["seen"], "the user was seen")
+        one.kill()
+    assert len(syncing(http)) == 1, "a process that vanishes may be back in a moment"
+    assert master.terminate() == 0
+    with closing(sqlite3.connect(tmp_path / "replication.db")) as database:
+        seen = database.execute("SELECT user_id, access_token, ip, device_id FROM users_last_seen").fetchall()
+    assert seen == [("@seen:h", "token", "192.0.2.1", None)]
+
+
+def syncing(http: str) -> dict[str, int]:
+    """Return where the user of APP syncs."""
+    where: dict[str, int] = get_json(f"http://{http}", "/v1/users/@syncs:h")["syncing"]
+    return where
+
+
+def test_commands_that_are_odd_but_right_do_no_harm(master: Daemon) -> None:
+    wire, http = master.address("the wire"), master.address("HTTP")
+    send(http, "federation", ["e", {}], ["e", {}])
+    until(lambda: len(page(http, "federation")) == 2, "they are told")
+    with Peer(wire) as peer, Peer(wire) as other:
+        other.read_until("PING")  # else it may come too late
+        odd = [json.dumps([text, text, text, None, 2**63 - 1]) for text in ("\0", "\ud800", "é" * 500, "", "%s")]
+        peer.say("".join(f"USER_IP @odd:h {each}\n" for each in odd).encode())
+        peer.say(b"USER_SYNC abcde @u:h end 1\nCLEAR_USER_SYNC nobody\nCLEAR_USER_SYNC \n")
+        peer.say(b"USER_SYNC abcde @odd:h start -9223372036854775808\n" * 1_000)
+        peer.say(b"FEDERATION_ACK s -5\nFEDERATION_ACK s 9223372036854775807\nREMOTE_SERVER_UP \nREMOTE_SERVER_UP %s\n")
+        assert other.read_until("REMOTE_SERVER_UP %s") == "REMOTE_SERVER_UP %s"
+        assert len(get_json(f"http://{http}", "/v1/users/@odd:h")["seen"]) == len(odd)
+        assert page(http, "federation") == []
+        (token,) = send(http, "federation", ["e", {}])
+        assert [each for each, _ in page(http, "federation")] == [token]
+        peer.say(b"PING 1\nFOO\n")
+        assert not [line for line in peer.read_to_the_end() if line.startswith("REMOTE_SERVER_UP")]
+
+
+def test_every_malformed_line_is_answered_with_what_is_wrong(master: Daemon) -> None:
+    """Protocol A7: whoever says it, and whatever else goes on."""
+    wire = master.address("the wire")
+    for line, complaint in MALFORMED:
+        with Peer(wire) as peer:
+            peer.say(line.encode() + b"\n")
+            said = peer.read_to_the_end()[-1]
+        assert said.startswith("ERROR line 1: "), line
+        if line.split(" ")[0] not in ("RDATA", "POSITION"):  # nothing of these is for a worker to say, right or wrong
+            assert complaint in said
