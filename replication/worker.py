@@ -111,6 +111,8 @@ class Worker:
         self.wall = wall
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str) else database
+        self.listeners = Listeners([Role.MASTER, Role.WORKER] if writes else [Role.MASTER])
+        self.on_command, self.on_syncing = self.listeners.on_command, self.listeners.on_syncing
         self.serving: Serving | None = None
         if writes:
             self.serving = Serving(
@@ -122,6 +124,7 @@ class Worker:
                 limits=self.limits,
                 wall=wall,
                 committed=self._committed,
+                listeners=self.listeners,
             )
         self.caches = Caches()
         self.cached = self.caches.cached
@@ -134,8 +137,6 @@ class Worker:
         self._functions: dict[StreamName, Callable[..., object]] = {}
         self._followers: dict[StreamName, StreamFollower] = {}
         self._waiters: dict[tuple[StreamName, InstanceName], list[tuple[Token, Deferred[None]]]] = {}
-        self.listeners = Listeners([Role.MASTER])
-        self.on_command = self.listeners.on_command
         self.voice = Voice(
             reactor,
             self.instance_name,
@@ -481,11 +482,14 @@ class Worker:
         return [*statuses.values()]
 
     def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the users that sync here."""
-        return self.voice.users_syncing()
+        """Return the users that sync here, and those of whom our followers say so."""
+        theirs = {} if self.serving is None else self.serving.users_syncing()
+        return {**theirs, **self.voice.users_syncing()}
 
     async def places_of(self, user_id: str) -> Sequence[UserIp]:
-        """Refuse: only a writer writes down where users were seen."""
+        """Return where a user was seen; NotAWriterError if we do not write: only a writer writes that down."""
+        if self.serving is not None:
+            return await self.serving.places_of(user_id)
         raise NotAWriterError(f"this is worker {self.instance_name!r}: ask a writer where {user_id[:100]!r} was seen")
 
     def peer_statuses(self) -> list[PeerStatus]:

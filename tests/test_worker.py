@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -21,6 +22,7 @@ from replication.errors import (
     StreamError,
     UnknownStreamError,
 )
+from replication.lastseen import LastSeen
 from replication.master import Master
 from replication.storage import open_store
 from replication.streams.registry import StreamDefinition
@@ -1071,6 +1073,33 @@ class WritingTests(SynchronousTestCase):
         self.start()
         self.assertEqual((self.append(self.one), self.append(self.two)), ([2], [3]))
         self.assertEqual(self.heard, [("two", "one", 2), ("one", "two", 3)])
+
+    def test_trap_9_what_one_says_the_other_hears_once_and_nobody_says_it_back(self) -> None:
+        """Each is the other's writer, and passes on what its followers say to its other followers only."""
+        heard: list[tuple[str, object]] = []
+        for worker in (self.one, self.two):
+
+            @worker.on_command(RemoteServerUp)
+            def note(command: object, peer: object, name: str = worker.instance_name) -> None:
+                heard.append((name, command))
+
+        self.start()
+        self.assertEqual(self.one.remote_server_up("example.org"), 1)
+        self.net.run(5.0)
+        self.assertEqual(heard, [("two", RemoteServerUp("example.org"))])
+
+    def test_who_syncs_at_one_is_known_at_the_other(self) -> None:
+        told: list[tuple[str, bool]] = []
+        self.two.on_syncing(lambda user, syncing: told.append((user, syncing)))
+        self.start()
+        with self.one.user_syncing("@u:h"), self.two.user_syncing("@v:h"):
+            self.net.run()
+            self.assertEqual(self.one.users_syncing().keys(), self.two.users_syncing().keys())
+            self.assertEqual([[*each] for each in self.two.users_syncing().values()], [["@u:h"], ["@v:h"]])
+        self.net.run(11.0)
+        self.assertEqual(told, [("@u:h", True), ("@u:h", False)])
+        with patch.object(LastSeen, "of", return_value=[]):
+            self.assertEqual(now(self.two.places_of("@u:h")), [])
 
     def test_it_does_not_connect_to_itself(self) -> None:
         """Though its own place may be among those of the writers, which many processes share."""
