@@ -18,6 +18,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     voice.py     what a follower says to its writers beside asking for facts
     writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
     follower.py  one stream as a follower holds it: catch up, apply, move the position
+    linear.py    one stream of several writers, followed in the order of its IDs
     sources.py   where missed facts come from, in order
     caches.py    functions whose results are forgotten when the caches stream says so
     replay/      history on Spark, without Twisted: segments for catch-up, streams as a Spark source

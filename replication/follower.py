@@ -7,6 +7,7 @@ application's function, and move the position in the same transaction.
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from replication.session.connection import Rows
+    from replication.streams.facts import Fact
     from replication.streams.seams import IStreamStore, ITransaction, Page
     from replication.waiting import Waits
     from replication.wire.commands import Position
@@ -75,6 +77,10 @@ class IFollowingProcess(Protocol):
 
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         """A position was applied, or set back."""
+
+    def all_heard(self) -> bool:
+        """Whether every writer that there should be has said where its streams stand."""
+        ...
 
 
 class StreamFollower:
@@ -152,7 +158,7 @@ class StreamFollower:
             self._process.moved(self.name, command.instance, cursor.position)
         prev = command.prev if command.prev >= FIRST_ID else min(command.prev, Token(0))
         cursor.position_heard(link, prev, command.new)
-        self._drive(command.instance, cursor)
+        self._drive(command.instance)
 
     def rows_heard(self, link: Hashable, rows: Rows) -> bool:
         """Take in a run of RDATA; returns whether more of that writer had better wait until this is applied."""
@@ -163,7 +169,7 @@ class StreamFollower:
         if cursor is None:  # nothing is known of that writer before its POSITION (trap 25)
             return False
         cursor.rows_heard(link, rows.places, rows.texts)
-        self._drive(rows.instance, cursor)
+        self._drive(rows.instance)
         return cursor.crowded and rows.instance not in self.errors
 
     def link_lost(self, link: Hashable) -> None:
@@ -175,6 +181,11 @@ class StreamFollower:
     def _hear_later(self, hear: Callable[[], object]) -> None:
         if self._early is not None:
             self._early.append(hear)
+
+    def look_again(self) -> None:
+        """Go on if there is anything to do."""
+        for writer in list(self.cursors):
+            self._drive(writer)
 
     def under_way(self) -> list[Deferred[None]]:
         """Return what has to fire before nothing of this stream is under way; cancelling one gives it up."""
@@ -194,26 +205,34 @@ class StreamFollower:
 
     # ---- what is done about it
 
-    def _drive(self, writer: InstanceName, cursor: Cursor) -> None:
-        if writer in self._driving or self._process.stopping or cursor.step() is None:
+    def _step(self, writer: InstanceName) -> Any:
+        """Return what is to be done next of a writer's, or None."""
+        return self.cursors[writer].step()
+
+    def _drive(self, writer: InstanceName) -> None:
+        if writer in self._driving or self._process.stopping or self._step(writer) is None:
             return
         self._driving[writer] = None  # before it begins: whom it wakes may come back here
-        driving = self._driving[writer] = Deferred.fromCoroutine(self._drive_on(writer, cursor))
+        driving = self._driving[writer] = Deferred.fromCoroutine(self._drive_on(writer))
         driving.addErrback(lambda failure: self.log.failure("following {name}", failure, name=self.name))
 
         def done(_: None) -> None:
             del self._driving[writer]
+            self._rested(writer)
 
         driving.addCallback(done)
 
-    async def _drive_on(self, writer: InstanceName, cursor: Cursor) -> None:
+    def _rested(self, writer: InstanceName) -> None:
+        """There is nothing to do of a writer's for now."""
+
+    async def _drive_on(self, writer: InstanceName) -> None:
         delay = FIRST_RETRY
-        while not self._process.stopping and (step := cursor.step()) is not None:
+        while not self._process.stopping and (step := self._step(writer)) is not None:
             try:
                 if isinstance(step, CatchUp):
-                    await self._catch_up(writer, cursor, step)
+                    await self._catch_up(writer, step)
                 else:
-                    await self._turn.run(self._take, writer, cursor, step)
+                    await self._turn.run(self._take, writer, step)
             except Exception as error:  # noqa: BLE001 (whatever an application raises stops its stream, and only that)
                 if self._process.stopping and isinstance(error, CancelledError):
                     return
@@ -224,9 +243,9 @@ class StreamFollower:
                 delay = FIRST_RETRY
                 self.errors.pop(writer, None)
 
-    def _stopped(self, writer: InstanceName, step: Apply | CatchUp | Reset, error: Exception, delay: float) -> None:
+    def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
         what = "fetching" if isinstance(step, CatchUp) else "applying"
-        text = f"{what} {self.name} of {writer} after {step.after}: {type(error).__name__}: {error}"
+        text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {type(error).__name__}: {error}"
         self.failures += 1
         if self.errors.get(writer) != text:
             self.errors[writer] = text
@@ -234,22 +253,23 @@ class StreamFollower:
             if not isinstance(error, ReplicationError):
                 self.log.failure("the application's function for {stream} raised", stream=self.name)
 
-    async def _catch_up(self, writer: InstanceName, cursor: Cursor, step: CatchUp) -> None:
+    async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         self.catch_ups += 1
         fetching = Deferred.fromCoroutine(self._process.fetch(self.name, writer, step, PAGE_ROWS))
         page = await self._process.waits.add(fetching)
         if page.upto <= step.after:
             raise CatchUpError(f"asked for ({step.after}, {step.upto}], got nothing beyond {page.upto}")
-        cursor.fetched(step, page)
+        self.cursors[writer].fetched(step, page)
 
-    def _take(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._apply(writer, cursor, step))
+    def _take(self, writer: InstanceName, step: Any) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._apply(writer, step))
 
-    async def _apply(self, writer: InstanceName, cursor: Cursor, step: Apply | Reset) -> None:
+    async def _apply(self, writer: InstanceName, step: Apply | Reset) -> None:
         if self._first is not None:
             self._first(step)
         if self.keeping is not Keeping.WATCHED:
             await self._store(writer, step)
+        cursor = self.cursors[writer]
         cursor.applied(step)
         if isinstance(step, Reset):
             self.resets += 1
@@ -265,17 +285,28 @@ class StreamFollower:
         self._process.moved(self.name, writer, cursor.position)
 
     async def _store(self, writer: InstanceName, step: Apply | Reset) -> None:
-        transaction = self._process.store.transaction()
+        if isinstance(step, Reset):
+            await self._process.store.transaction().commit([self._write(writer, step)])
+        else:
+            await self._hand_over(step.facts, partial(ApplyTransaction, self.name, writer), [self._write(writer, step)])
+
+    def _write(self, writer: InstanceName, step: Apply | Reset) -> Write:
+        """Return what a step stores beside what the application does with its facts."""
         copying = self.keeping is Keeping.COPIED
         me = None if copying else self._process.instance_name
         if isinstance(step, Reset):
-            await transaction.commit([Write(self.name, writer, step.to, reset=True, follower=me)])
-            return
+            return Write(self.name, writer, step.to, reset=True, follower=me)
+        return Write(self.name, writer, step.upto, step.facts if copying else (), expected=step.after, follower=me)
+
+    async def _hand_over(
+        self, facts: Sequence[Fact], given: Callable[[ITransaction], ApplyTransaction], writes: Sequence[Write]
+    ) -> None:
+        """Call the function with facts and what it is ``given`` of the transaction that stores ``writes``, too."""
+        transaction = self._process.store.transaction()
         try:
-            if self._function is not None and step.facts:
-                await maybeDeferred(self._function, step.facts, ApplyTransaction(self.name, writer, transaction))
-            facts = step.facts if copying else ()
-            await transaction.commit([Write(self.name, writer, step.upto, facts, expected=step.after, follower=me)])
+            if self._function is not None and facts:
+                await maybeDeferred(self._function, facts, given(transaction))
+            await transaction.commit(writes)
         except BaseException:
             try:
                 await transaction.rollback()

@@ -22,6 +22,7 @@ from replication.errors import (
     UnknownStreamError,
 )
 from replication.follower import FIRST_RETRY, LAST_RETRY, Keeping, StreamFollower
+from replication.linear import LinearFollower
 from replication.listeners import Listeners
 from replication.net.link import WriterLink
 from replication.net.protocol import Limits
@@ -135,6 +136,7 @@ class Worker:
         self._streams = None if streams is None else [grammar.stream_name(each) for each in streams]
         self._copy = copy
         self._functions: dict[StreamName, Callable[..., object]] = {}
+        self._linear: set[StreamName] = set()
         self._followers: dict[StreamName, StreamFollower] = {}
         self._waiters: dict[tuple[StreamName, InstanceName], list[tuple[Token, Deferred[None]]]] = {}
         self.voice = Voice(
@@ -178,11 +180,14 @@ class Worker:
 
     # ---- what an application says
 
-    def on(self, stream: str) -> Callable[[F], F]:
+    def on(self, stream: str, *, linear: bool = False) -> Callable[[F], F]:
         """Register a function for a stream: ``apply(facts, txn)``, plain, ``async`` or returning a Deferred.
 
         ``facts`` are whole, ascending, of one writer; ``txn`` is an :class:`ApplyTransaction`.  If it raises, nothing
         of its transaction stays and the same facts, perhaps with newer ones, come again; other streams go on.
+
+        With ``linear``, facts of all writers come in one order, that of their tokens, and ``txn.writer_of(fact)`` says
+        whose each is.  All wait then for the writer that has settled least (protocol F1).
         """
         name = grammar.stream_name(stream)
 
@@ -193,6 +198,8 @@ class Worker:
                 raise ConfigError(f"on({stream!r}): that is not among the streams to follow: add it there")
             if self._functions.setdefault(name, function) is not function:
                 raise ConfigError(f"stream {stream!r} has a function already")
+            if linear:
+                self._linear.add(name)
             return function
 
         return register
@@ -327,6 +334,8 @@ class Worker:
                 self.listeners.hear(link.peer, each)
         if positions and not self._first_positions[link].called:
             self._first_positions[link].callback(None)
+            for follower in list(self._followers.values()):
+                follower.look_again()
 
     async def _open_follower(self, follower: StreamFollower) -> None:
         delay = FIRST_RETRY
@@ -374,7 +383,8 @@ class Worker:
         else:
             keeping = Keeping.WATCHED
         first = self._invalidate if name == CACHES else None
-        follower = self._followers[name] = StreamFollower(self, name, keeping, function, first)
+        kind = LinearFollower if name in self._linear else StreamFollower
+        follower = self._followers[name] = kind(self, name, keeping, function, first)
         return follower
 
     def _invalidate(self, step: Apply | Reset) -> None:
@@ -411,6 +421,10 @@ class Worker:
     async def fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         """Return missed facts from the first source that has them."""
         return await self._sources.fetch(self._source_of.get(writer), stream, writer, step, limit)
+
+    def all_heard(self) -> bool:
+        """Whether every link has said where its streams stand."""
+        return all(first.called for first in self._first_positions.values())
 
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         """Wake whoever waits for this position or an earlier one."""

@@ -41,6 +41,7 @@ class Process:
         self.waits = Waits(self.clock)
         self.store: Any = FragileStore()
         self.stopping = False
+        self.heard_all = True
         self.asked: list[tuple[int, int]] = []
         self.pages: list[Page | Exception | Deferred[Page]] = []
         self.notes: list[object] = []
@@ -51,6 +52,9 @@ class Process:
         if isinstance(page, Exception):
             raise page
         return await page if isinstance(page, Deferred) else page
+
+    def all_heard(self) -> bool:
+        return self.heard_all
 
     def moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         self.notes.append(("moved", writer, position))

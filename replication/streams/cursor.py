@@ -120,6 +120,11 @@ class Cursor:
         return self._link is not None
 
     @property
+    def reached(self) -> Token:
+        """The token up to which all facts are here, be they applied or not."""
+        return self._tail
+
+    @property
     def live(self) -> bool:
         """Whether a link is followed and all that was announced has been applied."""
         return self.linked and self.position == self.announced and self.position <= self._reset_to
