@@ -141,7 +141,8 @@ class OrderTests(LinearCase):
 class ComingAndGoingTests(LinearCase):
     def begin_again(self, *stored: InstanceName) -> None:
         for each in stored:
-            now(self.store.transaction().commit([Write(ORDERS, each, Token(4))]))
+            kept = Write(ORDERS, each, Token(4), follower=self.process.instance_name)
+            now(self.store.transaction().commit([kept]))
         self.follower = self.make_follower()
         now(self.follower.open())
 
