@@ -77,6 +77,7 @@ class Cursor:
         "_epoch",
         "_gap_upto",
         "_held",
+        "_leapt_from",
         "_link",
         "_max_apply_rows",
         "_max_held_bytes",
@@ -84,6 +85,7 @@ class Cursor:
         "_reset_to",
         "_tail",
         "_torn",
+        "_unordered",
         "announced",
         "dropped",
         "duplicates",
@@ -111,6 +113,8 @@ class Cursor:
         self._link: Hashable = None
         self._begun: list[str] = []  # rows on that link of a fact that is not complete
         self._torn: set[Hashable] = set()  # links in the middle of a fact whose first rows were not kept
+        self._leapt_from = position  # nothing was heard between this and announced
+        self._unordered = False  # facts were told in no order, so only pages have them all
         self._epoch = 0
         self._reset_to = _NEVER  # what is applied above this is from an earlier epoch
 
@@ -153,11 +157,14 @@ class Cursor:
             self.announced = new
         else:
             self._tail = self._gap_upto = self.announced = new
+        self._leapt_from = new
 
     def rows_heard(self, link: Hashable, places: Sequence[Token | None], texts: Sequence[str]) -> None:
         """Hear a run of one row or more; at a place of None, the fact has more rows to come.
 
         A fact above everything known joins on, whatever IDs lie between: the link is in order, so they have no facts.
+        A link that turns out not to be, as a Synapse's in backfill (trap 12), is believed no more: what it tells is
+        fetched.
         """
         if link != self._link:
             self.dropped += len(texts)
@@ -251,10 +258,15 @@ class Cursor:
 
     def _extend(self, facts: list[Fact]) -> None:
         """Take whole facts that our link told us."""
-        if not is_ascending([self.announced, *tokens_of(facts)]):
+        tokens = tokens_of(facts)
+        if self._unordered or not is_ascending([self.announced, *tokens]):
+            if self._unordered or self._is_out_of_order(tokens):
+                self._distrust(facts)
+                return
             facts = self._only_new(facts)
         if not facts:
             return
+        self._leapt_from = facts[-2].token if len(facts) > 1 else self.announced
         size = fact_bytes(facts)
         if self.held_bytes + size > self._max_held_bytes:
             self.dropped += len(texts_of(facts))
@@ -279,6 +291,34 @@ class Cursor:
             else:
                 self.duplicates += len(fact.texts)
         return new
+
+    def _is_out_of_order(self, tokens: Sequence[Token]) -> bool:
+        """Whether a token among these comes late: it is lower than one before it, and was never heard."""
+        newest, heard = self.announced, set[Token]()
+        for token in tokens:
+            late = self.announced < token < newest or self._leapt_from < token < self.announced
+            if late and token not in heard:
+                return True
+            heard.add(token)
+            newest = max(newest, token)
+        return False
+
+    def _distrust(self, facts: Sequence[Fact]) -> None:
+        """Leave these facts, and all that may be missing among those before them, to be fetched."""
+        known, self._unordered = self._unordered, True
+        self.dropped += len(texts_of(facts))
+        newest = max([self.announced, *tokens_of(facts)])
+        if known and newest == self.announced:
+            return
+        if self.position <= self._leapt_from < self._tail:
+            keep = bisect_right(self._ready, self._leapt_from, key=itemgetter(0))
+            self.held_bytes -= fact_bytes(self._ready[keep:])
+            self.dropped += len(texts_of(self._ready[keep:]))
+            del self._ready[keep:]
+            self._tail = self._leapt_from
+        if self._tail < newest:
+            self._miss(newest)
+        self._leapt_from = newest
 
     def _miss(self, upto: Token) -> None:
         """Leave all facts above the tail, up to ``upto``, to be fetched; those that were held are among them."""
@@ -307,7 +347,7 @@ class Cursor:
         self._held = []
         self._epoch += 1
         self._reset_to = min(self._reset_to, new)
-        self._tail = self._gap_upto = self.announced = min(self.position, self._reset_to)
+        self._tail = self._gap_upto = self.announced = self._leapt_from = min(self.position, self._reset_to)
 
     def _tear(self) -> None:
         """Give up the fact that our link is in the middle of: the rest of it cannot be whole."""

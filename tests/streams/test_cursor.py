@@ -462,3 +462,64 @@ def test_a_step_from_elsewhere_is_refused() -> None:
     made = cursor()
     with pytest.raises(StreamError, match="but the position is 5"):
         made.applied(Apply([], Token(3), Token(4)))
+
+
+class TestOutOfOrder:
+    """Trap 12: what a Synapse tells of backfill goes down, and leaves the lowest out."""
+
+    def test_trap_12_facts_in_descending_order_are_fetched(self) -> None:
+        made = cursor()
+        say(made, 9, 8, 6)
+        assert made.step() == CatchUp(Token(5), Token(9), 0)
+        made.fetched(CatchUp(Token(5), Token(9)), Page([fact(6), fact(7), fact(8), fact(9)], Token(9), limited=False))
+        assert apply_all(made) == [6, 7, 8, 9]
+        assert made.live
+
+    @pytest.mark.parametrize("tokens", [(6, 9, 8), (7, 9, 6), (6, 6, 8, 7)])
+    def test_any_other_disorder_is_fetched_too(self, tokens: tuple[int, ...]) -> None:
+        made = cursor()
+        say(made, *tokens)
+        assert made.step() == CatchUp(Token(5), Token(max(tokens)), 0)
+        assert (made.held_bytes, made.dropped) == (0, len(tokens))
+
+    def test_once_a_link_was_found_out_each_leap_is_fetched(self) -> None:
+        made = cursor()
+        say(made, 7, 6)
+        made.fetched(CatchUp(Token(5), Token(7)), Page([fact(6), fact(7)], Token(7), limited=False))
+        assert apply_all(made) == [6, 7]
+        say(made, 12)
+        say(made, 10)
+        assert made.step() == CatchUp(Token(7), Token(12), 0)
+        made.fetched(CatchUp(Token(7), Token(12)), Page([fact(10), fact(12)], Token(12), limited=False))
+        assert apply_all(made) == [10, 12]
+        say(made, 11, 10)
+        assert made.step() is None
+
+    def test_a_fact_that_comes_late_takes_back_the_leap_before_it_while_that_can_be(self) -> None:
+        made = cursor()
+        say(made, 6, 9)
+        say(made, 8)
+        assert apply_all(made) == [6]
+        assert made.step() == CatchUp(Token(6), Token(9), 0)
+
+    def test_behind_a_gap_the_gap_grows(self) -> None:
+        made = cursor()
+        tell(made, 8, 8)
+        say(made, 12, 11)
+        assert made.step() == CatchUp(Token(5), Token(12), 0)
+
+    def test_what_is_told_again_is_no_disorder(self) -> None:
+        """As a Synapse's caches are, whose rows go out before their ID counts."""
+        made = cursor()
+        say(made, 7, 8, 7, 8, 9)
+        say(made, 8, 9, 5)
+        assert apply_all(made) == [7, 8, 9]
+        assert made.duplicates == 5
+
+    def test_below_a_position_there_is_nothing_to_come_late(self) -> None:
+        made = cursor()
+        say(made, 9)
+        tell(made, 9, 12)
+        say(made, 11)
+        assert apply_all(made) == [9]
+        assert (made.position, made.step(), made.duplicates) == (12, None, 1)
