@@ -184,7 +184,9 @@ def _wanted(database: IDatabase, request: Request) -> Iterator[tuple[StreamDefin
     for stream, instance, place in read_positions(database):
         stored.setdefault(stream, {})[instance] = place
     defined = {CACHES: CACHES_DEFINITION} | {each.name: each for each in request.definitions}
-    for name in dict.fromkeys([StreamName(each) for each in request.streams] or stored):
+    dialect = database.dialect
+    mapped = [each.name for each in request.definitions if each.maps(dialect) or each.sources(dialect)]
+    for name in dict.fromkeys([StreamName(each) for each in request.streams] or [*mapped, *stored]):
         positions = stored.get(name, {})
         negative = min(positions.values(), default=0) < 0
         definition = defined.get(name) or StreamDefinition(name, negative=negative)
@@ -195,6 +197,8 @@ def _wanted(database: IDatabase, request: Request) -> Iterator[tuple[StreamDefin
         try:
             empty = open_table(database, definition).is_empty()
         except StoreError as error:
+            if not request.streams and mapped and name not in defined:
+                continue  # a position of the application's, which has other names for what it maps
             if positions:
                 cure = "say by --config how it is kept, or name other streams by --stream"
                 raise StoreError(f"stream {name!r} has a position in {database.name!r}, but {error}: {cure}") from error

@@ -1,0 +1,169 @@
+"""A Synapse's database, served by our master through conf/synapse.toml: byte for byte what the Synapse had sent.
+
+Over HTTP in both forms, by replay, by Spark, and live, as the rows come in while a worker follows.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.synapse import STREAMS
+from replication.wire.grammar import spell_row
+from tests.synapse.recorded import (
+    CONFIGURATION,
+    NAMES,
+    NEWEST,
+    SERVERS,
+    UNSENT,
+    WHOLE,
+    check_history,
+    lines_of,
+    recorded_facts,
+    restore_postgres,
+    restore_sqlite,
+)
+from tests.system.daemons import CHECKOUT, LOCAL, Daemon, environment, get_json, until
+from tests.system.peers import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.timeout(300)
+KEPT: list[str] = [*WHOLE, *NEWEST]
+
+
+@pytest.fixture(params=NAMES)
+def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Yield a recording's name, and the URL of its database."""
+    if request.param == "synapse-sqlite":
+        yield request.param, restore_sqlite(tmp_path)
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with server.database() as database:
+        yield request.param, restore_postgres(server, database)
+
+
+@contextmanager
+def master_over(folder: Path, name: str, url: str) -> Iterator[Daemon]:
+    options = (f"--config={CONFIGURATION}", f"--database={url}", f"--server-name={SERVERS[name]}", *LOCAL)
+    with Daemon(folder, "master", *options) as daemon:
+        yield daemon
+
+
+def fetch(http: str, stream: str, first: str, second: str) -> list[str]:
+    """Return the lines of all pages; ``first`` and ``second`` are a URL before and after ``from``."""
+    found: dict[int, list[str]] = {}
+    token, limited = 0, True
+    while limited:
+        page = get_json(f"http://{http}", f"{first.format(stream=stream)}{token}{second}")
+        for at, row in page["updates"]:
+            found.setdefault(at, []).append(spell_row(row))
+        token, limited = page["upto_token"], page["limited"]
+    return lines_of(stream, found)
+
+
+def test_over_http_in_both_forms_and_by_replay(restored: tuple[str, str], tmp_path: Path) -> None:
+    name, url = restored
+    with master_over(tmp_path, name, url) as master:
+        http = master.address("HTTP")
+        ours = {
+            stream: fetch(http, stream, "/v1/streams/{stream}/updates?limit=37&instance=master&from=", "&upto=99999")
+            for stream in KEPT
+        }
+        check_history(name, ours)
+        path = "/_synapse/replication/get_repl_stream_updates/{stream}/x1?upto_token=99999&from_token="
+        assert {stream: fetch(http, stream, path, "") for stream in KEPT} == ours
+        streams = [*positions(http)]
+        assert master.terminate() == 0  # it has stored its positions
+    assert streams == [each.name for each in STREAMS]
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+    from tests.replay.sessions import need_spark
+
+    assert told_by_replay(tmp_path / "here", url, "none") == {stream: lines for stream, lines in ours.items() if lines}
+    need_spark()
+    assert told_by_replay(tmp_path / "spark", url, "local[2]") == told_by_replay(tmp_path / "here", url, "none")
+
+
+def told_by_replay(out: Path, url: str, master: str) -> dict[str, list[str]]:
+    """Return the lines of all segments, by stream."""
+    command = ["replication", "replay", f"--config={CONFIGURATION}", f"--database={url}", f"--out={out}"]
+    options = [f"--master={master}", "--compression=none", "--segment-rows=700"]
+    done = subprocess.run([*command, *options], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, list[str]] = {}
+    for segment in sorted(out.glob("*/master/*.rdata")):
+        lines = [line for line in segment.read_text().splitlines() if line.startswith("RDATA ")]
+        if lines:
+            told.setdefault(segment.parts[-3], []).extend(lines)
+    return told
+
+
+def test_live_as_rows_come_in_while_a_peer_listens_and_a_worker_follows(
+    restored: tuple[str, str], tmp_path: Path
+) -> None:
+    name, url = restored
+    script = [sys.executable, str(CHECKOUT / "tests/synapse/loading.py"), url, SERVERS[name]]
+    with subprocess.Popen(
+        script, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as loading:
+        assert loading.stdin is not None
+        assert loading.stdout is not None
+        try:
+            wire = loading.stdout.readline().strip()
+            follow = (
+                f"--connect=tcp:{wire}",
+                f"--server-name={SERVERS[name]}",
+                f"--catch-up={url}",
+                "--http=tcp:0:interface=127.0.0.1",
+            )
+            with Peer(wire) as peer, Daemon(tmp_path, "worker", *follow) as worker:
+                peer.say(b"NAME recorder\nREPLICATE \n")
+                peer.read_until("POSITION user_signature")
+                http = worker.address("HTTP")
+                until(
+                    lambda: len(get_json(f"http://{http}", "/v1/streams")["streams"]) == len(STREAMS), "it follows all"
+                )
+                loading.stdin.write("load\n")
+                loading.stdin.flush()
+                ends = json.loads(loading.stdout.readline())
+                for stream, token in ends.items():
+                    peer.read_until(f"RDATA {stream} master {token} ")
+                told: dict[str, list[str]] = {stream: [] for stream in KEPT}
+                for line in peer.lines:
+                    if line.startswith("RDATA "):
+                        told[line.split(" ")[1]].append(line)
+                check_history(name, told)
+                until(lambda: has_reached(http, ends), "the worker has applied it all")
+                copies = {
+                    stream: fetch(http, stream, "/v1/streams/{stream}/updates?instance=master&from=", "&upto=99999")
+                    for stream in KEPT
+                }
+                assert copies == told
+        finally:
+            loading.kill()
+
+
+def positions(http: str) -> dict[str, int]:
+    """Return how far each stream is."""
+    streams = get_json(f"http://{http}", "/v1/streams")["streams"]
+    return {each["name"]: each["writers"][0]["position"] for each in streams if each["writers"]}
+
+
+def has_reached(http: str, ends: dict[str, int]) -> bool:
+    at = positions(http)
+    return all(at.get(stream, 0) >= token for stream, token in ends.items())
+
+
+def test_what_is_known_to_be_missing_is_all_that_is_missing() -> None:
+    for (name, stream), tokens in UNSENT.items():
+        assert not set(recorded_facts(name).get(stream, {})) & set(tokens)
