@@ -253,6 +253,54 @@ class CommandTests(WorkerCase):
         self.assertEqual(self.at(), 2)
 
 
+class OneAtATimeTests(WorkerCase):
+    """What would let two applications of one stream run side by side, or drop it altogether."""
+
+    def test_trap_8_facts_that_come_while_others_are_applied_wait_for_those(self) -> None:
+        under_way: list[Deferred[None]] = []
+        most = 0
+
+        @self.worker.on("orders")
+        async def slow(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            nonlocal most
+            self.seen.append([fact.token for fact in facts])
+            under_way.append(Deferred())
+            most = max(most, len(under_way))
+            await under_way[-1]
+            under_way.pop()
+
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        self.say(writer, rdata(2))
+        self.say(writer, rdata(3), position(3, 5))
+        self.say(writer, rdata(6))
+        while under_way:
+            under_way[-1].callback(None)
+            self.net.run()
+        self.assertEqual((self.seen, most, self.at()), ([[2], [3, 6]], 1, 6))
+
+    def test_trap_31_streams_that_we_do_not_know_or_want_harm_nothing(self) -> None:
+        self.worker = self.make_worker(streams=["orders"])
+        self.apply()
+        writer = self.serve(HELLO + position(1, 1, "newest") + position(1, 1) + rdata(2, stream="newest"))
+        self.start()
+        self.say(writer, rdata(3, stream="never_heard_of"), position(1, 9, "newer_still"), rdata(2))
+        self.assertEqual((self.at(), len(writer.connections)), (2, 1))
+        self.assertEqual([status.definition.name for status in self.worker.stream_statuses()], ["orders"])
+
+    def test_trap_44_positions_are_asked_for_again_after_each_loss(self) -> None:
+        """What was written meanwhile is not told to who was away."""
+        writer = self.serve(HELLO + position(1, 1), HELLO + position(1, 5), HELLO + position(5, 7))
+        self.start()
+        for _ in range(2):
+            self.net.cut()
+            self.net.run(1)
+        self.assertEqual(len(writer.connections), 3)
+        for each in writer.connections:
+            self.assertEqual(lines_of(each.received)[-1], "REPLICATE ")
+        self.assertEqual(self.at(), 7)
+
+
 class StartTests(WorkerCase):
     def test_it_waits_for_the_first_positions_of_every_writer(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9094"])
@@ -1069,7 +1117,7 @@ class WritingTests(SynchronousTestCase):
         self.net.run()
         return tokens
 
-    def test_each_is_given_what_the_other_wrote(self) -> None:
+    def test_trap_46_each_process_that_writes_tells_what_it_wrote(self) -> None:
         self.start()
         self.assertEqual((self.append(self.one), self.append(self.two)), ([2], [3]))
         self.assertEqual(self.heard, [("two", "one", 2), ("one", "two", 3)])

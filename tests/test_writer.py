@@ -740,7 +740,7 @@ class AppendTests(WriterCase):
 class LargeTests(WriterCase):
     limits = Limits(max_queued_bytes=1_000, max_queued_lines=20)
 
-    def test_more_than_may_wait_for_a_peer_is_told_as_a_gap_to_be_fetched(self) -> None:
+    def test_trap_23_more_than_may_wait_for_a_peer_is_told_as_a_gap_to_be_fetched(self) -> None:
         """Else it would be too much for every peer, however well it reads, before it has had a turn to read."""
         self.assertEqual(len(now(self.notes.append([[1]] * 20))), 20)
         self.assertEqual(len(self.process.news()), 20)

@@ -128,7 +128,7 @@ class StreamStoreContract(UsesStore):
         self.commit(write(6, facts(2, 3, 4, 5, 6)))
         self.assertEqual([each.token for each in self.page(after=2, upto=5).facts], [3, 4, 5])
 
-    def test_facts_are_ascending_in_whichever_order_they_were_committed(self) -> None:
+    def test_trap_16_facts_are_ascending_in_whichever_order_they_were_committed(self) -> None:
         for token in (9, 2, 10, 4):
             self.commit(write(token, facts(token)))
         self.assertEqual(self.tokens(), [2, 4, 9, 10])
@@ -183,7 +183,7 @@ class StreamStoreContract(UsesStore):
         page = self.page(upto=5, limit=2)
         self.assertEqual((len(page.facts), page.upto, page.limited), (1, 5, False))
 
-    def test_pages_of_every_size_add_up_to_the_whole(self) -> None:
+    def test_trap_14_pages_of_every_size_add_up_to_the_whole(self) -> None:
         stored = [fact(2 + 3 * number, *map(str, range(1 + number % 4))) for number in range(12)]
         self.commit(write(40, stored))
         for limit in range(1, 35):

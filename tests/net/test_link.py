@@ -280,6 +280,20 @@ class WrongRemoteTests(LinkCase):
         self.check_growth(self.waits(8)[1:])
         self.assertEqual(self.link.connections, 8)
 
+    def test_trap_45_a_link_that_has_died_without_a_word_is_noticed_and_made_again_for_ever(self) -> None:
+        writer = self.serve(GOOD)
+        self.link.start()
+        for count in range(1, 30):
+            self.net.run(60.0)
+            self.assertGreaterEqual(len(writer.connections), count)
+        del self.net.serving[PORT]
+        self.net.cut()
+        self.net.run(3_600.0)
+        self.net.serving[PORT] = writer
+        before = len(writer.connections)
+        self.net.run(10.0)
+        self.assertEqual((len(writer.connections), self.link.state), (before + 1, "following"))
+
     def test_nor_is_one_that_says_something_wrong_each_time_after_a_position(self) -> None:
         self.serve(GOOD + b"FOO\n")
         self.link.start()

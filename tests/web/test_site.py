@@ -195,6 +195,11 @@ class SynapseFormTests(ApiTestCase):
         answer = self.ask("from_token=7&upto_token=4")
         self.assertEqual(answer.json, {"updates": [], "upto_token": 4, "limited": False})
 
+    def test_trap_47_nothing_but_the_page_is_in_an_answer(self) -> None:
+        """No positions of ours among it, which a client could see, or a cache could keep."""
+        heard = self.ask("from_token=1&upto_token=9")
+        self.assertEqual(set(heard.json), {"updates", "upto_token", "limited"})
+
     def test_errors_are_what_synapse_says(self) -> None:
         unknown = SYNAPSE.replace("orders", "odrers")
         for path, query, code, text in (

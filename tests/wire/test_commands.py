@@ -57,6 +57,13 @@ def test_a_malformed_line_is_refused_and_the_culprit_named(line: str, complaint:
     assert raised.value.kind == ("unknown command" if "unknown" in complaint else "bad line")
 
 
+@pytest.mark.parametrize("device", ["DEV", "None", "my device", ""])
+def test_trap_10_user_sync_has_no_device_and_what_has_one_is_refused(device: str) -> None:
+    """With a fifth field, a device with a space would be six, and who is called None would be nobody."""
+    with pytest.raises(RemoteProtocolError, match="USER_SYNC takes an instance ID, a user ID"):
+        parse_line(f"USER_SYNC abcde @u:h {device} start 1490197665618")
+
+
 @given(any_command)
 def test_what_is_written_is_read_back(command: Command) -> None:
     line = encode_line(command)
