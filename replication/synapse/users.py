@@ -93,29 +93,6 @@ PUSHERS: Final[TypedStream[PusherRow]] = TypedStream(
     History.NEWEST,  # of those that were set: deletions stay
 )
 
-ACCOUNT_DATA: Final[TypedStream[AccountDataRow]] = TypedStream(
-    StreamDefinition(
-        "account_data",
-        row=AccountDataRow.names(),
-        tables=[
-            SourceTable(
-                table="account_data",
-                row=["user_id", "CAST(NULL AS text)", "account_data_type"],
-                instance_column="instance_name",
-            ),
-            SourceTable(
-                table="room_account_data",
-                row=["user_id", "room_id", "account_data_type"],
-                instance_column="instance_name",
-            ),
-        ],
-        key=AccountDataRow.names(),
-        sequence="account_data_sequence",
-    ),
-    AccountDataRow,
-    History.NEWEST,
-)
-
 
 def _tags(dialect: Dialect, spelt: str) -> SourceTable:
     """Return a user's tags of today, in the order of their bytes, which is that of their index."""
@@ -144,8 +121,31 @@ TAG_ACCOUNT_DATA: Final[TypedStream[TagAccountDataRow]] = TypedStream(
         ],
         ascii_fields=["data"],
         key=("user_id", "room_id"),
-        shares=ACCOUNT_DATA.name,
+        sequence="account_data_sequence",
     ),
     TagAccountDataRow,
     History.NEWEST,  # and with the tags of today
+)
+
+ACCOUNT_DATA: Final[TypedStream[AccountDataRow]] = TypedStream(
+    StreamDefinition(
+        "account_data",
+        row=AccountDataRow.names(),
+        tables=[
+            SourceTable(
+                table="account_data",
+                row=["user_id", "CAST(NULL AS text)", "account_data_type"],
+                instance_column="instance_name",
+            ),
+            SourceTable(
+                table="room_account_data",
+                row=["user_id", "room_id", "account_data_type"],
+                instance_column="instance_name",
+            ),
+        ],
+        key=AccountDataRow.names(),
+        shares=TAG_ACCOUNT_DATA.name,
+    ),
+    AccountDataRow,
+    History.NEWEST,
 )

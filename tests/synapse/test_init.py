@@ -74,4 +74,4 @@ def test_rows_have_the_fields_of_their_definition() -> None:
 
 def test_trap_17_streams_that_share_ids_say_so() -> None:
     shared = {each.name: each.definition.shares for each in STREAMS if each.definition.shares}
-    assert shared == {"tag_account_data": "account_data", "user_signature": "device_lists"}
+    assert shared == {"account_data": "tag_account_data", "user_signature": "device_lists"}
