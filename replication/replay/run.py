@@ -19,6 +19,7 @@ from replication.replay.databases import open_database, read_positions, resolve_
 from replication.replay.folders import open_folder
 from replication.replay.history import Shape, Span, Window, plan_spans, staged_name, write_span
 from replication.replay.segments import (
+    MANIFEST,
     WORK,
     Manifest,
     Segment,
@@ -121,7 +122,7 @@ class Run:
             if self._folder.size(_staged(each)) is not None:  # else we were killed in the midst of this before
                 self._folder.move(_staged(each), each.name)
         self._folder.flush([each.name for each in new])
-        if new:
+        if new or self._folder.size(MANIFEST) is None:
             write_manifest(self._folder, manifest)
         self._folder.remove(WORK)
         self.manifest = manifest

@@ -372,3 +372,12 @@ def test_a_position_without_a_table_says_what_is_missing(tmp_path: Path) -> None
     assert [each.stream for each in new] == ["orders"]
     with pytest.raises(StoreError, match="'typing' has no history: its facts are in the memory of their writer"):
         run_here(Request(url, str(tmp_path / "out"), streams=["typing"], definitions=[typing]))
+
+
+def test_a_run_that_finds_nothing_has_finished_all_the_same(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {})
+    assert run_here(Request(url, str(tmp_path / "out"))) == []
+    assert list(verify(LocalFolder(tmp_path / "out"))) == []
+    stamp = LocalFolder(tmp_path / "out").stamp("manifest.json")
+    assert run_here(Request(url, str(tmp_path / "out"))) == []
+    assert LocalFolder(tmp_path / "out").stamp("manifest.json") == stamp
