@@ -85,8 +85,8 @@ def write_segment(
     with folder.create("being written") as sink, compressed(sink, compression) as lines:
         writing = SegmentWriter(lines, *of, compression, compacted=False)
         for each in facts:
-            data = live_lines([each], writer, stream, limit)
-            writing.write((b"\n" + data)[:-1], data.count(b"RDATA"), each.token, each.token)
+            if data := live_lines([each], writer, stream, limit):
+                writing.write(b"\n" + data[:-1], data.count(b"RDATA"), each.token, each.token)
     end = upto if upto is not None else facts[-1].token
     segment = writing.finish(Token(end), folder.size("being written") or 0)
     folder.move("being written", segment.name)

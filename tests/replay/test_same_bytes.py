@@ -61,7 +61,6 @@ class Turns(Pump, MemoryReactorClock):
 
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
         done = awaited if isinstance(awaited, Deferred) else Deferred.fromCoroutine(awaited)
-        done.addBoth(lambda outcome: self._calls.put(lambda: None) or outcome)
         while not done.called or done.paused:
             self.advance(0)
             with suppress(Empty):
@@ -123,7 +122,8 @@ def tell(url: str, definition: StreamDefinition, turns: Sequence[Turn], limit: i
 
 
 def announced(reactor: Turns, master: Master, stream: str) -> Token:
-    return reactor.wait(master.page(stream, None, after=0, upto=None, limit=1_000_000)).upto
+    page: Page = reactor.wait(master.page(stream, None, after=0, upto=None, limit=1_000_000))
+    return page.upto
 
 
 async def write(master: Master, stream: str, rows: Sequence[object], *, fails: bool) -> Token:
@@ -132,7 +132,7 @@ async def write(master: Master, stream: str, rows: Sequence[object], *, fails: b
             await fact.write(row)
         if fails:
             raise RollBackError
-    return fact.token
+    return Token(fact.token)
 
 
 def is_of_a_fact(line: str) -> bool:
