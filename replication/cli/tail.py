@@ -17,20 +17,21 @@ from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 
 from replication.cli.parser import Parser
 from replication.config import read_secret
-from replication.errors import CatchUpError, ConfigError, ReplicationError
+from replication.errors import CatchUpError, ConfigError, ReplicationError, RowError
 from replication.net.link import WriterLink, http_beside
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
 from replication.session.feed import spell_facts
 from replication.streams.cursor import CatchUp, Cursor, Reset
 from replication.streams.seams import Page
+from replication.synapse import STREAMS
 from replication.web.client import HttpCatchUp, NotAllowedError
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.logger import ILogObserver, LogEvent
     from twisted.python.failure import Failure
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from replication.session.connection import Fault, Heard
     from replication.streams.facts import Fact
     from replication.streams.seams import ICatchUp
+    from replication.streams.typed import Row, TypedStream
 
 PAGE_ROWS: Final = 5_000
 PATIENCE: Final = 60.0  # seconds in which somebody must have said SERVER for the first time
@@ -46,6 +48,7 @@ LOOK_EVERY: Final = 1.0  # seconds between two looks at our output and at the pe
 LOOKS: Final = 2  # after which a peer has said SERVER, and the first POSITIONs: a writer says them at once
 FIRST_DELAY: Final = 0.25  # seconds until a fetch that failed is tried again; doubled at each failure in a row
 LAST_DELAY: Final = 5.0
+_TYPED: Final[Mapping[str, TypedStream[Row]]] = {each.name: each for each in STREAMS}
 _HTTP: Final = "unknown command: 'HTTP/"  # what a web server's first line is to us
 
 
@@ -65,7 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--from", metavar="TOKEN", dest="start", help="print what follows TOKEN, or `beginning`, first")
     parser.add_argument("--http", metavar="URL", help="where what was missed is fetched [the wire's host, next port]")
     parser.add_argument("--secret-file", metavar="FILE", help="holds the secret that this HTTP wants")
-    parser.add_argument("--json", action="store_true", help="a line per row: {stream, instance, token, row}")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a line per row: {stream, instance, token, row, fields}")
+    form.add_argument(
+        "--typed", action="store_true", help="a line per row, with its fields by name (a Synapse's streams)"
+    )
     found = parser.parse_args(arguments)
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
@@ -78,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
             streams=[grammar.stream_name(each) for each in found.stream],
             start=read_start(found.start),
             source=HttpCatchUp(reactor, url, secret) if url else None,
-            spell=spell_json if found.json else spell_rdata,
+            spell=spell_json if found.json else spell_typed if found.typed else spell_rdata,
         )
     except ReplicationError as error:
         parser.error(str(error))
@@ -104,9 +111,35 @@ def spell_rdata(stream: StreamName, instance: InstanceName, facts: Sequence[Fact
 
 
 def spell_json(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return a JSON object per row and line; a row is the text that it always was."""
+    """Return a JSON object per row and line; a row is the text that it always was.
+
+    Rows of a Synapse's streams have ``fields``, too: the same by name.
+    """
     head = f'{{"stream":{grammar.spell_row(stream)},"instance":{grammar.spell_row(instance)},"token":'
-    return "".join([f'{head}{token},"row":{text}}}\n' for token, texts in facts for text in texts]).encode()
+    lines = []
+    for token, texts in facts:
+        for text in texts:
+            row = _read_row(stream, text)
+            fields = "" if row is None else f',"fields":{grammar.spell_row(row.named())}'
+            lines.append(f'{head}{token},"row":{text}{fields}}}\n')
+    return "".join(lines).encode()
+
+
+def spell_typed(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
+    """Return a line per row: where it stands, and its fields by name; of streams that only others know, its text."""
+    lines = [
+        f"{stream} {instance} {token} {_read_row(stream, text) or text}\n" for token, texts in facts for text in texts
+    ]
+    return "".join(lines).encode(errors="backslashreplace")
+
+
+def _read_row(stream: StreamName, text: str) -> Row | None:
+    """Return a typed row, None if the stream is none of a Synapse's or has another row of that name."""
+    typed = _TYPED.get(stream)
+    try:
+        return None if typed is None else typed.read_row(text)
+    except RowError:
+        return None
 
 
 class Tail:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.cli import tail
-from replication.cli.tail import Tail, TailError, read_start, spell_json, spell_rdata
+from replication.cli.tail import Tail, TailError, read_start, spell_json, spell_rdata, spell_typed
 from replication.errors import CatchUpError, ConfigError
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
 from replication.web.client import NotAllowedError
 from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.synapse.recorded import lines_of, recorded_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -426,3 +428,27 @@ def test_a_row_keeps_its_bytes() -> None:
 def test_a_row_that_no_line_of_the_wire_could_hold_is_printed_all_the_same() -> None:
     text = '"' + "x" * 20_000 + '"'
     assert spell_rdata(ORDERS, MASTER, [fact(2, text)]).decode() == f"RDATA orders master 2 {text}\n"
+
+
+def test_json_and_types_name_the_fields_of_a_synapses_streams() -> None:
+    events = StreamName("events")
+    facts = [fact(2, '["state",["!r","t","\\ud800",null]]'), fact(3, '["mine","other fields"]')]
+    assert spell_json(events, MASTER, facts).decode() == (
+        '{"stream":"events","instance":"master","token":2,"row":["state",["!r","t","\\ud800",null]],'
+        '"fields":{"kind":"state","room_id":"!r","type":"t","state_key":"\\ud800","event_id":null}}\n'
+        '{"stream":"events","instance":"master","token":3,"row":["mine","other fields"]}\n'
+    )
+    assert spell_typed(events, MASTER, facts).decode() == (
+        "events master 2 StateRow(data=State(room_id='!r', type='t', state_key='\\ud800', event_id=None))\n"
+        'events master 3 ["mine","other fields"]\n'
+    )
+    assert spell_typed(ORDERS, MASTER, [fact(2, '"é"')]).decode() == 'orders master 2 "é"\n'
+
+
+@pytest.mark.parametrize("name", ["synapse-sqlite", "synapse-postgres"])
+def test_every_recorded_row_has_fields(name: str) -> None:
+    for stream, facts in recorded_facts(name).items():
+        told = [Fact(Token(token), tuple(rows)) for token, rows in facts.items()]
+        for line in spell_json(StreamName(stream), MASTER, told).splitlines():
+            assert json.loads(line)["fields"]
+        assert spell_typed(StreamName(stream), MASTER, told).count(b"Row(") == len(lines_of(stream, facts))
