@@ -95,6 +95,12 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and runs no more."""
+        process = self._process
+        return self.starts > 0 and (process is None or process.poll() is not None)
+
     def kill(self) -> None:
         """SIGKILL: no goodbye."""
         if self._process is not None:
