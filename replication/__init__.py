@@ -11,6 +11,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     master.py    the writing role, wired from plain values: what an application embeds
     worker.py    the following role, likewise
     serving.py   a process that writes and is followed: what a master is, and what a worker that writes has
+    watching.py  others that write into mapped tables: looked for, and handed to the writers of their streams
     audience.py  those who follow such a process: greeted, told what is new
     effects.py   what such a process does with what they say beside that: who syncs, what may be forgotten
     lastseen.py  where users were last seen, written in batches

@@ -21,6 +21,7 @@ from replication.streams.facts import texts_of
 from replication.streams.registry import CACHES, FEDERATION, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, Sample, StreamStatus, WriterStatus
 from replication.waiting import Waits, share
+from replication.watching import Watching
 from replication.web.calls import Calls
 from replication.wire import grammar
 from replication.wire.commands import RemoteServerUp, Server, encode_line
@@ -103,6 +104,7 @@ class Serving:
         self.stopping = False
         self.catch_up_rows = 0
         self._committed = committed
+        self._watching: Watching | None = None
         self._stored: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # others' positions, as we last saw them
         self._warnings = 0  # how many of the store's were said
         self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
@@ -175,6 +177,7 @@ class Serving:
             for definition in self.registry:
                 ids = definition.generator
                 self.stream(definition.name).begin(starts[ids], self.store.sequence(ids))
+            await self._watch()
             await self._store_positions([writer for writer in self._writers.values() if writer.shared])
             self._say_warnings()
         except Exception as error:  # noqa: BLE001 (whatever it is, everybody who waits for the start is told)
@@ -201,6 +204,8 @@ class Serving:
                 await reservation.abandon()
             except StoreError as error:
                 self.log.error("rolling back at the end: {error}", error=str(error))
+        if self._watching is not None:
+            await self._watching.end()
         await self._look()
         self.waits.end()
         await self.audience.end()
@@ -221,6 +226,8 @@ class Serving:
         """Pass on what is durable now to whoever wants to know in this process."""
         if self._committed is not None:
             self._committed(stream, facts)
+        if self._watching is not None:
+            self._watching.wake(stream)
 
     def reservation_begins(self, reservation: Reservation) -> None:
         """Remember who holds IDs; StreamError if we are stopping."""
@@ -273,19 +280,7 @@ class Serving:
         for reservation in reversed(self._reservations):
             for writer, first in reservation.held:
                 oldest[writer.definition.name] = (first, now - reservation.since)
-        return [
-            StreamStatus(
-                definition=writer.definition,
-                writers=[
-                    WriterStatus(self.instance_name, Token(writer.pending.settled), writer.announced, state="writing"),
-                    *self._others(writer.definition),
-                ],
-                open_count=writer.pending.open_count,
-                oldest_open=oldest.get(writer.definition.name),
-                kept=None if writer.kept is None else writer.kept.status(),
-            )
-            for writer in self._writers.values()
-        ]
+        return [self._status(writer, oldest.get(writer.definition.name)) for writer in self._writers.values()]
 
     def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
         """Return, by instance ID, each user that syncs there, with the time of the last sync in ms."""
@@ -342,12 +337,29 @@ class Serving:
 
     # ---- inside
 
+    def _status(self, writer: StreamWriter, oldest: tuple[Token, float] | None) -> StreamStatus:
+        name, count = writer.definition.name, writer.pending.open_count
+        notes = [each for each in self.store.warnings if each.startswith(f"stream {name!r}: ")]
+        reach = None if self._watching is None else self._watching.reaches.get(name)
+        if reach is not None and reach.drawn > writer.settled and reach.waits > 0:
+            count = max(count, reach.drawn - writer.settled)
+            if oldest is None or oldest[1] < reach.waits:
+                oldest = (Token(writer.settled + 1), reach.waits)
+            if reach.blockers:
+                notes.append(f"stream {name!r}: {count} IDs from {oldest[0]} on wait for {', '.join(reach.blockers)}")
+        mine = WriterStatus(self.instance_name, writer.settled, writer.announced, state="writing")
+        writers = [mine, *self._others(writer.definition)]
+        kept = None if writer.kept is None else writer.kept.status()
+        return StreamStatus(writer.definition, writers, open_count=count, oldest_open=oldest, kept=kept, notes=notes)
+
     def _positions(self, streams: Sequence[StreamName]) -> Sequence[Chunk]:
         """Return what answers REPLICATE."""
         return [
             writer.position()
             for writer in self._writers.values()
-            if (not streams or writer.definition.name in streams) and writer.definition.written_by(self.instance_name)
+            if (not streams or writer.definition.name in streams)
+            and writer.ids.are_known
+            and writer.definition.written_by(self.instance_name)
         ]
 
     def _others(self, definition: StreamDefinition) -> Iterable[WriterStatus]:
@@ -355,6 +367,18 @@ class Serving:
         for instance, position in self._stored.get(definition.name, {}).items():
             if instance not in (self.instance_name, NOBODY) and definition.written_by(instance):
                 yield WriterStatus(instance, position, position, state="elsewhere")
+
+    async def _watch(self) -> None:
+        """Find out how far others have written the streams that anybody may write, and follow them from now on."""
+        watch = self.store.watch()
+        if watch is None:
+            return
+        watched = [each for each in map(self.stream, watch.streams) if len(each.ids.writers) == 1]
+        mine = [each for each in watched if each.definition.written_by(self.instance_name)]
+        for writer in mine:
+            writer.watch()
+        self._watching = Watching(self.clock, watch, {writer.definition.name: writer for writer in mine})
+        await self._watching.begin()
 
     async def _look(self) -> None:
         """Follow others where nothing of ours is open, and store positions that commits have left behind."""
@@ -377,7 +401,7 @@ class Serving:
         Nobody waits for the caches stream, and all writers' echoing its positions would be a flood (trap 20).
         """
         mine = [each for each in self._writers.values() if each.definition.written_by(self.instance_name)]
-        shared = [each for each in mine if each.shared and each.definition.name != CACHES]
+        shared = [each for each in mine if each.shared and each.ids.reached is None and each.definition.name != CACHES]
         if shared:
             self._stored = await self.store.stored()
         for writer in shared:

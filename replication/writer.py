@@ -19,9 +19,8 @@ from replication.caches import spell_key
 from replication.errors import NotAWriterError, RowError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
 from replication.streams.facts import Fact, fact_bytes, facts_of, texts_of
-from replication.streams.ids import draw
+from replication.streams.ids import StreamIds, draw
 from replication.streams.kept import Kept
-from replication.streams.pending import PendingIds
 from replication.streams.seams import Receipt, Write
 from replication.streams.settling import Settling
 from replication.waiting import shield
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from replication.net.protocol import Limits
     from replication.session.feed import Chunk
+    from replication.streams.pending import PendingIds
     from replication.streams.registry import StreamDefinition
     from replication.streams.seams import ISequence, IStatements, IStreamStore, ITransaction, Page
     from replication.streams.settling import Batch
@@ -261,20 +261,6 @@ class Reservation:
         self._process.reservation_ended(self)
 
 
-class StreamIds:
-    """The IDs of one stream, or of several that share them; the first of ``writers`` is whose they are."""
-
-    def __init__(self) -> None:
-        self.writers: list[StreamWriter] = []
-        self.begin(FIRST_SETTLED, None)
-
-    def begin(self, start: Token, sequence: ISequence | None) -> None:
-        """Take up where the store says that the streams stand; without a ``sequence`` we count by ourselves."""
-        self.pending = PendingIds(start)
-        self.durable = start  # nothing above it may be announced: a crash would take it back
-        self.sequence = sequence
-
-
 class StreamWriter:
     """One stream, as its writer holds it; ``owner`` is the one whose IDs it shares.
 
@@ -288,7 +274,7 @@ class StreamWriter:
         self, process: IWritingProcess, definition: StreamDefinition, owner: StreamWriter | None = None
     ) -> None:
         self.definition = definition
-        self.ids: StreamIds = StreamIds() if owner is None else owner.ids
+        self.ids: StreamIds[StreamWriter] = StreamIds(FIRST_SETTLED) if owner is None else owner.ids
         self.ids.writers.append(self)
         self.kept: Kept | None = None  # the facts, if there is no table
         self._process = process
@@ -305,6 +291,27 @@ class StreamWriter:
         # The position in the database: everything up to it is complete.  Of several writers each has one at once.
         self._stored = FIRST_SETTLED if self.ids.sequence is None else Token(0)
         self._storing: dict[Token, Token] = {}  # what will be, by the first ID of the facts that are being committed
+
+    def watch(self) -> None:
+        """Announce only what ``reach`` lets pass, and from the store: others write there who know nothing of us."""
+        self.announced = self.ids.reached = Token(0)
+
+    @property
+    def settled(self) -> Token:
+        """How far everything is complete that is announced here."""
+        return self.ids.within_reach(self.pending.settled)
+
+    def reach(self, upto: Token) -> None:
+        """Learn that nobody else's ID at or below ``upto`` is open any more; at first, that the stream begins there.
+
+        It is at or above all that was ever announced, so nothing of this has to be stored before it is said.
+        """
+        opens = not self.ids.are_known
+        self.ids.reach(upto)
+        if opens:
+            self.announced = self.settled
+            self._process.tell(self.definition.name, self.position())
+        self.announce()
 
     @property
     def pending(self) -> PendingIds:
@@ -356,7 +363,8 @@ class StreamWriter:
         name, me = self.definition.name, self._process.instance_name
         settled = Token(0)
         if shares or self.ids.sequence is None:
-            settled = self._storing[facts[0].token] = Token(self.pending.settled_with([token for token, _ in facts]))
+            settled = self.ids.within_reach(self.pending.settled_with([token for token, _ in facts]))
+            self._storing[facts[0].token] = settled
         bare = [token for token, texts in facts if not texts and token > settled]
         if not bare:
             return [Write(name, me, settled, facts)]
@@ -397,7 +405,8 @@ class StreamWriter:
             if self.kept is None:
                 self._stored = max(self._stored, stored)
                 self.ids.durable = max(self.ids.durable, facts[-1].token)
-            self._settling.add([fact for fact in facts if fact.texts])
+            if self.ids.reached is None:
+                self._settling.add([fact for fact in facts if fact.texts])
             self._process.committed(self.definition.name, facts)
         self.ids.writers[0].announce()
 
@@ -405,7 +414,11 @@ class StreamWriter:
         """Tell all connections what has settled since the last time."""
         if self._busy:
             return
-        settled = Token(self.pending.settled)
+        settled = self.settled
+        if self.ids.reached is not None:
+            if self.ids.are_known and settled > self.announced:
+                self._ask_store(self._announce_from_store(self.announced, settled))
+            return
         if len(self.ids.writers) > 1:
             self._announce_together(min(settled, self.ids.durable))
         elif (batch := self._settling.release(min(settled, self.ids.durable))) is not None:
@@ -418,7 +431,7 @@ class StreamWriter:
 
     def unstored(self) -> Write | None:
         """Return what stores how far everything is complete, unless the last commit has."""
-        settled = Token(self.pending.settled)
+        settled = self.settled
         if self.kept is not None or settled <= self._stored:
             return None
         if not self.definition.written_by(self._process.instance_name):
@@ -538,11 +551,16 @@ class StreamWriter:
             self.kept.acknowledge(sender, min(token, self.announced))
 
     async def _announce_from_store(self, after: Token, upto: Token) -> None:
+        room = self._process.limits.max_queued_lines // 2
         while after < upto:
+            if room < 0:  # a bulk of others, which each follower had better fetch at its own pace
+                self.tell_gap(upto)
+                return
             ask = partial(self.facts, after=after, upto=upto, limit=PAGE_ROWS)
             page = await self._until_it_works(ask)
             self.tell(page.facts, after, page.upto)
             after = page.upto
+            room -= len(texts_of(page.facts))
 
     async def _until_it_works(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store until it answers: what is committed has to be announced, however long that takes."""

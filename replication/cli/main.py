@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "tail": ("replication.cli.tail", "print facts as they come"),
     "append": ("replication.cli.append", "append rows to a stream"),
     "status": ("replication.cli.status", "show streams, writers, positions and connections"),
+    "streams": ("replication.cli.streams", "check tables that streams are mapped onto"),
     "replay": ("replication.cli.replay", "write history as segments, on Spark"),
     "rooms": ("replication.cli.rooms", "show a room, or draw its graph"),
     "bench": ("replication.bench", "measure this machine"),

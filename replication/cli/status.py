@@ -75,10 +75,10 @@ def as_json(seen: dict[str, Any]) -> Text:
 
 
 def as_tables(seen: dict[str, Any]) -> Group:
-    """Return a heading, a table of streams by writer, what stands still and why, and a table of connections."""
+    """Return a heading, a table of streams by writer, what is to be said of them, and a table of connections."""
     heading = Text(f"{seen['role']} {seen['instance_name']} of {seen['server_name']}: {seen['status']}")
     streams = _table("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN")
-    stopped = []
+    notes = []
     for stream in seen["streams"]:
         oldest = stream["oldest_open"]
         age = f"{oldest['id']} for {oldest['age']:.0f} s" if oldest else "-"
@@ -86,13 +86,14 @@ def as_tables(seen: dict[str, Any]) -> Group:
             place = (stream["name"], writer["instance"], writer["position"], writer["lag"], writer["state"])
             _add(streams, *place, stream["open"], age)
             if writer["error"]:
-                stopped.append(Text(f"{stream['name']} of {writer['instance']}: {writer['error']}"))
+                notes.append(Text(f"{stream['name']} of {writer['instance']}: {writer['error']}"))
+        notes += [Text(each) for each in stream.get("notes", ())]
     peers = _table("CONNECTION", "ADDRESS", "SINCE", "#LINES OUT", "#BYTES OUT", "#QUEUED", "LAST")
     for peer in seen["connections"]:
         since = datetime.fromtimestamp(peer["since"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         figures = (peer["lines_out"], peer["bytes_out"], peer["queued_bytes"])
         _add(peers, peer["name"] or "-", peer["address"], since, *figures, peer["last_command"] or "-")
-    return Group(heading, streams, *stopped, peers)
+    return Group(heading, streams, *notes, peers)
 
 
 def _table(*titles: str) -> Table:

@@ -50,6 +50,7 @@ STEPS: Final = (
 )
 
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
+VERSION: Final = "PRAGMA data_version"  # another one after each commit of another connection
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
 STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 PUT_POSITION: Final = (
@@ -145,6 +146,15 @@ class SqliteConnection:
         """Return all positions that were stored."""
         with self._refusals():
             return gather_positions(self._run(STORED))
+
+    def look(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token]]:
+        """Return the version of what others have made of the file, and if it is not ``known``, all last IDs."""
+        with self._refusals():
+            ((version,),) = self._run(VERSION)
+            if version == known:
+                return version, {}
+            last = {each.definition.name: each.last_id(self._opened) for each in tables}
+        return version, {stream: token for stream, token in last.items() if token is not None}
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""

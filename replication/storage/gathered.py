@@ -85,6 +85,10 @@ class GatheredTable:
         """Return each writer's largest token."""
         return self.gathering.newest(_asking(database), stored)
 
+    def last_id(self, database: sqlite3.Connection) -> Token:
+        """Return the largest token, whoever wrote it."""
+        return max(self.gathering.newest(_asking(database), {}).values(), default=Token(0))
+
 
 def _asking(database: sqlite3.Connection) -> Ask:
     def ask(sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from replication.streams.registry import StreamDefinition
 
 MASTER: Final = InstanceName("master")  # who wrote the rows that name no writer
+SEEK: Final = "writers_of_this_table"  # a name that no table or column of the application has
 
 
 _IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
@@ -54,6 +55,18 @@ class MappedTable:
         order = f"{place} {way.order}, source.rowid"
         self._page = f"SELECT {minus}{place}, {row} FROM {source} WHERE {span} ORDER BY {order} LIMIT :limit"
         self._newest = f"SELECT {instance}, {minus}{way.furthest}({place}) FROM {source} WHERE true{where}{group}"
+        self._seek_newest = ""
+        if definition.instance_column is not None:  # from each writer's name to the next one, and to its newest row
+            name, table = f'"{definition.instance_column}"', f'"{definition.table}"'
+            newest = f"SELECT {minus}{way.furthest}({place}) FROM {source} WHERE true{where} AND source.{name}"
+            self._seek_newest = (
+                f"WITH RECURSIVE {SEEK} (name) AS (SELECT min({name}) FROM {table} UNION ALL "
+                f"SELECT (SELECT min(source.{name}) FROM {source} WHERE source.{name} > {SEEK}.name) FROM {SEEK} "
+                f"WHERE {SEEK}.name IS NOT NULL) "
+                f"SELECT {SEEK}.name, ({newest} = {SEEK}.name) FROM {SEEK} WHERE {SEEK}.name IS NOT NULL "
+                f"UNION ALL SELECT '{MASTER}', ({newest} IS NULL)"
+            )
+        self._last = f"SELECT {minus}{way.furthest}({place}) FROM {source}"
         self._delete = f"DELETE FROM {source} WHERE {place} {way.above} :after{mine}{where}"
         names = ", ".join(f'"{column}"' for column in written)
         values = ", ".join("?" * len(written))
@@ -75,7 +88,21 @@ class MappedTable:
             column = self.definition.id_column
             cure = f'CREATE INDEX {table}_{column} ON "{table}" ("{column}")'
             return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
-        return ()
+        return self._seek_writers(database)
+
+    def _seek_writers(self, database: sqlite3.Connection) -> Sequence[str]:
+        """Let an index lead to each writer's newest row; a warning if there is none."""
+        name, table, column = self.definition.instance_column, self.definition.table, self.definition.id_column
+        if name is None:
+            return ()
+        seek = f'EXPLAIN QUERY PLAN SELECT max("{column}") FROM "{table}" AS source WHERE source."{name}" = \'\''
+        if any(f"({name}=?" in step for *_, step in database.execute(seek).fetchall()):
+            self._newest = self._seek_newest
+            return ()
+        pair = f'"{table}" ("{name}", "{column}")'
+        cure = f"CREATE INDEX {table}_{name} ON {pair}"
+        said = f"stream {self.definition.name!r}: table {table!r} has no index that leads to a writer's newest row"
+        return [f"{said}, so a start reads all of it: {cure}"]
 
     def insert(self, database: sqlite3.Connection, writer: InstanceName, facts: Sequence[Fact]) -> None:
         """Store the rows of ``facts``, one value a column, unless the application has: StoreError if they do not match.
@@ -122,11 +149,19 @@ class MappedTable:
 
         Everybody is whoever has stored a position, else the stream's ``writers``, else ``master``.
         """
-        rows = database.execute(self._newest).fetchall()
-        found = {writer: self._token(place) for writer, place in rows if place is not None}
+        found: dict[InstanceName | None, Token] = {}
+        for writer, place in database.execute(self._newest).fetchall():
+            if place is not None:
+                token = self._token(place)
+                found[writer] = max(token, found.get(writer, token))
         if self.definition.instance_column is None and found:
             found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
-        return {InstanceName(writer): token for writer, token in found.items() if token > 0}
+        return {InstanceName(writer): token for writer, token in found.items() if writer is not None and token > 0}
+
+    def last_id(self, database: sqlite3.Connection) -> Token:
+        """Return the largest token, whatever ``where`` says."""
+        ((place,),) = database.execute(self._last).fetchall()
+        return Token(0) if place is None else max(Token(0), self._token(place))
 
     def _whole(self, database: sqlite3.Connection, writer: InstanceName, token: Token) -> list[str]:
         sign = self.direction.sign

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, Receipt, Write
+    from replication.streams.seams import IStatements, IWatch, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
@@ -119,6 +119,10 @@ class MemoryStore:
         rows = [(token, text) for token, texts in mine for text in texts][: limit + 1]
         page = cut_page([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
         return page or Page([Fact(*mine[0])], mine[0][0], limited=mine[0][0] < upto)
+
+    def watch(self) -> IWatch | None:
+        """Return None: nobody else writes here."""
+        return None
 
     def transaction(self) -> MemoryTransaction:
         """Return a transaction that has not begun."""

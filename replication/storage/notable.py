@@ -20,6 +20,7 @@ class NoTable:
     """What stands for the table, in either database."""
 
     direction = UP
+    sources: Sequence[str] = ()
 
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition
@@ -43,6 +44,9 @@ class NoTable:
     def newest(self, *_: object) -> Mapping[InstanceName, Token]:
         """Return nothing: only what was stored as a position is known."""
         return {}
+
+    def last_id(self, _database: object) -> None:
+        """Return None: nobody else writes here."""
 
     def _refusal(self) -> StoreError:
         return StoreError(f"facts of stream {self.definition.name!r} are in the memory of their writer only")

@@ -1,9 +1,10 @@
 """The PostgreSQL store: who uses which session, and when.  The SQL is in ``postgres_connection.py`` and beside it.
 
-Every session lives on a thread of its own.  One reads, one holds the names of this process and draws its IDs, one is
-for commits without statements: they wait as a group and then share one transaction, and one fsync.  A transaction that
-executes statements has, from the first of them until its end, a session to itself, so such transactions run side by
-side, as many as there are ``connections``; further ones wait in line.
+Every session lives on a thread of its own.  One reads, one holds the names of this process and draws its IDs, one
+looks how far others have come in mapped tables, one is for commits without statements: they wait as a group and then
+share one transaction, and one fsync.  A transaction that executes statements has, from the first of them until its end,
+a session to itself, so such transactions run side by side, as many as there are ``connections``; further ones wait in
+line.
 
 In the application's SQL a parameter is ``%s``, and a ``%`` is doubled if there are parameters.
 """
@@ -25,8 +26,9 @@ from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_gathered import table_of
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_session import Address, Holder, PostgresSession
+from replication.storage.postgres_watch import PostgresWatch
 from replication.storage.tables import Batch
-from replication.storage.threads import Desk
+from replication.storage.threads import Desk, Watch
 from replication.storage.transactions import CommitGroup, Transaction
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from replication.storage.postgres_tables import Table
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, Page, Receipt, Write
+    from replication.streams.seams import IStatements, IWatch, Page, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _P = ParamSpec("_P")
@@ -83,6 +85,7 @@ class PostgresStore:
         self._reader: Desk[PostgresConnection] | None = None
         self._writer: Desk[PostgresConnection] | None = None
         self._ids: Desk[PostgresIds] | None = None
+        self._watches: list[Desk[PostgresWatch]] = []
         self._line = DeferredLock()  # who may use the writing connection
         self._group = CommitGroup(self._line, self._commit_together, gather=self.end_of_turn)
         self._seats = DeferredSemaphore(connections)  # of transactions with statements
@@ -149,6 +152,16 @@ class PostgresStore:
         table = self._table(stream)
         return await self._read(PostgresConnection.page, table, writer, after=after, upto=upto, limit=limit)
 
+    def watch(self) -> IWatch | None:
+        """Return what sees others write into the mapped streams declared up to now; None if there are none."""
+        self._desk(self._ids)
+        tables = [each for each in self._tables.values() if each.definition.is_mapped("postgresql")]
+        if not tables:
+            return None
+        watch = PostgresWatch(self._new_session({}), tables, self.warnings.append)
+        self._watches.append(Desk(self._reactor, watch, self.address.name))
+        return Watch(self._watches[-1])
+
     def transaction(self) -> Transaction[Batch[Table]]:
         """Return a transaction that has not begun."""
         return Transaction(self)
@@ -178,7 +191,7 @@ class PostgresStore:
         await self._line.acquire()
         for _ in range(self._connections):
             await self._seats.acquire()
-        for desk in (*self._writing(), self._reader, self._ids):
+        for desk in (*self._writing(), self._reader, self._ids, *self._watches):
             if desk is not None:
                 await desk.close()
 
@@ -243,12 +256,15 @@ class PostgresStore:
             self._reader = first
             return
         self._writer, self._reader = first, self._new_desk(PAGES)
-        session = PostgresSession(self.address, self._ending, self._holder, IDS_SETTINGS)
-        self._ids = Desk(self._reactor, PostgresIds(session, self.warnings.append), self.address.name)
+        ids = PostgresIds(self._new_session(IDS_SETTINGS), self.warnings.append)
+        self._ids = Desk(self._reactor, ids, self.address.name)
+
+    def _new_session(self, settings: Mapping[str, str]) -> PostgresSession:
+        return PostgresSession(self.address, self._ending, self._holder, settings)
 
     def _new_desk(self, settings: Mapping[str, str], *, read_only: bool = False) -> Desk[PostgresConnection]:
-        session = PostgresSession(self.address, self._ending, self._holder, settings)
-        return Desk(self._reactor, PostgresConnection(session, read_only=read_only), self.address.name)
+        connection = PostgresConnection(self._new_session(settings), read_only=read_only)
+        return Desk(self._reactor, connection, self.address.name)
 
     def _writing(self) -> list[Desk[PostgresConnection]]:
         return [*self._desks, *([self._writer] if self._writer is not None else [])]

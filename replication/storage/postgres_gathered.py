@@ -48,6 +48,7 @@ class GatheredTable:
         self.gathering = Gathering(
             definition, definition.sources("postgresql"), mark="%s", order="source.tableoid, source.ctid"
         )
+        self.sources: Sequence[str] = sorted({quoted(part.source.table) for part in self.gathering.parts})
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
         """Look at each table and try what will be asked: SchemaError if it cannot be, a warning if it would be slow."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from psycopg.postgres import types
 
 from replication.errors import RowError, SchemaError, StoreError
-from replication.storage.mapped import MASTER
+from replication.storage.mapped import MASTER, SEEK
 from replication.storage.pages import cut_page
+from replication.storage.postgres_checks import has_pair, what_is_amiss
 from replication.storage.postgres_tables import COLUMNS, KIND, quoted, relation_name
 from replication.storage.tables import DOWN, UP
 from replication.streams.facts import Fact
@@ -55,6 +56,7 @@ _AS_IN_JSON: Final = frozenset(
     for name in ("bool", "int2", "int4", "int8", "float4", "float8", "text", "varchar", "bpchar", "name")
     for oid in (types[name].oid, types[name].array_oid)
 )
+_TEXTS: Final = frozenset(types[name].oid for name in ("text", "varchar", "bpchar", "name"))
 _TIME: Final = types["timestamptz"].oid
 
 
@@ -67,6 +69,7 @@ class MappedTable:
         # Unless the column has one.
         self.sequence = quoted(definition.sequence or relation_name(definition.generator, "_seq"))
         self._table = quoted(definition.table or "")
+        self.sources: Sequence[str] = [self._table]
         self._columns = definition.row or ()
         self._json: list[bool] = []  # which of them are JSON
         self._place = f"source.{quoted(definition.id_column)}"
@@ -114,6 +117,13 @@ class MappedTable:
             raise SchemaError(f"{refused}: it has no column {', '.join(missing)}, only {', '.join(there)}")
         if len(definition.writers) > 1 and not instance:
             raise SchemaError(f"{refused}: its rows do not say which of the writers they are of: give instance_column")
+        if definition.where is not None:
+            try:
+                session.run(f"SELECT FROM {self._table} AS source WHERE ({definition.where}) LIMIT 0")
+            except StoreError as error:
+                raise SchemaError(f"{refused}: where = {definition.where!r} cannot be asked: {error}") from error
+        if instance and session.types_of(f'SELECT "{instance[0]}" FROM {self._table}')[0] not in _TEXTS:
+            raise SchemaError(f"{refused}: column {instance[0]!r} is no text, and so no writer's name")
         try:
             self._learn_types(session)
             session.run(self._page, [0, 0, *([MASTER] if instance else []), 0])
@@ -121,8 +131,10 @@ class MappedTable:
             raise SchemaError(f"{refused}: {error}") from error
         id_column = (self._table, definition.id_column)
         self.sequence = next((found for (found,) in session.run(_SEQUENCE, id_column * 2)), self.sequence)
+        if instance and has_pair(session, definition, self._table):
+            self._newest = self._seek_newest(quoted(instance[0]))
         if has_index(session, table or "", definition.id_column, partial=definition.where is not None):
-            return ()
+            return what_is_amiss(session, definition, self._table)
         column = definition.id_column
         cure = f"CREATE INDEX {table}_{column} ON {self._table} ({quoted(column)})"
         return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
@@ -167,10 +179,13 @@ class MappedTable:
 
         Everybody is whoever has stored a position, else the stream's ``writers``, else ``master``.
         """
-        found = {writer: token for writer, token in session.ask(self._newest) if token is not None}
+        found: dict[InstanceName | None, Token] = {}
+        for writer, token in session.ask(self._newest):
+            if token is not None:
+                found[writer] = max(token, found.get(writer, token))
         if self.definition.instance_column is None and found:
             found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
-        return {InstanceName(writer): Token(token) for writer, token in found.items()}
+        return {InstanceName(writer): Token(token) for writer, token in found.items() if writer is not None}
 
     # ---- inside
 
@@ -179,6 +194,21 @@ class MappedTable:
         kinds = types_of(session, sql, self.definition.id_column)
         self._json = [code in JSON_TYPES for code, _ in kinds]
         self._shape([as_json(column, *kind) for column, kind in zip(self._raw(), kinds, strict=True)])
+
+    def _seek_newest(self, instance: str) -> str:
+        """Return SQL that goes from each writer's name to the next one, and to its newest row, by the index on both."""
+        way, table, where = self.direction, self._table, self.definition.where
+        newest = (
+            f"SELECT {self._minus}{way.furthest}({self._place}) FROM {table} AS source "
+            f"WHERE {self._place} {way.above} 0{f' AND ({where})' if where else ''} AND source.{instance}"
+        )
+        return (
+            f"WITH RECURSIVE {SEEK} (name) AS (SELECT min({instance})::text FROM {table} UNION ALL "
+            f"SELECT (SELECT min(source.{instance}) FROM {table} AS source WHERE source.{instance} > {SEEK}.name) "
+            f"FROM {SEEK} WHERE {SEEK}.name IS NOT NULL) "
+            f"SELECT {SEEK}.name, ({newest} = {SEEK}.name) FROM {SEEK} WHERE {SEEK}.name IS NOT NULL "
+            f"UNION ALL SELECT '{MASTER}', ({newest} IS NULL)"
+        )
 
     def _raw(self) -> list[str]:
         # Qualified, because a name that is no column could be something else.

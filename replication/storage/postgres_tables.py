@@ -40,6 +40,7 @@ class Table(Protocol):
     definition: StreamDefinition
     direction: Direction
     sequence: str  # as SQL spells it
+    sources: Sequence[str]  # likewise, the tables of the application that others may insert into
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
         """Make sure that the table is there and fits, else SchemaError; returns warnings."""
@@ -70,6 +71,7 @@ class GenericTable:
     """
 
     COLUMNS: Final = ("stream_id", "ord", "instance_name", "row")
+    sources: Sequence[str] = ()
 
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition

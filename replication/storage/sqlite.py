@@ -24,6 +24,7 @@ from replication.storage.connection import MEMORY, SqliteConnection
 from replication.storage.gathered import table_of
 from replication.storage.memory import undeclared
 from replication.storage.notable import FOLLOWED
+from replication.storage.sqlite_watch import SqliteWatch
 from replication.storage.tables import Batch
 from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from replication.storage.tables import Table
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, Page, Receipt, Write
+    from replication.streams.seams import IStatements, IWatch, Page, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _P = ParamSpec("_P")
@@ -157,6 +158,14 @@ class SqliteStore:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
         table = self._table(stream)
         return await self._read(SqliteConnection.page, table, writer, after=after, upto=upto, limit=limit)
+
+    def watch(self) -> IWatch | None:
+        """Return what sees others write into the mapped streams declared up to now; None in memory."""
+        tables = [each for each in self._tables.values() if each.definition.is_mapped("sqlite")]
+        if not tables or self.path == MEMORY:
+            return None
+        names = [each.definition.name for each in tables]
+        return SqliteWatch(names, lambda known: self._read(SqliteConnection.look, tables, known))
 
     def transaction(self) -> Transaction[Batch[Table]]:
         """Return a transaction that has not begun."""

@@ -81,6 +81,10 @@ class Table(Protocol):
         """Return each writer's largest token, at least where it is above its ``stored`` position."""
         ...
 
+    def last_id(self, database: sqlite3.Connection) -> Token | None:
+        """Return the largest token in a table of the application, whoever wrote it; None if the table is ours."""
+        ...
+
 
 class GenericTable:
     """``stream_NAME``: a row of the table is a row of the stream, as the text that travels."""
@@ -168,3 +172,6 @@ class GenericTable:
             InstanceName(writer): Token(token)
             for writer, token in database.execute(self._newest, (self.direction.sign * floor,)).fetchall()
         }
+
+    def last_id(self, database: sqlite3.Connection) -> None:
+        """Return None: whoever writes here is one of us."""

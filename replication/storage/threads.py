@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from twisted.internet.defer import Deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.streams.seams import Reach
+    from replication.wire.grammar import StreamName
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -19,6 +22,12 @@ _T = TypeVar("_T")
 
 class _ICloses(Protocol):
     def close(self) -> None: ...
+
+
+class _ILooks(_ICloses, Protocol):
+    streams: Sequence[StreamName]
+
+    def look(self) -> Mapping[StreamName, Reach]: ...
 
 
 _Connection_co = TypeVar("_Connection_co", bound=_ICloses, covariant=True)
@@ -84,3 +93,15 @@ class Desk(Generic[_Connection_co]):
         """Close the connection after all that was given before, and end its thread."""
         await self._lane.run(self._connection.close)
         await self._lane.stop()
+
+
+class Watch:
+    """An IWatch whose looks happen on a thread of their own."""
+
+    def __init__(self, desk: Desk[_ILooks]) -> None:
+        self.streams = desk.connection.streams
+        self._desk = desk
+
+    async def look(self) -> Mapping[StreamName, Reach]:
+        """Return how far each mapped stream has come."""
+        return await self._desk.run(self._desk.connection.look)

@@ -157,6 +157,10 @@ class StreamDefinition:
         """The stream whose IDs these are: this one, or the one that it shares them with."""
         return self.shares or self.name
 
+    def is_mapped(self, dialect: Dialect) -> bool:
+        """Whether a database of this kind has the stream in tables of the application, with IDs of its own."""
+        return self.shares is None and (self.maps(dialect) or bool(self.sources(dialect)))
+
     def written_by(self, instance: InstanceName) -> bool:
         """Whether ``instance`` may write here."""
         return not self.writers or instance in self.writers

@@ -84,6 +84,31 @@ class ISequence(Protocol):
         ...
 
 
+@attrs.frozen
+class Reach:
+    """How far the IDs of a stream have come that anybody may draw, in this process or in a program of somebody else.
+
+    Every ID up to ``complete`` was committed or rolled back; None: it is not known yet of any.  ``drawn`` is the last
+    one that was given out.  If they differ, ``waits`` is for how many seconds, ``blockers`` who is waited for as far as
+    that is known, in words for people.
+    """
+
+    complete: Token | None
+    drawn: Token
+    waits: float = 0.0
+    blockers: Sequence[str] = ()
+
+
+class IWatch(Protocol):
+    """Sees what others write into the tables of mapped ``streams``."""
+
+    streams: Sequence[StreamName]
+
+    async def look(self) -> Mapping[StreamName, Reach]:
+        """Return how far each mapped stream has come, in one trip to the database; StoreError if it does not answer."""
+        ...
+
+
 class IStatements(Protocol):
     """A database, to a function that runs on the database's own thread; both raise what ITransaction's do.
 
@@ -180,6 +205,10 @@ class IStreamStore(ICatchUp, Protocol):
         """
         ...
 
+    def watch(self) -> IWatch | None:
+        """Return what sees others write into the mapped streams declared up to now; None if nobody else can."""
+        ...
+
     def transaction(self) -> ITransaction:
         """Return a transaction that has not begun; one that only commits shares its commit with others that wait."""
         ...
@@ -228,13 +257,17 @@ class KeptStatus:
 
 @attrs.frozen
 class StreamStatus:
-    """How one stream stands here; ``oldest_open`` is an incomplete ID and its age in seconds."""
+    """How one stream stands here; ``oldest_open`` is an incomplete ID and its age in seconds.
+
+    ``notes`` say what should be mended or is waited for, a sentence each.
+    """
 
     definition: StreamDefinition
     writers: Sequence[WriterStatus]
     open_count: int = 0
     oldest_open: tuple[Token, float] | None = None
     kept: KeptStatus | None = None
+    notes: Sequence[str] = ()
 
     @property
     def minimum(self) -> Token:

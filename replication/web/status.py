@@ -34,6 +34,7 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
         "maximum": status.maximum,
         "open": status.open_count,
         "oldest_open": None if oldest is None else {"id": oldest[0], "age": oldest[1]},
+        "notes": [*status.notes],
         "shares": definition.shares,
         "in_memory": None if status.kept is None else attrs.asdict(status.kept),
     }

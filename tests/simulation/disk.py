@@ -114,6 +114,9 @@ class SimulatedStore:
     async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
         await self.disk.fill(stream, instance, copy=copy)
 
+    def watch(self) -> None:
+        """Return None: only what is simulated writes here."""
+
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         return await self.ask("stored positions", self.disk.stored)
 

@@ -132,6 +132,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
 
     def test_names_that_are_words_of_sql_will_do(self) -> None:
         self.sql('CREATE TABLE "order" ("index" INTEGER PRIMARY KEY, "select" TEXT, "from" TEXT)')
+        self.sql('CREATE INDEX pair ON "order" ("from", "index")')
         self.map_events(table="order", id_column="index", row=["select"], instance_column="from")
         self.commit_events(fact(2, '["x"]'))
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, '["x"]')])
@@ -262,6 +263,23 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.sql(warning.partition("reads all of it: ")[2])
         self.map_events(where="true")
         self.assertEqual(len(self.store.warnings), 1)
+
+    def test_each_writers_newest_row_is_found_by_an_index_or_its_lack_is_said(self) -> None:
+        self.sql("CREATE TABLE log (id INTEGER PRIMARY KEY, writer TEXT, name, writers)")
+        self.sql("INSERT INTO log (id, writer) VALUES (2, 'a'), (3, 'b'), (4, NULL), (5, 'a'), (6, 'gone'), (-9, 'z')")
+        expected = {"a": 5, "b": 3, ME: 4, "gone": 6}
+        mapping = {"table": "log", "row": ["name"], "instance_column": "writer"}
+        self.map_events(**mapping)
+        self.assertEqual(self.positions(EVENTS), expected)
+        (warning,) = self.store.warnings
+        self.sql(warning.partition("reads all of it: ")[2])
+        self.map_events(**mapping)
+        self.assertEqual(self.positions(EVENTS), expected)
+        self.map_events(**mapping, where="id <> 5")
+        self.assertEqual(self.positions(EVENTS), {**expected, "a": 2})
+        self.assertEqual(len(self.store.warnings), 1)
+        self.map_events(**mapping, negative=True)
+        self.assertEqual(self.positions(EVENTS), {"z": 9})
 
     def test_a_primary_key_is_index_enough(self) -> None:
         self.sql("CREATE TABLE keyed (id INTEGER PRIMARY KEY, name, size)")

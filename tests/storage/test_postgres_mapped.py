@@ -150,6 +150,7 @@ class ReadTests(UsesMapped, SynchronousTestCase):
 
     def test_names_that_are_words_of_sql_will_do(self) -> None:
         self.sql('CREATE TABLE "order" ("index" bigint PRIMARY KEY, "select" text, "from" text)')
+        self.sql('CREATE INDEX pair ON "order" ("from", "index")')
         self.map_events(table="order", id_column="index", row=["select"], instance_column="from")
         self.commit_events(fact(2, '["x"]'))
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, '["x"]')])
@@ -302,7 +303,7 @@ class DeclareTests(UsesMapped, SynchronousTestCase):
         self.assertIn("syntax error", self.refusal(where="size >"))
         self.assertIn("syntax error", self.refusal(where="size = %s"))
         self.assertIn("column 'name' is not an integer", self.refusal(id_column="name"))
-        self.assertIn("type integer", self.refusal(instance_column="size"))
+        self.assertIn("column 'size' is no text", self.refusal(instance_column="size"))
         self.assertIn("give instance_column", self.refusal(writers=["a", "b"]))
         self.map_events()
 

@@ -8,8 +8,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SequenceRegressedError
-from replication.streams.ids import draw
+from replication.streams.ids import StreamIds, draw
 from replication.streams.pending import PendingIds
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,3 +82,16 @@ class DrawTests(SynchronousTestCase):
         self.asked.answers[0].callback([1, 2])
         self.failureResultOf(drawing, SequenceRegressedError)
         self.assert_nothing_is_left()
+
+
+def test_ids_settle_no_further_than_others_have_come_who_are_watched() -> None:
+    ids = StreamIds[object](Token(1))
+    ids.begin(Token(5), None)
+    assert (ids.are_known, ids.within_reach(5)) == (True, 5)
+    ids.reached = Token(0)
+    assert (ids.are_known, ids.within_reach(5)) == (False, 0)
+    ids.reach(Token(0))  # of a sequence that nobody has drawn from
+    assert (ids.are_known, ids.within_reach(5)) == (True, 1)
+    ids.reach(Token(9))
+    ids.reach(Token(7))
+    assert (ids.within_reach(ids.pending.settled), ids.within_reach(8)) == (9, 8)

@@ -103,7 +103,7 @@ class FakeServed:
         here = WriterStatus(InstanceName("master"), Token(9), Token(11), "writing")
         there = WriterStatus(InstanceName("worker2"), Token(7), Token(7), "stopped", "the function raised")
         return [
-            StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5)),
+            StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5), notes=["stream 'orders': mend it"]),
             *[StreamStatus(each, []) for each in self.definitions[1:]],
         ]
 

@@ -31,6 +31,7 @@ def test_a_stream_is_described_as_the_contract_says() -> None:
         "maximum": 9,
         "open": 2,
         "oldest_open": {"id": 10, "age": 1.5},
+        "notes": ["stream 'orders': mend it"],
         "shares": None,
         "in_memory": None,
     }

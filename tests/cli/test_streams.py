@@ -1,0 +1,81 @@
+"""``replication streams``: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+MAPPED = """
+[[streams]]
+name = "{name}"
+table = "{name}"
+id_column = "id"
+row = ["name"]
+"""
+
+
+def configure(folder: Path, database: str, *names: str) -> str:
+    path = folder / "master.toml"
+    path.write_text(
+        f'database = "{database}"\nstream = ["own"]\n' + "".join(MAPPED.format(name=each) for each in names)
+    )
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as database:
+        database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, name TEXT)")
+        database.execute("CREATE TABLE slow (id INTEGER, name TEXT)")
+    return f"sqlite:///{tmp_path}/app.db"
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    with postgres.database() as name:
+        postgres.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)", database=name)
+        yield postgres.url(name)
+
+
+def test_what_is_wrong_with_each_mapping(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configure(tmp_path, file, "events", "slow", "missing")
+    assert main(["streams", "check", "--config", config]) == 1
+    events, slow, missing = capsys.readouterr().out.splitlines()
+    assert events == "events: ok"
+    assert "has no index on 'id'" in slow
+    assert missing.startswith("missing: ")
+    assert "no such table" in missing
+    assert main(["streams", "check", "--config", config, "--stream", "events", "--stream", "slow"]) == 0
+
+
+def test_the_trigger_comes_and_goes(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configure(tmp_path, "sqlite:///elsewhere.db", "events")
+    for what, said in (
+        ("check", "replication streams install"),
+        ("install", "events: installed\n"),
+        ("check", "events: ok\n"),
+        ("remove", "events: removed\n"),
+    ):
+        assert main(["streams", what, "--config", config, "--database", database]) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_what_cannot_be_meant(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configure(tmp_path, file, "events")
+    with pytest.raises(SystemExit) as ended:
+        main(["streams", "check", "--config", config, "--stream", "own"])
+    assert ended.value.code == 2
+    assert "maps no stream of that name" in capsys.readouterr().err
+    assert main(["streams", "install", "--config", config]) == 1
+    assert "only PostgreSQL" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""Programs that know nothing of us write into a mapped table; who follows misses no row and is never ahead of one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.postgres import find_binaries
+from tests.system.daemons import PATIENCE, Daemon, environment, get_json, until
+from tests.system.test_kills import has, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.postgres import PostgresServer
+
+WRITER = Path(__file__).with_name("plain_writer.py")
+MAPPING = """
+[[streams]]
+name = "events"
+table = "events"
+id_column = "id"
+row = ["name"]
+"""
+# Keeps what it saw under a key: a fact that is applied twice fails.
+APP = """
+def register(worker):
+    @worker.on("events")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER, ord INTEGER, row TEXT, "
+                          "PRIMARY KEY (token, ord))")
+        await txn.executemany("INSERT INTO seen VALUES (?, ?, ?)",
+            [(fact.token, n, text) for fact in facts for n, text in enumerate(fact.texts)])
+"""
+
+
+class Ear(threading.Thread):
+    """A follower that notes, for each line of the stream, when it came."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.sendall(b"REPLICATE events\n")
+        self.heard: list[tuple[float, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        with self._socket, self._socket.makefile() as lines:
+            for line in lines:
+                self.heard.append((time.monotonic(), line.rstrip("\n")))
+                if line.startswith("PING"):
+                    self._socket.sendall(b"PING 1\n")
+
+    @property
+    def rows(self) -> list[int]:
+        """The tokens of all rows."""
+        return [int(line.split(" ")[3]) for _, line in self.heard if line.startswith("RDATA")]
+
+    @property
+    def reached(self) -> int:
+        """How far a follower has come by now."""
+        return max([token for _, token in self.positions()], default=0)
+
+    def positions(self) -> Iterator[tuple[float, int]]:
+        """Yield how far each line takes a follower, and when."""
+        for at, line in self.heard:
+            words = line.split(" ")
+            if words[0] in ("RDATA", "POSITION") and words[3] != "batch":
+                yield at, int(words[4] if words[0] == "POSITION" else words[3])
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """Return the URL of a database with a table that hands out IDs."""
+    with postgres.database() as name:
+        postgres.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)", database=name)
+        yield postgres.url(name)
+
+
+def start_master(folder: Path, database: str, more: str = "") -> Daemon:
+    (folder / "master.toml").write_text(f'database = "{database}"\n{more}{MAPPING}')
+    local = [f"--{what}=tcp:0:interface=127.0.0.1" for what in ("listen", "http")]
+    return Daemon(folder, "master", "--config=master.toml", *local)
+
+
+def start_writers(stack: ExitStack, database: str, transactions: int) -> list[subprocess.Popen[str]]:
+    """Start six programs with psycopg and two psql."""
+    binaries = find_binaries()
+    assert binaries is not None
+    writers = []
+    for seed in range(8):
+        how = "psycopg" if seed < 6 else str(binaries / "psql")
+        command = [sys.executable, str(WRITER), database, str(seed), str(transactions), how]
+        writer = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+        stack.callback(writer.communicate)
+        stack.callback(writer.kill)
+        writers.append(writer)
+    return writers
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("installed", [True, False], ids=["with the trigger", "without"])
+def test_eight_writers_with_plain_sql(
+    tmp_path: Path, database: str, request: pytest.FixtureRequest, *, installed: bool
+) -> None:
+    transactions = 1_500 if request.config.getoption("--full") else 60
+    (tmp_path / "account.py").write_text(APP)
+    with ExitStack() as stack:
+        master = stack.enter_context(start_master(tmp_path, database))
+        wire, http = master.address("the wire"), master.address("HTTP")
+        if installed:
+            subprocess.run(
+                ["replication", "streams", "install", "--config=master.toml"],
+                cwd=tmp_path,
+                env=environment(),
+                check=True,
+            )
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        for name, more in (("copy", ()), ("seen", ("--app=account",))):
+            stack.enter_context(Daemon(tmp_path, "worker", f"--instance-name={name}", *follow, *more, name=name))
+        ears = [Ear(wire)]  # each ends with the master
+        until(lambda: any(line.startswith("POSITION") for _, line in ears[0].heard), "the master has begun")
+        writers = start_writers(stack, database, transactions)
+        log: list[tuple[list[int], float | None]] = []  # the IDs of each transaction, and when its COMMIT was asked for
+        until(lambda: len(ears[0].rows) > 100, "they are writing")
+        ears.append(Ear(wire))  # somebody who comes in the middle
+        for writer in writers:
+            said, _ = writer.communicate(timeout=PATIENCE * 8)
+            assert writer.returncode == 0
+            log += [(ids, at) for ids, at in map(json.loads, said.splitlines())]
+        committed = {id_: at for ids, at in log if at is not None for id_ in ids}
+        last = max(id_ for ids, _ in log for id_ in ids)
+        assert len(log) == 8 * transactions
+        assert any(at is None for _, at in log)
+        until(lambda: all(ear.reached >= last for ear in ears), "all have been told")
+        for name, table in (("copy", "stream_events"), ("seen", "seen")):
+            count = f"SELECT count(*) FROM {table}"
+            path = tmp_path / f"replication-{name}.db"
+            until(partial(has, path, count, [(len(committed),)]), f"{name} has all rows")
+        tokens = [(each,) for each in sorted(committed)]
+        assert rows_of(tmp_path / "replication-copy.db", "SELECT stream_id FROM stream_events ORDER BY 1") == tokens
+        assert rows_of(tmp_path / "replication-seen.db", "SELECT token FROM seen ORDER BY 1") == tokens
+        assert ears[0].rows == sorted(committed)
+        assert ears[1].rows == [each for each in sorted(committed) if each >= ears[1].rows[0]]
+        order = sorted(committed.items(), key=lambda each: each[1])
+        assert [id_ for id_, _ in order] != sorted(committed), "they were to commit out of order"
+        for ear in ears:
+            reached, told = 0, sorted(committed.items())
+            for at, position in ear.positions():
+                assert position >= reached
+                late = [id_ for id_, asked in told if reached < id_ <= position and asked > at]
+                assert not late, f"at {position} before {late} were committed"
+                reached = position
+        assert get_json(f"http://{http}", "/v1/streams")["streams"][0]["open"] == 0
+        master.kill()
+        for ear in ears:
+            ear.join()
