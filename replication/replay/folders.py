@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
+_KEYS: Final = " into the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or where the store's tools look"
 TEMPORARY: Final = ".tmp"  # the end of a file's name while it is being written
 
 
@@ -75,6 +76,10 @@ def open_folder(url: str) -> IFolder:
         return LocalFolder(Path(rest or url))
     if scheme not in SCHEMES:
         raise ConfigError(f"{url!r} is no folder: write a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        raise ConfigError(
+            f"{scheme}://…@{rest.rpartition('@')[2]}: a URL is logged, so put the secret elsewhere:{_KEYS}"
+        )
     return RemoteFolder(url)
 
 

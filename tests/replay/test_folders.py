@@ -152,6 +152,17 @@ def test_a_url_that_nobody_knows_is_refused_with_those_that_can_be() -> None:
         open_folder("ftp://here/out")
 
 
+def test_a_secret_in_a_url_is_refused_and_not_said_again() -> None:
+    with pytest.raises(ConfigError, match=r"^s3://…@bucket/out\?region=x: .*AWS_SECRET_ACCESS_KEY") as caught:
+        open_folder("s3://key:hidden@bucket/out?region=x")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_container_of_an_account_is_no_secret() -> None:
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    assert open_folder("abfs://container@account.dfs.core.windows.net/out").url.startswith("abfs://container@account")
+
+
 def test_a_url_that_cannot_be_reached_says_why() -> None:
     """There is no Hadoop here."""
     pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
