@@ -1,7 +1,8 @@
 """Durable facts per second: one at a time, 32 at once, and in batches of 1,000; over Python and over HTTP.
 
-One row a fact, SQLite in a file, ``synchronous = FULL``: an append has returned when its facts are on the disk.  HTTP
-is asked as ``replication append`` asks it, by another process, on connections that are kept.
+One row a fact; an append has returned when its facts are on the disk.  HTTP is asked as ``replication append`` asks it,
+by another process, on connections that are kept.  Where there is a PostgreSQL, the same over Python, with a statement
+of the application in each transaction, and by several processes that write one stream.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import http.client
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from tempfile import TemporaryDirectory
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
 
 from replication.bench.children import BenchError, Child, hear
-from replication.bench.daemons import Address, database_in, serve_master
-from replication.bench.rows import STREAM, short_row
+from replication.bench.daemons import Address, serve_master
+from replication.bench.databases import kinds
+from replication.bench.rows import STREAM, WRITER, short_row
 from replication.bench.series import Lap, Stopwatch, rates
 from replication.wire.grammar import spell_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
 
+    from replication.bench.databases import Kind
     from replication.bench.series import Effort, Series
     from replication.writer import StreamWriter
 
@@ -37,6 +40,7 @@ class Way:
     callers: int
     batches: int
     batch: int
+    statement: bool = False
 
     @property
     def facts(self) -> int:
@@ -51,18 +55,55 @@ WAYS: Final = (
 )
 
 
+PROCESSES: Final = 4
+SHARED: Final = (
+    *WAYS,
+    ("32 at once, with SQL", Way(callers=32, batches=50, batch=1, statement=True)),
+)
+TOGETHER: Final = WAYS[1:]
+
+
 def measure(effort: Effort) -> Iterator[Series]:
     """Measure each way, over Python and then over HTTP."""
-    with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_write, folder) as master:
-        address: Address = master.hear()
-        for name, full in WAYS:
-            way = attrs.evolve(full, batches=effort.size(full.batches, 2))
-            yield from rates(f"Python, {name}", "facts", [master.ask(way) for _ in range(effort.rounds)])
-            yield from rates(f"HTTP, {name}", "facts", [_post(master, address, way) for _ in range(effort.rounds)])
+    with kinds() as (sqlite, *shared):
+        with Child(_write, sqlite.make()) as master:
+            address: Address = master.hear()
+            for name, way in _sized(WAYS, effort):
+                yield from rates(f"Python, {name}", "facts", [master.ask(way) for _ in range(effort.rounds)])
+                yield from rates(f"HTTP, {name}", "facts", [_post(master, address, way) for _ in range(effort.rounds)])
+        for kind in shared:
+            with Child(_write, kind.make()) as master:
+                master.hear()
+                for name, way in _sized(SHARED, effort):
+                    yield from rates(f"{kind.name}, {name}", "facts", [master.ask(way) for _ in range(effort.rounds)])
+            yield from _measure_together(kind, effort)
 
 
-async def _write(reactor: Any, pipe: Connection[Any, Any], folder: str) -> None:
-    master, address = await serve_master(reactor, database_in(folder, "master"))
+def _measure_together(kind: Kind, effort: Effort) -> Iterator[Series]:
+    """Measure several processes that write one stream at once."""
+    database = kind.make()
+    with ExitStack() as stack:
+        masters: list[Child] = []
+        for number in range(PROCESSES):
+            masters.append(stack.enter_context(Child(_write, database, f"writer{number}")))
+            masters[-1].hear()
+        for name, way in _sized(TOGETHER, effort):
+            laps = []
+            for _ in range(effort.rounds):
+                for each in masters:
+                    each.say(way)
+                every: list[Lap] = [each.hear() for each in masters]
+                count, cpu = sum(each.count for each in every), sum(each.cpu for each in every)
+                laps.append(Lap(count, max(each.wall for each in every), cpu))
+            yield from rates(f"{kind.name}, {PROCESSES} writers, {name}", "facts", laps)
+
+
+def _sized(ways: Sequence[tuple[str, Way]], effort: Effort) -> list[tuple[str, Way]]:
+    return [(name, attrs.evolve(way, batches=effort.size(way.batches, 2))) for name, way in ways]
+
+
+async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, name: str = WRITER) -> None:
+    master, address = await serve_master(reactor, database, name)
     pipe.send(address)
     while True:
         way: Way | None = await hear(reactor, pipe)
@@ -74,7 +115,12 @@ async def _append(writer: StreamWriter, way: Way) -> Lap:
 
     async def call() -> None:
         for _ in range(way.batches):
-            await writer.append(facts)
+            if way.statement:
+                async with writer.reserve() as fact:
+                    await fact.execute("SELECT 1")
+                    await fact.write(*facts[0])
+            else:
+                await writer.append(facts)
 
     watch = Stopwatch.start()
     await gatherResults([Deferred.fromCoroutine(call()) for _ in range(way.callers)])

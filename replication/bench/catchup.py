@@ -1,15 +1,15 @@
-"""A master's store to the function of a worker that has nothing yet, over HTTP and from the database.
+"""A master's store to the function of a worker that has nothing yet, over HTTP and from either database.
 
 From ``start()`` to the moment when the last fact is applied: its rows decoded by the function, the position in SQLite.
 """
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.bench.children import PATIENCE, BenchError, Child, hear
-from replication.bench.daemons import Address, Wiring, database_in, make_worker, serve_master
+from replication.bench.daemons import Address, Wiring, make_worker, serve_master
+from replication.bench.databases import kinds
 from replication.bench.rows import STREAM, WRITER, short_row
 from replication.bench.series import Stopwatch, rates
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
+    from replication.bench.databases import Kind
     from replication.bench.series import Effort, Lap, Series
 
 BATCH: Final = 1_000  # facts in one transaction of the history
@@ -25,20 +26,29 @@ BATCH: Final = 1_000  # facts in one transaction of the history
 def measure(effort: Effort) -> Iterator[Series]:
     """Measure each source, with one history, a row a fact."""
     rows = effort.size(200_000, 2 * BATCH)
-    with TemporaryDirectory(prefix="replication-bench-") as folder:
-        history = database_in(folder, "master")
+    with kinds() as (sqlite, *shared):
+        history = sqlite.make()
         with Child(_write, history, rows) as master:
             address: Address = master.hear()
             for name, source in (("HTTP", address.url), ("database", history)):
-                laps = []
-                for number in range(effort.rounds):
-                    wiring = Wiring(address.endpoint, source, database_in(folder, f"{name}-{number}"))
-                    with Child(_catch_up, wiring, rows) as worker:
-                        lap: Lap = worker.hear()
-                    if lap.count != rows:
-                        raise BenchError(f"there are {rows} rows, {lap.count} came to the function")
-                    laps.append(lap)
-                yield from rates(name, "rows", laps)
+                yield from rates(name, "rows", _laps(address, source, sqlite, rows, effort))
+        for kind in shared:
+            history = kind.make()
+            with Child(_write, history, rows) as master:
+                address = master.hear()
+                yield from rates(kind.name, "rows", _laps(address, history, sqlite, rows, effort))
+
+
+def _laps(address: Address, source: str, place: Kind, rows: int, effort: Effort) -> list[Lap]:
+    """Let a fresh worker catch up, once a round."""
+    laps = []
+    for _ in range(effort.rounds):
+        with Child(_catch_up, Wiring(address.endpoint, source, place.make()), rows) as worker:
+            lap: Lap = worker.hear()
+        if lap.count != rows:
+            raise BenchError(f"there are {rows} rows, {lap.count} came to the function")
+        laps.append(lap)
+    return laps
 
 
 async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, rows: int) -> None:

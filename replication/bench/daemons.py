@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.endpoints import serverFromString
 
-from replication.bench.rows import STREAM
+from replication.bench.rows import STREAM, WRITER
 from replication.master import Master
 from replication.web.site import make_site
 from replication.worker import Worker
@@ -57,9 +57,9 @@ class Address:
         return Wiring(self.endpoint, self.url, database_in(folder, "worker"))
 
 
-async def serve_master(reactor: Any, database: str) -> tuple[Master, Address]:
+async def serve_master(reactor: Any, database: str, name: str = WRITER) -> tuple[Master, Address]:
     """Return a master that has started, and where it listens."""
-    master = Master(database=database, streams=[STREAM], reactor=reactor)
+    master = Master(database=database, instance_name=name, streams=[STREAM], reactor=reactor)
     await master.start()
     wire = await listen(reactor, master.factory())
     return master, Address(wire, await listen(reactor, make_site(master, secret=None, reactor=reactor)))

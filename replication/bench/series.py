@@ -95,7 +95,7 @@ def rates(variant: str, things: str, laps: Sequence[Lap]) -> Iterator[Series]:
 def spell_result(result: Result) -> str:
     """Return a line of the table."""
     figure = f"{_spell_value(result.value, result.unit):>20}"
-    return f"{result.scenario:8} {result.variant:36} {result.metric:28} {figure}   spread {result.spread:.0%}"
+    return f"{result.scenario:8} {result.variant:40} {result.metric:28} {figure}   spread {result.spread:.0%}"
 
 
 def _spell_value(value: float, unit: str) -> str:

@@ -1,0 +1,134 @@
+"""A PostgreSQL server of our own: made in a temporary folder, and removed with it.
+
+Root starts it as another user, since PostgreSQL refuses to run as root.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from replication.bench.children import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CURE: Final = "apt-get install postgresql, or put initdb and pg_ctl on the PATH"
+_DEBIAN: Final = Path("/usr/lib/postgresql")
+_SETTINGS: Final[Mapping[str, object]] = {"listen_addresses": "127.0.0.1", "shared_buffers": "64MB"}
+
+
+def find_binaries() -> Path | None:
+    """Return the folder of ``initdb`` and ``pg_ctl``: the newest that Debian has, or else that of the PATH."""
+    versions = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda each: float(each.parts[-3]))
+    found = str(versions[-1]) if versions else shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class Cluster:
+    """A server on a free port of 127.0.0.1; anybody of this machine is its superuser, ``postgres``.
+
+    ``settings`` are the server's own.  BenchError if there is no PostgreSQL, or it does not start.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        binaries = find_binaries()
+        if binaries is None:
+            raise BenchError(f"PostgreSQL is missing: {CURE}")
+        self._binaries = binaries
+        self._as = _unprivileged()
+        self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=_place(self._as)))
+        if self._as:
+            os.chown(self.folder, self._as["user"], self._as["group"])
+        self.port = _free_port()
+        every = {**_SETTINGS, **settings, "port": self.port, "unix_socket_directories": self.folder}
+        try:
+            self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+            with (self.folder / "data/postgresql.conf").open("a") as file:
+                file.writelines(f"{key} = '{value}'\n" for key, value in every.items())
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the running server."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it, and remove all traces."""
+        self.remove()
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections."""
+        self._run("pg_ctl", "start", "--wait", "--silent", f"--log={self.folder}/log")
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it: ``fast`` ends every session and writes all out; ``immediate`` is a crash of all its processes."""
+        self._run("pg_ctl", "stop", "--wait", "--silent", f"--mode={mode}")
+
+    def remove(self) -> None:
+        """Stop it if it runs, and delete its folder."""
+        if (self.folder / "data/postmaster.pid").exists():
+            self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)  # a server that was killed may still take files away
+
+    def url(self, database: str = "postgres", user: str = "postgres") -> str:
+        """Return the URL of a database."""
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
+
+    def sql(self, sql: str, *parameters: object, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run a statement outside any transaction, as superuser on a connection of its own."""
+        import psycopg  # noqa: PLC0415 (an extra)
+
+        with psycopg.connect(self.url(database), autocommit=True, application_name="test") as connection:
+            cursor = connection.execute(sql, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._binaries / program), f"--pgdata={self.folder}/data", *arguments]
+        done = subprocess.run(  # noqa: S603 (our own words)
+            command,
+            cwd=self.folder,
+            env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # not a pipe: the server would keep it open
+            stderr=subprocess.PIPE if program == "initdb" else subprocess.DEVNULL,
+            check=False,
+            **self._as,
+        )
+        if done.returncode:
+            log = self.folder / "log"
+            said = (done.stderr or b"").decode() + (log.read_text()[-2000:] if log.exists() else "")
+            raise BenchError(f"{' '.join(command)}: exit status {done.returncode}\n{said}")
+
+
+def _unprivileged() -> dict[str, Any]:
+    """Return what makes a child of root another user; nothing for anybody else."""
+    if os.geteuid():
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            user = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    raise BenchError("PostgreSQL does not run as root, and there is no user postgres or nobody here")
+
+
+def _place(other: Mapping[str, Any]) -> Path:
+    """Return where temporary folders are; another place if ``other`` users cannot enter it, as root's home."""
+    place = Path(tempfile.gettempdir())
+    closed = other and not all(each.stat().st_mode & 1 for each in (place, *place.parents))
+    return Path("/tmp") if closed else place  # noqa: S108 (mkdtemp makes it safe)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
