@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.postgres import find_binaries
 from tests.replay.sessions import need_spark
 from tests.system.daemons import CHECKOUT, until
 from tests.system.terminals import PATIENCE, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.postgres import PostgresServer
 
 README = CHECKOUT / "README.md"
 BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```\n", re.DOTALL)
@@ -74,10 +77,29 @@ def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_port
     terminals = [Terminal(first[1], tmp_path)]
     try:
         until(lambda: any("HTTP is served at" in line for line in terminals[0].lines), "the master serves")
-        perform(part("A tour", "History on Spark"), tmp_path, terminals, followers=3)
+        perform(part("A tour", "On PostgreSQL"), tmp_path, terminals, followers=3)
     finally:
         for each in reversed(terminals):
             each.close()
+
+
+@pytest.mark.timeout(300)
+def test_every_block_about_postgresql_does_what_it_shows(
+    tmp_path: Path, default_ports: None, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server of the tests' own, which the reader's environment leads to."""
+    binaries = find_binaries()
+    assert binaries is not None
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+    for name, value in (("PGHOST", "127.0.0.1"), ("PGPORT", str(postgres.port)), ("PGUSER", "postgres")):
+        monkeypatch.setenv(name, value)
+    terminals: list[Terminal] = []
+    try:
+        perform(part("On PostgreSQL", "History on Spark"), tmp_path, terminals, followers=1)
+    finally:
+        for each in reversed(terminals):
+            each.close()
+        postgres.sql("DROP DATABASE IF EXISTS shop WITH (FORCE)")
 
 
 @pytest.mark.timeout(900)
@@ -116,7 +138,7 @@ def perform(page: str, folder: Path, terminals: list[Terminal], followers: int) 
         elif block["language"] != "sh":  # which is for a cluster, and run by tests/system/test_cluster.py
             assert block["language"] == "console", f"who runs a block of {block['language']}?"
             for command, shown in commands_of(body):
-                if "replication append" in command:
+                if "replication append" in command or "INSERT INTO" in command:
                     until(partial(settled, folder, followers), "tail and workers are connected")
                 run(command, shown, folder, terminals)
 
