@@ -1076,6 +1076,33 @@ class PostgresPositionTests(HasDatabase, SynchronousTestCase):
         self.pump.wait(self.process.declare(StreamDefinition("notes")))
         self.notes = self.process.writers[StreamName("notes")]
 
+    def test_trap_17_streams_that_share_their_ids_draw_from_one_sequence(self) -> None:
+        """Also where another process has drawn from it."""
+        data, tags = StreamDefinition("data"), StreamDefinition("tags", shares="data")
+        self.pump.wait(self.process.declare(data, tags))
+        writers = [self.process.writers[each.name] for each in (tags, data, tags)]
+        sequence = self.store.sequence(data.name)
+        self.assertIsNotNone(sequence)
+        for writer in writers:
+            writer.ids.sequence = sequence
+        tokens = [token for writer in writers for token in self.pump.wait(writer.append([[1]]))]
+        self.sql("SELECT nextval('stream_data_seq')")
+        tokens += self.pump.wait(writers[0].append([[1]]))
+        self.assertEqual(tokens, [2, 3, 4, 6])
+        self.assertEqual(self.process.news()[-1], "RDATA tags master 6 1")
+
+    def test_trap_29_tokens_of_a_stream_without_a_table_go_on_ascending(self) -> None:
+        typing = StreamDefinition("typing", in_memory=True)
+        ends: list[Token] = []
+        for _ in range(2):
+            self.pump.wait(self.process.declare(typing))
+            writer = self.process.writers[typing.name]
+            ends += self.pump.wait(writer.append([[1]] * 3))[-1:]
+            self.pump.wait(self.store.check())  # by then the position is stored, and the facts are told
+        self.assertGreater(ends[1], ends[0] + 1_000)
+        self.assertEqual(self.positions(), [("", ends[0] - 3 + 2 * writer_module.LEAP + 6)])
+        self.assertEqual(self.sql("SELECT relname FROM pg_class WHERE relname = 'stream_typing'"), [])
+
     def hold(self, sql: str = "SELECT 1") -> tuple[Reservation, OpenFact]:
         reservation = self.notes.reserve()
         fact: OpenFact = self.pump.wait(reservation.__aenter__())
