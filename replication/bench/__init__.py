@@ -15,6 +15,7 @@ import attrs
 
 from replication.bench.machine import describe_machine
 from replication.bench.series import Effort, Result, spell_result
+from replication.replay.job import has_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "latency": "complete to applied by a worker in another process",
     "append": "durable facts, over Python and over HTTP",
     "catchup": "a master's store to a fresh worker's function",
+    "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",
     "rooms": "events of rooms persisted, and read",
     "idle": "what costs while nothing happens, and while a peer does not read",
 }
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
     effort = Effort(found.rounds, quick=found.quick)
     machine = describe_machine()
-    results = run(found.scenarios or [*SCENARIOS], effort)
+    results = run(found.scenarios or [each for each in SCENARIOS if each != "replay" or has_spark()], effort)
     if found.json:
         print(json.dumps({"machine": machine, "results": [attrs.asdict(each) for each in results]}, indent=2))
         return 0

@@ -100,10 +100,18 @@ def _cause(text: str) -> str:
     return f"a worker of Spark failed: {kind}: {why}{cure}"
 
 
+def has_spark() -> bool:
+    """Whether Spark and what its workers import are installed."""
+    return not _missing()
+
+
+def _missing() -> list[str]:
+    return [name for name in NEEDED if find_spec(name) is None]
+
+
 def check_installed() -> None:
     """Return if what Spark's workers import is there; else ConfigError."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := _missing():
         raise ConfigError(f"not installed: {', '.join(missing)}: pip install '.[spark]' in the checkout")
 
 

@@ -14,7 +14,7 @@ from tests.bench.scenarios import run_bench
 
 class CommandLineTests(SynchronousTestCase):
     def test_every_scenario_runs_if_none_is_named(self) -> None:
-        """Each, in the order in which --help lists them."""
+        """Each, in the order in which --help lists them; but Spark's only where it is installed."""
         ran: list[str] = []
 
         def measure(scenarios: list[str], effort: Effort) -> list[Result]:
@@ -22,9 +22,14 @@ class CommandLineTests(SynchronousTestCase):
             ran.extend(scenarios)
             return []
 
-        with mock.patch.object(bench, "run", measure):
-            self.assertEqual(run_bench()[0], 0)
-        self.assertEqual(ran, [*SCENARIOS])
+        for has_spark in (True, False):
+            ran.clear()
+            with (
+                mock.patch.object(bench, "run", measure),
+                mock.patch.object(bench, "has_spark", mock.Mock(return_value=has_spark)),
+            ):
+                self.assertEqual(run_bench()[0], 0)
+            self.assertEqual(ran, [each for each in SCENARIOS if has_spark or each != "replay"])
 
     def test_table(self) -> None:
         """Without --json, a line says what the machine is, then comes a line per result."""
