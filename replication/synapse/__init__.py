@@ -9,7 +9,8 @@
                 print(receipt.user_id, "has read", receipt.event_id)
 
 ``STREAMS`` are all of them, in the order in which a Synapse answers REPLICATE; a master that is told
-``definitions = ["replication.synapse"]`` serves them from a Synapse's database.
+``definitions = ["replication.synapse"]`` serves them from the database of a Synapse 1.47 to 1.60; for later ones there
+is ``replication.synapse.since_1_64``.  A worker reads the rows of either.
 """
 
 from __future__ import annotations

@@ -122,10 +122,10 @@ _RELATES_TO: Final[Mapping[Dialect, str]] = {
 }
 
 
-def _tables_of_events(event: str, more: tuple[str, ...], kind: str | None) -> list[SourceTable]:
+def _tables_of_events(more: tuple[str, ...], kind: str | None) -> list[SourceTable]:
     """Return where events are: under the ID that they were given first, and the one that they got as an outlier's end.
 
-    ``more`` are the fields after those that every row of an event has.
+    ``more`` are the fields after those that every row of an event has; ``{event}`` in them is the row of ``events``.
     """
     joins = " ".join(
         f"LEFT JOIN {table} ON {table}.event_id = source.event_id"
@@ -138,12 +138,12 @@ def _tables_of_events(event: str, more: tuple[str, ...], kind: str | None) -> li
                 AND EXISTS (SELECT 1 FROM redactions AS undoing WHERE undoing.redacts = source.event_id)
                 THEN (SELECT {relation} FROM event_json AS kept WHERE kept.event_id = source.event_id) END)
         """
-        given = ("state_events.state_key", "redactions.redacts", relates_to, *more)
+        given = ("state_events.state_key", "redactions.redacts", relates_to)
         tables += [
             SourceTable(
                 table="events",
                 id_column="stream_ordering",
-                row=("event_id", "room_id", "type", *given),
+                row=("event_id", "room_id", "type", *given, *(each.format(event="source") for each in more)),
                 joins=joins,
                 instance_column="instance_name",
                 kind=kind,
@@ -152,8 +152,8 @@ def _tables_of_events(event: str, more: tuple[str, ...], kind: str | None) -> li
             SourceTable(
                 table="ex_outlier_stream",
                 id_column="event_stream_ordering",
-                row=("event_id", f"{event}.room_id", f"{event}.type", *given),
-                joins=f"JOIN events AS {event} ON {event}.event_id = source.event_id {joins}",
+                row=("event_id", "event.room_id", "event.type", *given, *(each.format(event="event") for each in more)),
+                joins=f"JOIN events AS event ON event.event_id = source.event_id {joins}",
                 instance_column="instance_name",
                 kind=kind,
                 dialect=dialect,
@@ -162,29 +162,29 @@ def _tables_of_events(event: str, more: tuple[str, ...], kind: str | None) -> li
     return tables
 
 
-EVENTS: Final[TypedStream[EventRow | StateRow | AllStateRow]] = TypedStream(
-    StreamDefinition(
+def _events(*more: str) -> TypedStream[EventRow | StateRow | AllStateRow]:
+    """Return the stream whose ``ev`` rows have ``more`` fields after those that they have had since 1.23."""
+    fields = ("room_memberships.membership", "rejections.reason IS NOT NULL", *more)
+    state = SourceTable(
+        table="current_state_delta_stream", row=State.names(), instance_column="instance_name", kind="state"
+    )
+    definition = StreamDefinition(
         "events",
         row=("kind", "data"),
-        tables=[
-            *_tables_of_events("event", ("room_memberships.membership", "rejections.reason IS NOT NULL"), "ev"),
-            SourceTable(
-                table="current_state_delta_stream",
-                row=State.names(),
-                instance_column="instance_name",
-                kind="state",
-            ),
-        ],
+        tables=[*_tables_of_events(fields, "ev"), state],
         sequence="events_stream_seq",
-    ),
-    EventRow | StateRow | AllStateRow,
-)
+    )
+    return TypedStream(definition, EventRow | StateRow | AllStateRow)
+
+
+EVENTS: Final = _events()
+EVENTS_SINCE_1_64: Final = _events("{event}.outlier")
 
 BACKFILL: Final[TypedStream[BackfillRow]] = TypedStream(
     StreamDefinition(
         "backfill",
         row=BackfillRow.names(),
-        tables=_tables_of_events("event", (), None),
+        tables=_tables_of_events((), None),
         negative=True,
         sequence="events_backfill_stream_seq",
     ),

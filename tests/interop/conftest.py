@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
     from tests.postgres import PostgresServer
 
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+HERE = Path(__file__).parent
 HOW_TO_GET_IT = (
-    "Synapse 1.47 runs on Python 3.9, which is missing: put python3.9 on the PATH, as in `pyenv install 3.9`"
+    "this Synapse runs on Python 3.9, which is missing: put python3.9 on the PATH, as in `pyenv install 3.9`"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let another release be tried."""
+    releases = sorted(each.stem.removeprefix("requirements-") for each in HERE.glob("requirements-*.txt"))
+    parser.addoption("--synapse", choices=releases, default=releases[0], help="the release of Synapse to talk to")
 
 
 def find_python() -> str | None:
@@ -35,19 +41,26 @@ def find_python() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def synapse_python(request: pytest.FixtureRequest) -> Path:
+def release(request: pytest.FixtureRequest) -> str:
+    """Return which Synapse it is."""
+    return str(request.config.getoption("--synapse"))
+
+
+@pytest.fixture(scope="session")
+def synapse_python(request: pytest.FixtureRequest, release: str) -> Path:
     """Return the Python that has Synapse; it is made once, and kept in pytest's cache until the requirements change."""
     found = find_python()
     if found is None:
         if os.environ.get("CI"):
             pytest.fail(HOW_TO_GET_IT)
         pytest.skip(HOW_TO_GET_IT)
-    folder = request.config.cache.mkdir("synapse")
+    requirements = HERE / f"requirements-{release}.txt"
+    folder = request.config.cache.mkdir(f"synapse-{release}")
     python, made_for = folder / "bin/python", folder / "made-for.txt"
-    if not made_for.exists() or made_for.read_text() != REQUIREMENTS.read_text():
+    if not made_for.exists() or made_for.read_text() != requirements.read_text():
         _run(found, "-m", "venv", "--clear", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS))
-        shutil.copyfile(REQUIREMENTS, made_for)
+        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements))
+        shutil.copyfile(requirements, made_for)
     return python
 
 

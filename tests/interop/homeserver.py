@@ -1,6 +1,6 @@
 """A main process of our own over the database of a Synapse: an application of ``replication``, told what to do.
 
-    python homeserver.py DATABASE WIRE-PORT HTTP-PORT SECRET
+    python homeserver.py DATABASE WIRE-PORT HTTP-PORT SECRET DEFINITIONS
 
 A line of its standard input is a JSON array, the name of a function below and its arguments; a line is the answer.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet import defer, endpoints, stdio, task
 from twisted.protocols.basic import LineOnlyReceiver
 
 from replication import Master
-from replication.synapse import STREAMS
 from replication.web.site import make_site
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ CLONE = (
 class Homeserver:
     """What users do, as the writes that a Synapse would make: rows of its tables, and a fact for its workers."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, *, says_outlier: bool) -> None:
         self.master = master
+        self.says_outlier = says_outlier
 
     async def say(self, room: str, text: str) -> str:
         """Repeat the last message of a room in other words; rooms of version 1 take event IDs as they come."""
@@ -55,7 +56,8 @@ class Homeserver:
                 [event_id, room, metadata, json.dumps(event), version],
             )
             await fact.execute("INSERT INTO event_to_state_groups VALUES (%s, %s)", [event_id, group])
-            await fact.write(["ev", [event_id, room, "m.room.message", None, None, None, None, False]])
+            more = [False] if self.says_outlier else []
+            await fact.write(["ev", [event_id, room, "m.room.message", None, None, None, None, False, *more]])
             return event_id
 
     async def keep(self, user: str, kind: str, content: Mapping[str, object]) -> int:
@@ -129,19 +131,20 @@ class Orders(LineOnlyReceiver):
         )
 
 
-async def main(reactor: Any, database: str, wire: str, http: str, secret: str) -> None:
+async def main(reactor: Any, *place: str) -> None:
     """Serve until somebody stops us."""
+    database, wire, http, secret, definitions = place
     master = Master(
         server_name="alpha.test",
         database=database,
-        streams=[each.definition for each in STREAMS],
+        streams=[each.definition for each in import_module(definitions).STREAMS],
         reactor=reactor,
     )
     site = make_site(master, secret=secret, reactor=reactor)
     await master.start()
     for port, factory in ((wire, master.factory()), (http, site)):
         await endpoints.serverFromString(reactor, f"tcp:{port}:interface=127.0.0.1").listen(factory)
-    orders = Orders(Homeserver(master))
+    orders = Orders(Homeserver(master, says_outlier=definitions.endswith("since_1_64")))
     stdio.StandardIO(orders)
     orders.sendLine(b"ready")
     reactor.addSystemEventTrigger("before", "shutdown", master.stop)

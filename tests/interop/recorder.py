@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from tests.interop.stories import MOVED
 from tests.system.peers import Peer
 
 LAST = "POSITION user_signature"  # of a main process's answer to REPLICATE
@@ -17,6 +18,7 @@ class Recorder(Peer):
         self.say(b"NAME recorder\nREPLICATE \n")
         self.read_until(LAST)
         self.first = self.positions()
+        self.moved = MOVED & self.first.keys()  # what there is to move
 
     def rdata(self, *streams: str) -> list[str]:
         """Return the RDATA lines of some streams."""

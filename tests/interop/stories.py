@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.interop.synapse import quoted
+from tests.interop.synapse import MatrixError, quoted
 
 if TYPE_CHECKING:
     from tests.interop.synapse import Client
@@ -49,7 +49,11 @@ def tell(anna: Client, bert: Client) -> str:
     anna.put(f"/sendToDevice/m.test/{time.time_ns()}", {"messages": {bert.user_id: {"*": {"n": 1}}}})
     anna.put(f"/presence/{quoted(anna.user_id)}/status", {"presence": "online", "status_msg": "here \u2713"})
     name = f"group{time.time_ns()}"
-    anna.post("/create_group", {"localpart": name, "profile": {"name": "a group"}})
+    try:
+        anna.post("/create_group", {"localpart": name, "profile": {"name": "a group"}})
+    except MatrixError as error:
+        if error.body["errcode"] != "M_UNRECOGNIZED":  # there are no groups any more since 1.61
+            raise
     return room
 
 

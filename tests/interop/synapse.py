@@ -260,6 +260,7 @@ def configuration(folder: Path, database: str, **more: object) -> dict[str, obje
         "macaroon_secret_key": "of all macaroons",
         "form_secret": "of all forms",
         "enable_registration": True,
+        "enable_registration_without_verification": True,
         "enable_group_creation": True,
         "enable_metrics": True,
         "bcrypt_rounds": 4,  # quick

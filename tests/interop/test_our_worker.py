@@ -13,18 +13,18 @@ import pytest
 
 from tests.interop import speaking
 from tests.interop.recorder import Recorder
-from tests.interop.stories import MOVED, tell
+from tests.interop.stories import tell
 from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
 from tests.system.daemons import Daemon, until
 from tests.system.peers import ask
 from tests.system.terminals import Terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tests.postgres import PostgresServer
 
-REPLACED = {"presence", "pushers", "typing"}  # of MOVED, those where the story replaces its own rows
+REPLACED = {"presence", "pushers", "typing"}  # of those that move, where the story replaces its own rows
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ class Follower(Daemon):
         _, answer = ask(f"http://{self.address('HTTP')}/v1/streams", headers=headers)
         return {each["name"]: writer for each in answer["streams"] for writer in each["writers"]}
 
-    def copy(self) -> dict[str, dict[int, list[str]]]:
-        """Return the rows of each fact that it keeps, by stream and token."""
+    def copy(self, streams: Iterable[str]) -> dict[str, dict[int, list[str]]]:
+        """Return the rows of each fact that it keeps of some streams, by stream and token."""
         facts: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         with closing(sqlite3.connect(self.folder / "replication-worker1.db")) as opened:
-            for stream in MOVED:
+            for stream in streams:
                 for token, row in opened.execute(
                     f'SELECT stream_id, row FROM "stream_{stream}" ORDER BY stream_id, ord'
                 ):
@@ -84,12 +84,12 @@ def caught_up(follower: Follower, recorder: Recorder) -> bool:
 
 def different(follower: Follower, recorder: Recorder) -> list[str]:
     """Return the streams of which not every row that was said is kept, or one that was not, since the recorder came."""
-    said, copy = recorder.facts(), follower.copy()
+    said, copy = recorder.facts(), follower.copy(recorder.moved)
 
     def since(facts: dict[int, list[str]], first: int) -> dict[int, list[str]]:
         return {token: rows for token, rows in facts.items() if token > first}
 
-    firsts = {stream: recorder.first[stream] for stream in MOVED}
+    firsts = {stream: recorder.first[stream] for stream in recorder.moved}
     return [each for each, first in firsts.items() if since(copy[each], first) != since(said[each], first)]
 
 
@@ -99,7 +99,7 @@ def test_a_copy_of_every_stream_that_moves(main: Main, tmp_path: Path) -> None:
         tell(*users(main))
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
         until(lambda: not different(follower, recorder), "the copy is what was said")
-        assert recorder.facts().keys() == MOVED
+        assert recorder.facts().keys() == recorder.moved
 
 
 def test_what_was_missed_is_fetched_from_its_http_endpoint(main: Main, tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_what_was_missed_is_fetched_from_its_http_endpoint(main: Main, tmp_path:
             anna.say(room, f"message {number}")
         follower.start()
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
-        said, copy = recorder.facts(), follower.copy()
-        for stream in MOVED:
+        said, copy = recorder.facts(), follower.copy(recorder.moved)
+        for stream in recorder.moved:
             assert {token: copy[stream].get(token, rows) for token, rows in said[stream].items()} == said[stream]
             assert stream in REPLACED or copy[stream].keys() >= said[stream].keys(), stream
 
@@ -128,7 +128,7 @@ def test_a_wrong_secret_is_said_and_mended_without_loss(main: Main, tmp_path: Pa
             until(lambda: follower.positions().get("backfill") == 1, "where nothing is missing it goes on")
         with Follower(tmp_path, main) as follower:
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
-            assert {*follower.copy()["device_lists"]} == {2, 3}
+            assert {*follower.copy(["device_lists"])["device_lists"]} == {2, 3}
 
 
 def test_a_main_process_that_was_killed_is_followed_on(main: Main, tmp_path: Path) -> None:
