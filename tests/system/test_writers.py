@@ -11,19 +11,21 @@ import os
 import random
 import socket
 import sqlite3
-import subprocess
 import time
+import urllib.request
 from bisect import bisect_right
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from http.client import HTTPException
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
 from tests.interop.synapse import free_ports
 from tests.postgres import HOW_TO_GET_IT, PostgresServer, find_binaries
-from tests.system.daemons import Daemon, environment, until
+from tests.system.daemons import Daemon, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,10 +60,32 @@ def register(worker):
 '''
 
 
-def facts_of(writer: str, count: int) -> list[list[list[str]]]:
+# What only an application does: it holds IDs for a while in transactions with statements, and rolls some of them back.
+RESTLESS = """
+import random
+from twisted.internet import defer, reactor, task
+
+def register(worker):
+    def begin():
+        if worker.serving is not None and not worker.stopping:
+            defer.Deferred.fromCoroutine(write()).addErrback(lambda failure: None)  # rolled back, or the server is away
+
+    async def write():
+        async with worker.stream("orders").reserve(random.randint(1, 3)) as facts:
+            for fact in facts:
+                await fact.write(["restless", str(fact.token)])
+            await facts[0].execute("SELECT pg_sleep(%s)", [random.uniform(0, 0.2)])
+            if random.random() < 0.3:
+                raise ValueError("changed its mind")
+
+    task.LoopingCall(begin).start(0.05, now=False)
+"""
+
+
+def facts_of(name: str, count: int) -> list[list[list[str]]]:
     """Return facts, each a list of rows: most have one, some two, a few none."""
     shapes = [1] * 20 + [2, 2, 0]
-    return [[[f"{writer}-{n}-{k}", "placed"] for k in range(shapes[n % len(shapes)])] for n in range(count)]
+    return [[[f"{name}-{n}-{k}", "placed"] for k in range(shapes[n % len(shapes)])] for n in range(count)]
 
 
 class Town:
@@ -72,6 +96,7 @@ class Town:
         ports = free_ports(2 * len(WRITERS))
         self.ports = {name: (ports[2 * n], ports[2 * n + 1]) for n, name in enumerate(WRITERS)}
         (folder / "account.py").write_text(APP)
+        (folder / "restless.py").write_text(RESTLESS)
         self.writers = [self._writer(name) for name in WRITERS]
         self.followers = [self._follower("copy1"), self._follower("copy2"), self._follower("seen", "--app=account")]
         self._ending = Event()
@@ -130,26 +155,52 @@ class Town:
         if role == "worker":
             path = self.folder / f"{name}.toml"
             path.write_text("\n".join([path.read_text(), *self._places()]))
-        return Daemon(self.folder, role, config, name=name)
+        return Daemon(self.folder, role, config, *(["--app=restless"] if role == "worker" else []), name=name)
+
+    def calm(self) -> None:
+        """Let the restless writer begin nothing any more, and wait until nothing is open."""
+        w4 = self.writers[3]
+        with self._starting:
+            w4.options = w4.options[:1]
+            w4.kill()
+        until(lambda: "the wire is served" in w4.log, "w4 is back")
+        others = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND pid <> pg_backend_pid()"
+        until(lambda: not self.server.sql(others), "nothing of it is open")
 
     def _follower(self, name: str, *options: str) -> Daemon:
         (self.folder / f"{name}.toml").write_text("\n".join([f'instance_name = "{name}"', *self._places()]))
         return Daemon(self.folder, "worker", f"--config={name}.toml", *options, name=name)
-
-    def append(self, name: str, facts: Sequence[Sequence[object]]) -> subprocess.Popen[bytes]:
-        """Start what a user would pipe facts into; the IDs go to a file."""
-        http = f"http://127.0.0.1:{self.ports[name][1]}"
-        command = ["replication", "append", "orders", "-", "--facts", "--http", http, "--retry", "120"]
-        source = self.folder / f"{name}.ndjson"
-        source.write_text("".join(json.dumps({"rows": rows}) + "\n" for rows in facts))
-        with source.open() as lines, (self.folder / f"{name}.ids").open("w") as ids:
-            return subprocess.Popen(command, stdin=lines, stdout=ids, env=environment())
 
     def rows_of(self, follower: str, sql: str) -> list[tuple[Any, ...]]:
         """Read a follower's database."""
         path = self.folder / f"replication-{follower}.db"
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
             return connection.execute(sql).fetchall()
+
+
+class Appender(Thread):
+    """Somebody who appends over HTTP, a few facts at a time, and says it again until it is acknowledged."""
+
+    def __init__(self, port: int, facts: Sequence[Sequence[Sequence[str]]], seed: int) -> None:
+        super().__init__()
+        self.tokens: list[int] = []
+        self._url = f"http://127.0.0.1:{port}/v1/streams/orders/facts"
+        self._facts = facts
+        self._chance = random.Random(seed)
+
+    def run(self) -> None:
+        while len(self.tokens) < len(self._facts):
+            size = self._chance.choice([1, 10, 100])
+            some = self._facts[len(self.tokens) : len(self.tokens) + size]
+            body = "".join(json.dumps({"rows": rows}) + "\n" for rows in some).encode()
+            headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid4().hex}
+            self.tokens += until(partial(self._post, body, headers), "an append is acknowledged", patience=120.0)
+
+    def _post(self, body: bytes, headers: dict[str, str]) -> list[int] | None:
+        request = urllib.request.Request(self._url, body, headers)
+        with suppress(OSError, HTTPException), urllib.request.urlopen(request, timeout=60) as answer:
+            return list(json.load(answer)["ids"])
+        return None
 
 
 class Observer(Thread):
@@ -212,6 +263,23 @@ def check_conversation(said: Sequence[str], writer: str, rows: dict[int, list[st
     return facts
 
 
+def break_everything(town: Town, chance: random.Random, *, turns: int) -> None:
+    """Kill one after the other, in any order."""
+    victims: list[Daemon | PostgresServer] = []
+    for _ in range(turns):
+        if not victims:
+            victims = [*town.everybody, town.server, town.server]
+            chance.shuffle(victims)
+        victim = victims.pop()
+        time.sleep(chance.uniform(0.1, 1.0))
+        if isinstance(victim, Daemon):
+            town.kill(victim)
+        else:
+            victim.stop("immediate")
+            time.sleep(chance.uniform(0.0, 0.5))
+            victim.start()
+
+
 @pytest.mark.timeout(900)
 def test_four_writers_and_three_followers_through_every_kind_of_kill(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -219,35 +287,25 @@ def test_four_writers_and_three_followers_through_every_kind_of_kill(
     if find_binaries() is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(HOW_TO_GET_IT)
     full = bool(request.config.getoption("--full"))
-    count = 100_000 if full else 25_000  # facts a writer
-    facts = {name: facts_of(name, count) for name in WRITERS}
-    chance = random.Random(11)
+    count = 50_000 if full else 12_500  # facts of each of two who append at a writer
+    facts = {name + half: facts_of(name + half, count) for name in WRITERS for half in "ab"}
     with ExitStack() as stack:
         server = stack.enter_context(PostgresServer())
         town = Town(stack, tmp_path, server)
         observers = {name: Observer(town.ports[name][0]) for name in WRITERS}
         for observer in observers.values():
             observer.start()
-        appends = {name: stack.enter_context(town.append(name, facts[name])) for name in WRITERS}
-        victims: list[Daemon | PostgresServer] = []
-        turns = 0
-        while turns < (60 if full else 16):
-            turns += 1
-            if not victims:
-                victims = [*town.everybody, server, server]
-                chance.shuffle(victims)
-            victim = victims.pop()
-            time.sleep(chance.uniform(0.1, 1.0))
-            if isinstance(victim, Daemon):
-                town.kill(victim)
-            else:
-                victim.stop("immediate")
-                time.sleep(chance.uniform(0.0, 0.5))
-                victim.start()
-        assert [process.wait() for process in appends.values()] == [0] * len(WRITERS)
+        appenders = {name: Appender(town.ports[name[:2]][1], some, n) for n, (name, some) in enumerate(facts.items())}
+        for appender in appenders.values():
+            appender.start()
+        break_everything(town, random.Random(11), turns=60 if full else 12)
+        for appender in appenders.values():
+            appender.join()
 
+        town.calm()
         want = server.sql(TABLE)
-        check_table(town, facts, want)
+        assert any("restless" in row for *_, row in want)
+        check_table(facts, {name: appender.tokens for name, appender in appenders.items()}, want)
         check_positions(server, want)
         for name, sql in (("copy1", TABLE), ("copy2", TABLE), ("seen", TABLE_SEEN)):
             until(partial(has_all, town, name, sql, len(want)), f"{name} has {len(want)} rows")
@@ -276,15 +334,17 @@ def has_all(town: Town, name: str, sql: str, rows: int) -> bool:
     return False
 
 
-def check_table(town: Town, facts: dict[str, list[list[list[str]]]], want: list[tuple[Any, ...]]) -> None:
+def check_table(
+    facts: dict[str, list[list[list[str]]]], tokens: dict[str, list[int]], want: list[tuple[Any, ...]]
+) -> None:
     """Hold the database to what was acknowledged: each fact, retried or not, is there once, under its ID (I2, I13)."""
-    expected = []
-    for name, sent in facts.items():
-        tokens = [int(each) for each in (town.folder / f"{name}.ids").read_text().split()]
-        assert len(tokens) == len(sent)
-        for token, rows in zip(tokens, sent, strict=True):
-            expected += [(token, n, name, json.dumps(row, separators=(",", ":"))) for n, row in enumerate(rows)]
-    assert sorted(expected) == want
+    expected = [
+        (token, n, name[:2], json.dumps(row, separators=(",", ":")))
+        for name, sent in facts.items()
+        for token, rows in zip(tokens[name], sent, strict=True)
+        for n, row in enumerate(rows)
+    ]
+    assert sorted(expected) == [row for row in want if "restless" not in row[3]]
 
 
 def check_positions(server: PostgresServer, want: list[tuple[Any, ...]]) -> None:
