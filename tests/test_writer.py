@@ -1089,7 +1089,7 @@ class PostgresPositionTests(HasDatabase, SynchronousTestCase):
         self.sql("SELECT nextval('stream_data_seq')")
         tokens += self.pump.wait(writers[0].append([[1]]))
         self.assertEqual(tokens, [2, 3, 4, 6])
-        self.assertEqual(self.process.news()[-1], "RDATA tags master 6 1")
+        self.assertEqual(self.process.news()[-2:], ["RDATA tags master 6 1", "POSITION data master 4 6"])
 
     def test_trap_29_tokens_of_a_stream_without_a_table_go_on_ascending(self) -> None:
         typing = StreamDefinition("typing", in_memory=True)
