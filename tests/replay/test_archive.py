@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +173,23 @@ def test_a_damaged_segment_gives_no_fact_at_all_and_those_around_it_do(tmp_path:
         page(archive, 20, 58)
     second.write_bytes(good)  # somebody has mended it
     assert page(archive, 20, 40).facts == HISTORY[10:20]
+
+
+def test_a_segment_that_was_written_wrong_is_named_where_its_sum_is_right(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    segment = write_segment(folder, HISTORY, upto=58)
+    path = tmp_path / segment.name
+    lines = path.read_bytes().replace(b"RDATA orders master 50 ", b"RDATA orders other 50 ")
+    path.write_bytes(lines)
+    sums: dict[str, Any] = {"size": len(lines), "sha256": hashlib.sha256(lines).hexdigest(), "stored_size": len(lines)}
+    write_manifest(folder, Manifest([attrs.evolve(segment, **sums)]))
+    archive = Archive(folder)
+    for _ in range(2):
+        with pytest.raises(CatchUpError, match=r"0058\.rdata: not a line of this segment: 'RDATA orders other 50"):
+            all_of(archive, 58, 5)
+    path.write_bytes(lines[:-1])
+    with pytest.raises(CatchUpError, match="damaged"):
+        all_of(archive, 58, 5)
 
 
 def test_a_missing_segment_is_named_until_it_is_there(tmp_path: Path) -> None:
