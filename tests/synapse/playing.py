@@ -1,0 +1,112 @@
+"""A master that says what a Synapse has said, byte for byte, and answers over HTTP as that did."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+from tests.system.peers import listen
+
+if TYPE_CHECKING:
+    from tests.synapse.recorded import Facts
+
+PAGE_ROWS = 100
+
+
+class PlayedMaster:
+    """Plays ``recording`` to whoever says REPLICATE first, cut at random places, and goes on pinging."""
+
+    def __init__(self, recording: bytes, facts: Facts, seed: int) -> None:
+        self.heard = b""  # what the worker said
+        self.fetched: list[tuple[str, int, int]] = []  # what it asked for: stream, from, upto
+        self._recording = recording
+        self._facts = facts
+        self._chance = random.Random(seed)
+        self._ended = threading.Event()
+        self._socket = listen()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._make_answerer())
+        self._threads = [threading.Thread(target=self._play), threading.Thread(target=self._http.serve_forever)]
+
+    @property
+    def wire(self) -> str:
+        """Where it is, as an endpoint."""
+        return f"tcp:127.0.0.1:{self._socket.getsockname()[1]}"
+
+    @property
+    def url(self) -> str:
+        """Where its HTTP is."""
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._http.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._http.server_close()
+        self._socket.close()
+
+    def _play(self) -> None:
+        peer, _ = self._socket.accept()
+        with peer:
+            while b"REPLICATE" not in self.heard:
+                self.heard += peer.recv(2**16)
+            at = 0
+            while at < len(self._recording):
+                end = at + self._chance.choice((1, 700, 5_000, 70_000))
+                peer.sendall(self._recording[at:end])
+                at = end
+            peer.settimeout(0.5)
+            while not self._ended.is_set():
+                try:
+                    peer.sendall(b"PING 1\n")
+                    self.heard += peer.recv(2**16)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+
+    def _page(self, stream: str, after: int, upto: int) -> dict[str, Any]:
+        """Return whole facts; of backfill, the last ones, and downwards (trap 12)."""
+        self.fetched.append((stream, after, upto))
+        rows: list[list[Any]] = []
+        tokens = sorted(token for token in self._facts.get(stream, {}) if after < token <= upto)
+        for token in reversed(tokens) if stream == "backfill" else tokens:
+            if len(rows) >= PAGE_ROWS:
+                return {"updates": rows, "upto_token": rows[-1][0], "limited": True}
+            rows += [[token, json.loads(row)] for row in self._facts[stream][token]]
+        return {"updates": rows, "upto_token": upto, "limited": False}
+
+    def _make_answerer(self) -> type[BaseHTTPRequestHandler]:
+        page = self._page
+
+        class Answerer(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                asked = urlsplit(self.path)
+                *path, stream, _ = asked.path.split("/")
+                known = path == ["", "_synapse", "replication", "get_repl_stream_updates"]
+                answer: dict[str, Any] = {}
+                if known:
+                    ends = parse_qs(asked.query)
+                    answer = page(stream, int(ends["from_token"][0]), int(ends["upto_token"][0]))
+                body = json.dumps(answer).encode()
+                self.send_response(200 if known else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Answerer
