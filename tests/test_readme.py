@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 README = CHECKOUT / "README.md"
 BLOCK = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```\n", re.DOTALL)
 # Commands that the page leaves running.
-GO_ON = ("twistd -n --pidfile=", "replication tail", "python shop.py", "python live.py")
+GO_ON = ("twistd -n --pidfile=", "replication tail", "python shop.py", "python live.py", "python desk.py north")
 
 
 def matches(shown: list[str], said: list[str]) -> bool:
@@ -51,7 +51,7 @@ def default_ports() -> Iterator[None]:
     """Hold the ports that the page uses: several test runs on one machine take turns."""
     with (Path(tempfile.gettempdir()) / "replication-readme.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for port in (9092, 9093, 9192):
+        for port in (9092, 9093, 9192, 9291, 9292):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
