@@ -151,19 +151,36 @@ def test_a_main_process_that_was_killed_is_followed_on(main: Main, tmp_path: Pat
             until(lambda: not different(follower, recorder), "the copy is what was said")
 
 
+def tail(main: Main, folder: Path, *options: str) -> Terminal:
+    """Start a tail of all that there is."""
+    (folder / "secret").write_text(SECRET)
+    http = f"--http=http://127.0.0.1:{main.http_port} --secret-file=secret --from=beginning"
+    return Terminal(f"replication tail tcp:{main.wire} {http} {' '.join(options)}", folder)
+
+
 def test_tail_prints_what_synapse_says(main: Main, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET)
     with Recorder(main.wire) as recorder:
         anna, bert = users(main)
         room = tell(anna, bert)
-        http = f"--http=http://127.0.0.1:{main.http_port} --secret-file=secret --from=beginning"
-        tail = Terminal(f"replication tail tcp:{main.wire} --stream=events --stream=receipts {http}", tmp_path)
+        printer = tail(main, tmp_path, "--stream=events", "--stream=receipts")
         try:
-            until(lambda: len(tail.lines) >= len(recorder.rdata("events", "receipts")), "the tail has caught up")
+            until(lambda: len(printer.lines) >= len(recorder.rdata("events", "receipts")), "the tail has caught up")
             anna.say(room, "one more")
-            until(lambda: sorted(tail.lines) == sorted(recorder.rdata("events", "receipts")), "the tail says the same")
+            until(lambda: sorted(printer.lines) == sorted(recorder.rdata("events", "receipts")), "it says the same")
         finally:
-            tail.close()
+            printer.close()
+
+
+def test_tail_names_the_fields(main: Main, tmp_path: Path) -> None:
+    anna, bert = users(main)
+    tell(anna, bert)
+    for option, named in (("--json", f'"user_id":"{bert.user_id}"'), ("--typed", f"user_id='{bert.user_id}'")):
+        printer = tail(main, tmp_path, "--stream=receipts", option)
+        try:
+            until(lambda printer=printer: printer.lines, "the tail has caught up")  # type: ignore[misc]
+            assert named in printer.lines[0]
+        finally:
+            printer.close()
 
 
 def test_synapse_hears_of_the_users_of_our_worker(main: Main, tmp_path: Path, postgres: PostgresServer) -> None:
