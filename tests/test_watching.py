@@ -175,7 +175,7 @@ class LookingTests(WatchingCase):
         now(self.master.start())
         self.assertGreater(self.looks_in(0.016), 4)
         self.net.pump([0.1] * 100)
-        self.assertEqual(self.looks_in(10.0), 20)
+        self.assertEqual(self.looks_in(60.0), 100)
 
     def test_news_make_us_look_often_again(self) -> None:
         now(self.master.start())
