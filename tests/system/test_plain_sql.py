@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.postgres import find_binaries
 from tests.system.daemons import PATIENCE, Daemon, environment, get_json, until
-from tests.system.test_kills import has, rows_of
+from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,8 +145,8 @@ def test_eight_writers_with_plain_sql(
         assert len(log) == 8 * transactions
         assert any(at is None for _, at in log)
         until(lambda: all(ear.reached >= last for ear in ears), "all have been told")
-        for name, table in (("copy", "stream_events"), ("seen", "seen")):
-            count = f"SELECT count(*) FROM {table}"
+        for name, kept in (("copy", "stream_events"), ("seen", "seen")):
+            count = f"SELECT count(*) FROM {kept}"
             path = tmp_path / f"replication-{name}.db"
             until(partial(has, path, count, [(len(committed),)]), f"{name} has all rows")
         tokens = [(each,) for each in sorted(committed)]
@@ -166,3 +167,51 @@ def test_eight_writers_with_plain_sql(
         master.kill()
         for ear in ears:
             ear.join()
+
+
+@pytest.mark.timeout(600)
+def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> None:
+    """A bulk that commits at once never sits in the master's memory: who follows fetches it in pages."""
+    full = bool(request.config.getoption("--full"))
+    appends, transactions, bulk = (20_000, 500, 1_000_000) if full else (1_500, 30, 400_000)
+    with ExitStack() as stack:
+        master = stack.enter_context(start_master(tmp_path, database))
+        wire, http = master.address("the wire"), master.address("HTTP")
+        worker = Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        stack.enter_context(worker)
+        until(lambda: "REPLICATE" in str(get_json(f"http://{http}", "/v1/connections")), "the worker follows")
+        writers = start_writers(stack, database, transactions)
+        ours = subprocess.run(
+            ["replication", "append", "events", "-", f"--http=http://{http}"],
+            input="".join(f'["ours {number}"]\n' for number in range(appends)),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        assert len(ours.split()) == appends
+        for writer in writers:
+            writer.communicate(timeout=PATIENCE * 8)
+            assert writer.returncode == 0
+        before = memory(master, "VmRSS")
+        with psycopg.connect(database) as connection:
+            connection.execute("INSERT INTO events (name) SELECT 'bulk' FROM generate_series(1, %s)", [bulk])
+        with psycopg.connect(database) as connection:
+            rows = connection.execute(
+                "SELECT id, 0, 'master', format('[\"%s\"]', name) FROM events ORDER BY 1"
+            ).fetchall()
+        copy = tmp_path / "replication-worker1.db"
+        count = "SELECT count(*) FROM stream_events"
+        until(partial(has, copy, count, [(len(rows),)]), "the worker has all rows", PATIENCE * 4)
+        assert table(copy, "events") == rows
+        assert {id_ for id_, _, _, row in rows if "ours" in row} == {int(each) for each in ours.split()}
+        grown = memory(master, "VmHWM") - before
+        assert grown < 96 * 2**20, f"the master grew by {grown} bytes"
+
+
+def memory(daemon: Daemon, which: str) -> int:
+    """Return the resident memory of a process in bytes: VmRSS what it is, VmHWM the most that it was."""
+    for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines():
+        if line.startswith(f"{which}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(which)
