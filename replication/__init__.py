@@ -16,6 +16,7 @@ The house, from the top floor down; an import only goes down (``setup.cfg`` has 
     effects.py   what such a process does with what they say beside that: who syncs, what may be forgotten
     lastseen.py  where users were last seen, written in batches
     listeners.py an application's functions for commands
+    tokens.py    the texts of tokens that say where several writers are
     voice.py     what a follower says to its writers beside asking for facts
     writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
     follower.py  one stream as a follower holds it: catch up, apply, move the position

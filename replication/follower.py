@@ -196,6 +196,10 @@ class StreamFollower:
         cursor = self.cursors.get(writer)
         return (self._positions or {}).get(writer, Token(-1)) if cursor is None else cursor.position
 
+    def positions(self) -> dict[InstanceName, Token]:
+        """Return how far each writer's facts are applied here, of those who were heard of."""
+        return {writer: cursor.position for writer, cursor in self.cursors.items()}
+
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return how one writer of the stream stands here."""
         cursor = self.cursors[writer]

@@ -18,8 +18,11 @@ from replication.net.protocol import Limits
 from replication.session.connection import Role
 from replication.storage import open_store
 from replication.streams.facts import texts_of
+from replication.streams.positions import token_of
 from replication.streams.registry import CACHES, FEDERATION, StreamDefinition, StreamRegistry
 from replication.streams.seams import Page, Sample, StreamStatus, WriterStatus
+from replication.streams.since import facts_since
+from replication.tokens import Tokens
 from replication.waiting import Waits, share
 from replication.watching import Watching
 from replication.web.calls import Calls
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
     from replication.net.protocol import ReplicationProtocol
     from replication.session.feed import Chunk
     from replication.streams.facts import Fact
+    from replication.streams.positions import MultiWriterToken
     from replication.streams.seams import IStreamStore, PeerStatus
+    from replication.streams.since import Since
     from replication.wire.commands import Command, UserIp
     from replication.wire.grammar import InstanceName
 
@@ -84,6 +89,7 @@ class Serving:
             self.registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
         self.store = open_store(database, reactor) if isinstance(database, str) else database
         self.waits = Waits(reactor)
+        self._tokens = Tokens(self.store)
         self.calls = Calls()
         self.listeners = listeners or Listeners([Role.WORKER])
         self.on_command, self.on_syncing = self.listeners.on_command, self.listeners.on_syncing
@@ -263,6 +269,27 @@ class Serving:
             page = await self.store.facts(mine.definition.name, source, after=Token(after), upto=end, limit=limit)
         self.catch_up_rows += len(texts_of(page.facts))
         return page
+
+    def token(self, stream: str) -> MultiWriterToken:
+        """Return how far every writer of a stream has got, as far as that is known here (protocol F6)."""
+        mine = self.stream(stream)
+        return token_of(self._reached(mine, self._stored.get(mine.definition.name, {})))
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[Since, str]:
+        """Return what all writers have written since a token, and the token that comes after it, as a text."""
+        await self.started()
+        mine = self.stream(stream)
+        stored = await self.store.stored() if mine.shared else {}
+        reached = self._reached(mine, stored.get(mine.definition.name, {}))
+        after = await self._tokens.read(token)
+        since = await facts_since(self.page, mine.definition.name, after, reached, limit=limit)
+        return since, await self._tokens.spell(since.upto)
+
+    def _reached(self, mine: StreamWriter, stored: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:
+        """Return each writer's position; what is above our own is not announced."""
+        others = {writer: position for writer, position in stored.items() if writer not in (self.instance_name, NOBODY)}
+        me = {self.instance_name: mine.announced} if mine.definition.written_by(self.instance_name) else {}
+        return {**others, **me}
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows."""

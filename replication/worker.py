@@ -31,8 +31,11 @@ from replication.session.connection import Fault, Role, Rows
 from replication.sources import Sources
 from replication.storage import open_store
 from replication.streams.cursor import Reset
+from replication.streams.positions import token_of
 from replication.streams.registry import CACHES, StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus
+from replication.streams.since import facts_since
+from replication.tokens import Tokens
 from replication.voice import Voice
 from replication.waiting import Waits, share
 from replication.web.calls import Calls
@@ -47,7 +50,9 @@ if TYPE_CHECKING:
     from replication.session.connection import Heard
     from replication.streams.cursor import Apply, CatchUp
     from replication.streams.facts import Fact
+    from replication.streams.positions import MultiWriterToken
     from replication.streams.seams import IStreamStore
+    from replication.streams.since import Since
     from replication.wire.commands import UserIp
     from replication.writer import StreamWriter
 
@@ -131,6 +136,7 @@ class Worker:
         self.cached = self.caches.cached
         self.faults = Counter[str]()
         self.waits = Waits(reactor)
+        self._tokens = Tokens(self.store)
         self.calls = Calls()
         self.stopping = False
         self._streams = None if streams is None else [grammar.stream_name(each) for each in streams]
@@ -462,9 +468,7 @@ class Worker:
         """Return facts of one writer from the copy that is kept here, or from what is written here."""
         if self.serving is not None and self._writes(stream):
             return await self.serving.page(stream, writer, after=after, upto=upto, limit=limit)
-        follower = self._followers.get(StreamName(stream))
-        if follower is None or follower.keeping is not Keeping.COPIED:
-            raise UnknownStreamError(f"no copy of stream {stream[:100]!r} is kept here")
+        follower = self._copy_of(stream)
         if writer is None:
             if len(follower.cursors) != 1:
                 raise StreamError(f"say which writer of {stream!r}: {', '.join(follower.cursors) or 'none known'}")
@@ -475,6 +479,26 @@ class Worker:
         if after >= end:
             return Page([], end, limited=False)
         return await self.store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
+
+    def _copy_of(self, stream: str) -> StreamFollower:
+        follower = self._followers.get(StreamName(stream))
+        if follower is None or follower.keeping is not Keeping.COPIED:
+            raise UnknownStreamError(f"no copy of stream {stream[:100]!r} is kept here")
+        return follower
+
+    def token(self, stream: str) -> MultiWriterToken:
+        """Return how far every writer of a stream is applied here (protocol F6)."""
+        follower = self._followers.get(grammar.stream_name(stream))
+        return token_of({} if follower is None else follower.positions())
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[Since, str]:
+        """Return what all writers have written since a token, from a copy that is kept here or what is written here."""
+        if self.serving is not None and self._writes(stream):
+            return await self.serving.since(stream, token, limit)
+        follower = self._copy_of(stream)
+        after = await self._tokens.read(token)
+        since = await facts_since(self.page, follower.name, after, follower.positions(), limit=limit)
+        return since, await self._tokens.spell(since.upto)
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts to a stream that is written here."""

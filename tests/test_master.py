@@ -19,6 +19,8 @@ from tests.storage.pump import Pump
 if TYPE_CHECKING:
     from replication.writer import StreamWriter
 
+A, B = InstanceName("a"), InstanceName("b")
+
 
 def test_it_serves_under_its_role() -> None:
     """What it does is Serving's; its role is what status shows."""
@@ -80,6 +82,28 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.pump.wait(self.a.check())
         stored = self.pump.wait(self.a.store.stored())[StreamName("orders")]
         self.assertEqual(stored, {InstanceName("a"): 6, InstanceName("b"): 6})
+
+    def test_protocol_f6_a_token_of_one_is_read_by_the_other(self) -> None:
+        one, two = self.start(self.a), self.start(self.b)
+        self.pump.wait(one.append([["a2"], ["a3"]]))
+        self.pump.wait(two.append([["b4"]]))
+        self.assertEqual(self.a.token("orders").of(A), 3)
+        since, text = self.pump.wait(self.a.since("orders", "1", 2))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(2, A), (3, A)])
+        self.assertTrue(since.limited)
+        reservation = one.reserve()
+        self.pump.wait(reservation.__aenter__())
+        self.pump.wait(two.append([["b6"]]))
+        since, text = self.pump.wait(self.a.since("orders", text, 100))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(4, B), (6, B)])
+        self.assertEqual(text, "m3~1.6")
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.pump.wait(one.append([["a7"]]))
+        self.pump.wait(self.b.store.transaction().commit([]))
+        since, text = self.pump.wait(self.b.since("orders", text, 100))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(7, A)])
+        self.assertFalse(since.limited)
+        self.assertEqual(self.pump.wait(self.b.since("orders", text, 100))[0].written, [])
 
     def test_f17_two_processes_with_one_name(self) -> None:
         self.start(self.a)

@@ -84,6 +84,14 @@ class SharedTests(MasterCase):
         self.assertEqual(self.news(wire), ["POSITION orders master 1 7"])
         self.assertEqual(now(self.store.stored())[ORDERS.name][InstanceName("master")], 7)
 
+    def test_protocol_f6_whoever_has_got_less_far_is_where_a_token_begins(self) -> None:
+        self.append("placed", "paid")
+        self.shared.others_write("orders", "other", 2)
+        self.net.advance(1.0)
+        self.assertEqual(str(self.master.token("orders").ahead), "{'master': 3}")
+        since, text = now(self.master.since("orders", "3", 10))
+        self.assertEqual(([*since.written], text), ([], "3"))
+
     def test_quiet_is_quiet(self) -> None:
         """I11: with nothing to tell, one question a second, no commit, and no line."""
         wire = self.greeted("REPLICATE")

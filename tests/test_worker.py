@@ -25,6 +25,7 @@ from replication.errors import (
 from replication.lastseen import LastSeen
 from replication.master import Master
 from replication.storage import open_store
+from replication.streams.positions import MultiWriterToken
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.web.site import make_site
@@ -113,6 +114,20 @@ class KeepingTests(WorkerCase):
         self.say(writer, rdata(2), rdata(2, '["f",null,1]', "caches"), position(2, 5))
         self.assertEqual(contents(self.store), {"orders": {2: ("[]",)}, "caches": {2: ('["f",null,1]',)}})
         self.assertEqual((self.stored(), self.stored("caches")), (5, 2))
+
+    def test_protocol_f6_its_copy_of_several_writers_is_asked_by_token(self) -> None:
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        one = self.serve(HELLO + position(1, 1, writer="one"))
+        two = self.serve(HELLO + position(1, 1, writer="two"), port=9102)
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(0)))
+        self.start()
+        self.say(one, rdata(2, writer="one"), rdata(4, writer="one"))
+        self.say(two, rdata(3, writer="two"), position(3, 4, writer="two"))
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(4)))
+        since, text = now(self.worker.since("orders", "2", 10))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(3, "two"), (4, "one")])
+        self.assertEqual(text, "4")
+        self.assertIsInstance(error_of(begin(self.worker.since("stock", "2", 10))), UnknownStreamError)
 
     def test_with_a_function_other_streams_are_only_watched(self) -> None:
         self.apply()

@@ -134,3 +134,8 @@ class MultiWriterToken:
 
     def _writers(self, other: MultiWriterToken) -> set[InstanceName]:
         return {*self.ahead, *other.ahead}
+
+
+def token_of(positions: Mapping[InstanceName, Token]) -> MultiWriterToken:
+    """Return the token of so many writers' positions: the smallest, and who is ahead of it."""
+    return MultiWriterToken(min(positions.values(), default=Token(0)), positions)

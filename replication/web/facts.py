@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from replication.streams.facts import Fact
+    from replication.streams.since import Since
 
 PAGE_ROWS: Final = 1_000  # if the client does not say
 MAX_PAGE_ROWS: Final = 10_000
@@ -59,6 +60,19 @@ def spell_page(page: Page, max_bytes: int = PAGE_BYTES) -> bytes:
         return spell_page(_first_facts(page.facts, max_bytes), max_bytes)
     limited = "true" if page.limited else "false"
     return f'{{"updates":[{rows}],"upto_token":{page.upto},"limited":{limited}}}'.encode()
+
+
+def spell_since(since: Since, token: str) -> bytes:
+    """Return ``{"updates": [[token, writer, row], …], "upto_token": "…", "limited": bool}``; ask next since that."""
+    rows = ",".join(
+        [
+            f"[{each.fact.token},{grammar.spell_row(each.writer)},{text}]"
+            for each in since.written
+            for text in each.fact.texts
+        ]
+    )
+    limited = "true" if since.limited else "false"
+    return f'{{"updates":[{rows}],"upto_token":"{token}","limited":{limited}}}'.encode()
 
 
 def _first_facts(facts: Sequence[Fact], max_bytes: int) -> Page:

@@ -36,6 +36,7 @@ from replication.web.facts import (
     read_addition,
     read_additions,
     spell_page,
+    spell_since,
 )
 from replication.web.query import read_key, read_query, read_token
 from replication.web.rooms import RoomCalls
@@ -44,11 +45,12 @@ from replication.web.users import IUsers, answer_user, answer_users
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.seams import Page, PeerStatus, StreamStatus
+    from replication.streams.since import Since
     from replication.web.calls import Calls
     from replication.web.rooms import IRooms
     from replication.wire.grammar import InstanceName, Token
@@ -86,6 +88,13 @@ class IServed(IUsers, Protocol):
         """Return facts as an ICatchUp does, none above what is settled or applied here.
 
         ``writer`` None is this instance.  UnknownStreamError, StreamError or StoreError.
+        """
+        ...
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[Since, str]:
+        """Return what all writers have written since a token, about ``limit`` rows, and the text of the next token.
+
+        StreamError if ``token`` is none; else as ``page``.
         """
         ...
 
@@ -229,13 +238,14 @@ class Api(Resource):
         return next((each for each in self._served.stream_statuses() if each.definition.name == name), None)
 
     async def _updates(self, name: str, request: Exchange) -> Answer:
+        if b"since" in (request.args or {}):
+            query = read_query(request, ["since"], ["limit"])
+            return Answer(200, spell_since(*await self._served.since(name, query["since"], read_limit(query))))
         query = read_query(request, ["instance", "from", "upto"], ["limit"])
         after, upto = read_token(query, "from"), read_token(query, "upto")
         if upto < after:
             raise refuse(400, f"upto ({upto}) is less than from ({after})")
-        limit = read_token(query, "limit") if "limit" in query else PAGE_ROWS
-        if not 1 <= limit <= MAX_PAGE_ROWS:
-            raise refuse(400, f"limit: {limit} is not between 1 and {MAX_PAGE_ROWS}")
+        limit = read_limit(query)
         writer = grammar.instance_name(query["instance"])
         page = await self._served.page(name, writer, after=after, upto=upto, limit=limit)
         return Answer(200, spell_page(page))
@@ -325,6 +335,14 @@ def _status(error: ReplicationError) -> int:
         case StreamError() | RemoteProtocolError() | RoomError():
             return 400
     return 500
+
+
+def read_limit(query: Mapping[str, str]) -> int:
+    """Return how many rows an answer may have; Refused if that is too many."""
+    limit = read_token(query, "limit") if "limit" in query else PAGE_ROWS
+    if not 1 <= limit <= MAX_PAGE_ROWS:
+        raise refuse(400, f"limit: {limit} is not between 1 and {MAX_PAGE_ROWS}")
+    return limit
 
 
 def _synapse_error(code: str, text: str, status: int = 400) -> Refused:

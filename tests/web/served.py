@@ -12,8 +12,10 @@ from twisted.internet.testing import StringTransport
 
 from replication.errors import NotAWriterError, RowError, StreamError, UnknownStreamError
 from replication.streams.facts import Fact
+from replication.streams.positions import MultiWriterToken
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
+from replication.streams.since import Since, facts_since
 from replication.web.calls import Calls
 from replication.web.site import make_site
 from replication.wire import grammar
@@ -74,6 +76,14 @@ class FakeServed:
                 found.append(each)
                 rows += len(each.texts)
         return Page(found, Token(end), limited=False)
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[Since, str]:
+        self._complain(stream)
+        numbers = {MASTER: 1, InstanceName("worker2"): 2}
+        after = MultiWriterToken.parse(token, {number: name for name, number in numbers.items()})
+        positions = {InstanceName(writer): Token(self.settled) for name, writer in self.histories if name == stream}
+        since = await facts_since(self.page, StreamName(stream), after, positions, limit=limit)
+        return since, since.upto.spell(numbers)
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
         self._complain(stream)

@@ -69,6 +69,37 @@ class ApiTestCase(SynchronousTestCase):
             self.assertIn(word, heard.detail)
 
 
+class SinceTests(ApiTestCase):
+    """What several writers have written since a token (protocol F6)."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.served.keep("orders", "worker2", [fact(4, ["c", "new"]), fact(8, ["d", "new"])])
+
+    def test_facts_of_all_writers_come_in_one_order_with_their_writers(self) -> None:
+        answer = self.get(f"{UPDATES}?since=3").json
+        self.assertEqual(
+            answer["updates"],
+            [[4, "worker2", ["c", "new"]], [5, "master", ["a", "paid"]], [8, "worker2", ["d", "new"]]],
+        )
+        self.assertEqual((answer["upto_token"], answer["limited"]), ("9", False))
+
+    def test_a_page_goes_on_where_the_last_one_ended(self) -> None:
+        seen, token, limited = [], "m1~2.5", True
+        while limited:
+            answer = self.get(f"{UPDATES}?since={token}&limit=1").json
+            seen += [token for token, *_ in answer["updates"]]
+            token, limited = answer["upto_token"], answer["limited"]
+        self.assertEqual((seen, token), ([3, 3, 5, 8], "9"))
+
+    def test_trap_42_what_is_no_token_is_refused(self) -> None:
+        for token in ("m5~", "x", "m5~9.7", "-1"):
+            code = 200 if token == "m5~" else 400
+            self.assertEqual(self.get(f"{UPDATES}?since={token}").code, code, token)
+        self.assert_refused(self.get(f"{UPDATES}?since=1&from=2"), 400, "'from'")
+        self.assert_refused(self.get(f"{UPDATES}?since=1&limit=0"), 400, "limit")
+
+
 class StatusTests(ApiTestCase):
     def test_streams_lists_every_stream(self) -> None:
         streams = self.get("/v1/streams").json["streams"]
