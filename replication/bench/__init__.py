@@ -27,6 +27,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "decode": "bytes to the application's function, rows decoded",
     "fanout": "settled facts to 1, 10 and 100 connections",
     "latency": "complete to applied by a worker in another process",
+    "sql": "plain SQL of others to applied, and a master at rest over their tables",
     "append": "durable facts, over Python and over HTTP",
     "catchup": "a master's store to a fresh worker's function",
     "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",

@@ -35,9 +35,9 @@ def kinds() -> Iterator[list[Kind]]:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="replication-bench-"))
         found = [Kind("SQLite", lambda: database_in(folder, f"bench{next(numbers)}"))]
-        missing = _missing()
-        if missing:
-            print(f"PostgreSQL is not measured: {missing}", file=sys.stderr)
+        why = missing()
+        if why:
+            print(f"PostgreSQL is not measured: {why}", file=sys.stderr)
         else:
             cluster = stack.enter_context(Cluster())
 
@@ -50,7 +50,8 @@ def kinds() -> Iterator[list[Kind]]:
         yield found
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
+    """Return why PostgreSQL cannot be measured here; None if it can."""
     if find_binaries() is None:
         return f"there is none here: {CURE}"
     if find_spec("psycopg") is None:

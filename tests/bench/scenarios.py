@@ -15,7 +15,7 @@ from replication import bench
 from replication.bench.cluster import find_binaries
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
-UNITS = {"pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes"}
+UNITS = {"pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes", "queries/s"}
 
 
 def run_bench(*arguments: str) -> tuple[int | str | None, str, str]:
