@@ -77,6 +77,8 @@ class Cursor:
         "_epoch",
         "_gap_upto",
         "_held",
+        "_late",
+        "_late_gap",
         "_leapt_from",
         "_link",
         "_max_apply_rows",
@@ -115,6 +117,8 @@ class Cursor:
         self._torn: set[Hashable] = set()  # links in the middle of a fact whose first rows were not kept
         self._leapt_from = position  # nothing was heard between this and announced
         self._unordered = False  # facts were told in no order, so only pages have them all
+        self._late_gap: tuple[Token, Token] | None = None  # what may be missing between a fact and the one before it
+        self._late: list[Fact] = []  # was fetched from there, and is to be applied below the position
         self._epoch = 0
         self._reset_to = _NEVER  # what is applied above this is from an earlier epoch
 
@@ -131,7 +135,8 @@ class Cursor:
     @property
     def live(self) -> bool:
         """Whether a link is followed and all that was announced has been applied."""
-        return self.linked and self.position == self.announced and self.position <= self._reset_to
+        late = bool(self._late) or self._late_gap is not None
+        return self.linked and self.position == self.announced and self.position <= self._reset_to and not late
 
     @property
     def crowded(self) -> bool:
@@ -187,6 +192,10 @@ class Cursor:
         """Return what to do next: the same until something is reported or heard, but for an Apply that grows."""
         if self.position > self._reset_to:
             return Reset(self.position, self._reset_to, self._epoch)
+        if self._late:
+            return Apply(self._late, self.position, self.position, self._epoch)
+        if self._late_gap is not None and self._late_gap[1] <= self.position:
+            return CatchUp(*self._late_gap, self._epoch)
         if self.position < self._tail:
             rows = [*accumulate(map(len, map(itemgetter(1), self._ready[: self._max_apply_rows])))]
             facts = self._ready[: bisect_right(rows, self._max_apply_rows) or 1]
@@ -204,6 +213,8 @@ class Cursor:
         """
         if step.after != self.position:
             raise StreamError(f"a step was applied from {step.after}, but the position is {self.position}")
+        if isinstance(step, Apply) and step.upto == step.after and step.facts and step.epoch == self._epoch:
+            self._late = []
         self.position = step.to if isinstance(step, Reset) else step.upto
         if step.epoch == self._epoch:
             self._reset_to = _NEVER  # one that is older can no longer come through
@@ -225,6 +236,10 @@ class Cursor:
             raise CatchUpError(f"the facts of a page that should follow {step.after} do not ascend")
         if page.upto <= step.after:
             raise CatchUpError(f"facts after {step.after} are missing, but the source reaches only {page.upto}")
+        if self._late_gap is not None and step.upto == self._late_gap[1] and step.after == self._late_gap[0]:
+            self._late = [fact for fact in page.facts if step.after < fact.token < step.upto]
+            self._late_gap = None if page.upto >= step.upto else (page.upto, step.upto)
+            return
         upto = min(page.upto, self._gap_upto)
         facts = page.facts[bisect_right(tokens, self._tail) : bisect_right(tokens, upto)]
         self._ready += facts
@@ -305,20 +320,15 @@ class Cursor:
 
     def _distrust(self, facts: Sequence[Fact]) -> None:
         """Leave these facts, and all that may be missing among those before them, to be fetched."""
-        known, self._unordered = self._unordered, True
+        tokens = tokens_of(facts)
         self.dropped += len(texts_of(facts))
-        newest = max([self.announced, *tokens_of(facts)])
-        if known and newest == self.announced:
-            return
-        if self.position <= self._leapt_from < self._tail:
-            keep = bisect_right(self._ready, self._leapt_from, key=itemgetter(0))
-            self.held_bytes -= fact_bytes(self._ready[keep:])
-            self.dropped += len(texts_of(self._ready[keep:]))
-            del self._ready[keep:]
-            self._tail = self._leapt_from
-        if self._tail < newest:
+        if not self._unordered and any(self._leapt_from < token < self.announced for token in tokens):
+            # The newest fact is on its way already, or applied: what is missing before it comes after it.
+            self._late_gap = self._leapt_from, self.announced
+        self._unordered = True
+        newest = max(tokens)
+        if newest > self.announced:
             self._miss(newest)
-        self._leapt_from = newest
 
     def _miss(self, upto: Token) -> None:
         """Leave all facts above the tail, up to ``upto``, to be fetched; those that were held are among them."""
@@ -345,6 +355,8 @@ class Cursor:
         self.held_bytes = 0
         self._ready = []
         self._held = []
+        self._late = []
+        self._late_gap = None
         self._epoch += 1
         self._reset_to = min(self._reset_to, new)
         self._tail = self._gap_upto = self.announced = self._leapt_from = min(self.position, self._reset_to)

@@ -495,18 +495,52 @@ class TestOutOfOrder:
         say(made, 11, 10)
         assert made.step() is None
 
-    def test_a_fact_that_comes_late_takes_back_the_leap_before_it_while_that_can_be(self) -> None:
+    def test_what_comes_late_is_fetched_and_applied_after_what_is_applied_already(self) -> None:
         made = cursor()
-        say(made, 6, 9)
+        say(made, 6, 19)
+        under_way = made.step()
+        say(made, 18, 21)
+        assert isinstance(under_way, Apply)
+        made.applied(under_way)
+        assert made.step() == CatchUp(Token(6), Token(19), 0)
+        made.fetched(CatchUp(Token(6), Token(19)), Page([fact(7), fact(8)], Token(8), limited=True))
+        assert made.step() == Apply([fact(7), fact(8)], Token(19), Token(19), 0)
+        assert not made.live
+        assert apply_all(made) == [7, 8]
+        assert made.step() == CatchUp(Token(8), Token(19), 0)
+        made.fetched(CatchUp(Token(8), Token(19)), Page([fact(18), fact(19)], Token(19), limited=False))
+        assert apply_all(made) == [18]
+        assert made.step() == CatchUp(Token(19), Token(21), 0)
+        made.fetched(CatchUp(Token(19), Token(21)), Page([fact(21)], Token(21), limited=False))
+        assert apply_all(made) == [21]
+        assert (made.position, made.live) == (21, True)
+
+    def test_nothing_is_late_any_more_for_a_writer_that_begins_anew(self) -> None:
+        made = cursor()
+        say(made, 9)
         say(made, 8)
-        assert apply_all(made) == [6]
-        assert made.step() == CatchUp(Token(6), Token(9), 0)
+        assert apply_all(made) == [9]
+        made.link_lost(LINK)
+        tell(made, 3, 3)
+        assert made.step() == Reset(Token(9), Token(3), 1)
 
     def test_behind_a_gap_the_gap_grows(self) -> None:
         made = cursor()
         tell(made, 8, 8)
         say(made, 12, 11)
         assert made.step() == CatchUp(Token(5), Token(12), 0)
+
+    def test_behind_a_gap_what_comes_late_is_fetched_once_the_gap_is_closed(self) -> None:
+        made = cursor()
+        tell(made, 8, 8)
+        say(made, 12)
+        say(made, 11)
+        made.fetched(CatchUp(Token(5), Token(8)), Page([fact(7)], Token(8), limited=False))
+        assert apply_all(made) == [7, 12]
+        assert made.step() == CatchUp(Token(8), Token(12), 0)
+        made.fetched(CatchUp(Token(8), Token(12)), Page([fact(11), fact(12)], Token(12), limited=False))
+        assert apply_all(made) == [11]
+        assert made.live
 
     def test_what_is_told_again_is_no_disorder(self) -> None:
         """As a Synapse's caches are, whose rows go out before their ID counts."""

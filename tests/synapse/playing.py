@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from tests.synapse.recorded import Facts
 
 PAGE_ROWS = 100
+PAUSE = 1.0  # seconds, in which what was said is applied
 
 
 class PlayedMaster:
     """Plays ``recording`` to whoever says REPLICATE first, cut at random places, and goes on pinging."""
 
-    def __init__(self, recording: bytes, facts: Facts, seed: int) -> None:
+    def __init__(self, recording: bytes, facts: Facts, seed: int, *, pause_after: bytes = b"") -> None:
+        """Play it, with a pause after the first line that begins so."""
+        first = recording.find(b"\n" + pause_after) if pause_after else -1
+        self._pause_at = recording.find(b"\n", first + 1) + 1 if first >= 0 else -1
         self.heard = b""  # what the worker said
         self.fetched: list[tuple[str, int, int]] = []  # what it asked for: stream, from, upto
         self._recording = recording
@@ -62,8 +66,12 @@ class PlayedMaster:
             at = 0
             while at < len(self._recording):
                 end = at + self._chance.choice((1, 700, 5_000, 70_000))
+                if at < self._pause_at <= end:
+                    end = self._pause_at
                 peer.sendall(self._recording[at:end])
                 at = end
+                if at == self._pause_at:
+                    self._ended.wait(PAUSE)
             peer.settimeout(0.5)
             while not self._ended.is_set():
                 try:

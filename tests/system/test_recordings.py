@@ -48,14 +48,17 @@ def typed(facts: Facts) -> dict[str, dict[int, list[Any]]]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "pause_after"), [(1, b""), (2, b"RDATA backfill ")])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_worker_takes_all_that_a_synapse_has_said(name: str, seed: int, tmp_path: Path) -> None:
-    """Each row is accepted, typed and applied once, in order; what came before, or in disorder, is fetched."""
+def test_a_worker_takes_all_that_a_synapse_has_said(name: str, seed: int, pause_after: bytes, tmp_path: Path) -> None:
+    """Each row is accepted, typed and applied once; what came before, or in disorder, is fetched (trap 12).
+
+    In order, too, but where it turned out too late that there is none: after the first line of backfill was applied.
+    """
     facts = recorded_facts(name)
     if "caches" in facts:  # its first POSITION says that there were these
         facts["caches"] |= {1: ['["user_last_seen_monthly_active",null,1]'], 2: ['["get_monthly_active_count",[],1]']}
-    with PlayedMaster(read_recording(f"{name}/recording.txt"), facts, seed) as played:
+    with PlayedMaster(read_recording(f"{name}/recording.txt"), facts, seed, pause_after=pause_after) as played:
         options = (
             f"--server-name={SERVERS[name]}",
             f"--connect={played.wire}",
@@ -80,7 +83,8 @@ def test_a_worker_takes_all_that_a_synapse_has_said(name: str, seed: int, tmp_pa
     found = applied(tmp_path / "replication-worker1.db")
     assert found == typed(facts)
     for stream, some in found.items():
-        assert [*some] == sorted(some), stream
+        late = pause_after and stream == "backfill"
+        assert ([*some] == sorted(some)) is not bool(late), stream
     assert {stream for stream, _, _ in played.fetched} <= {"backfill", "caches"}
 
 
@@ -105,5 +109,5 @@ def test_a_master_takes_all_that_a_synapses_workers_have_said(name: str, tmp_pat
         peer.read_what_is_there()
         assert [line for line in peer.lines if line.startswith("ERROR")] == []
         told = [line.split(" ")[1] for line in peer.lines if line.startswith("POSITION ")]
-        assert told == [each.name for each in STREAMS]
+        assert " ".join(each.name for each in STREAMS) in " ".join(told)  # the answer, all at once
         assert peer.lines[0] == "SERVER peer.test"
