@@ -63,9 +63,10 @@ class Homeserver:
     async def keep(self, user: str, kind: str, content: Mapping[str, object]) -> int:
         """Set a user's data."""
         async with self.master.stream("account_data").reserve() as fact:
+            # Without instance_name, as a Synapse of one writer does: 1.47 cannot start where only some rows have one.
             await fact.execute(
-                "INSERT INTO account_data (user_id, account_data_type, stream_id, content, instance_name) "
-                "VALUES (%s, %s, %s, %s, 'master') ON CONFLICT (user_id, account_data_type) "
+                "INSERT INTO account_data (user_id, account_data_type, stream_id, content) "
+                "VALUES (%s, %s, %s, %s) ON CONFLICT (user_id, account_data_type) "
                 "DO UPDATE SET stream_id = EXCLUDED.stream_id, content = EXCLUDED.content",
                 [user, kind, fact.stream_id, json.dumps(content)],
             )

@@ -280,6 +280,25 @@ def test_a_sender_acknowledges_what_we_would_have_sent(
         until(lambda: homeserver.get(UPDATES.format(token))["updates"] == [], "it is acknowledged")
 
 
+def test_synapse_goes_on_where_we_stopped(
+    synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
+) -> None:
+    """Its own checks of sequences and positions have nothing against what we wrote."""
+    event_id = homeserver.do("say", ROOM, "told by us")
+    homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
+    homeserver.do("send_to_device", USER, DEVICE, {"type": "org.example", "sender": OTHER, "content": {}})
+    homeserver.do("type", ROOM, [OTHER])
+    homeserver.do("be", OTHER, "online", "there")
+    homeserver.kill()
+    with Main(synapse_python, tmp_path / "main", history) as main:
+        client = Client(main.client_port, TOKENS[USER])
+        later = client.say(ROOM, "told by Synapse")
+        timeline = client.get("/sync", timeout=0)["rooms"]["join"][ROOM]["timeline"]["events"]
+        assert [event["event_id"] for event in timeline][-2:] == [event_id, later]
+    homeserver.start()
+    homeserver.do("say", ROOM, "told by us again")
+
+
 def typing(answer: Any) -> list[str] | None:
     """Return who is typing in the room, if that is among the news."""
     events = answer.get("rooms", {}).get("join", {}).get(ROOM, {}).get("ephemeral", {}).get("events", [])
