@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from replication.master import Master
     from replication.roomkeeper import Rooms
     from replication.streams.facts import Fact
-    from replication.streams.registry import StreamDefinition
+    from replication.streams.registry import SourceTable, StreamDefinition
+    from replication.streams.typed import Row, TypedStream
     from replication.wire.commands import ApplicationCommand
     from replication.worker import Worker
 
@@ -90,12 +91,15 @@ __all__ = [
     "ReplicationError",
     "RoomError",
     "Rooms",
+    "Row",
     "RowError",
     "SchemaError",
     "SequenceRegressedError",
+    "SourceTable",
     "StoreError",
     "StreamDefinition",
     "StreamError",
+    "TypedStream",
     "UnknownRoomError",
     "UnknownStreamError",
     "Worker",
@@ -107,7 +111,10 @@ _ELSEWHERE = {
     "Fact": "replication.streams.facts",
     "Master": "replication.master",
     "Rooms": "replication.roomkeeper",
+    "Row": "replication.streams.typed",
+    "SourceTable": "replication.streams.registry",
     "StreamDefinition": "replication.streams.registry",
+    "TypedStream": "replication.streams.typed",
     "Worker": "replication.worker",
 }
 

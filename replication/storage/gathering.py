@@ -75,11 +75,12 @@ class Part:
         self.page = f"SELECT {token}, {escape(', '.join(values))} FROM {escape(tables)} {span} {order}"
         beyond = f"FROM {tables} WHERE {self.place} {way.above}"
         self.newest = f"SELECT {self._instance}, {self._minus}{way.furthest}({self.place}) {beyond} 0{where}{group}"
-        self._tokens = f"SELECT {token} {beyond} {{after}}{where} ORDER BY {self.place} {way.order} LIMIT {{count}}"
+        self._tokens = f"SELECT {token} {beyond} ", f"{where} ORDER BY {self.place} {way.order} LIMIT "
 
     def tokens(self, after: Token, count: int) -> str:
         """Return SQL for the tokens of the next ``count`` rows after one, whoever wrote them."""
-        return self._tokens.format(after=self._direction.sign * after, count=count)
+        begin, end = self._tokens
+        return f"{begin}{self._direction.sign * after}{end}{count}"
 
     def parameters(self, writer: InstanceName, after: Token, upto: Token, limit: int) -> list[object]:
         """Return what ``page`` takes."""

@@ -45,3 +45,13 @@ def test_a_page_of_many_tables_takes_no_more_rows_of_each_than_it_may_have() -> 
     page = gathering().page(ask, ME, after=Token(1), upto=Token(9), limit=1)
     assert asked == [[1, 9, 2]]
     assert (page.upto, page.limited, len(page.facts)) == (2, True, 1)
+
+
+def test_sql_of_the_user_may_have_braces() -> None:
+    source = SourceTable(table="cats", row=["name"], where="name <> '{a,b}'", joins="LEFT JOIN x ON x.y = '{'")
+    definition = StreamDefinition("pets", row=["a"], tables=[source], negative=True)
+    (part,) = Gathering(definition, definition.tables, mark="?", order="source.rowid").parts
+    assert part.tokens(Token(7), 3) == (
+        'SELECT -source."stream_id" FROM "cats" AS source LEFT JOIN x ON x.y = \'{\' WHERE source."stream_id" < -7 '
+        "AND (name <> '{a,b}') ORDER BY source.\"stream_id\" DESC LIMIT 3"
+    )

@@ -74,8 +74,10 @@ def test_a_stream_says_in_which_kind_of_database_it_is_mapped() -> None:
     assert gathered.sources("sqlite") == tables
     assert gathered.sources("postgresql") == [CATS]
     assert not gathered.maps("sqlite")
+    assert gathered.is_mapped("postgresql")
     mapped = StreamDefinition("fish", row=["name"], table="fish", dialect="postgresql")
     assert (mapped.maps("sqlite"), mapped.maps("postgresql")) == (False, True)
+    assert (mapped.is_mapped("sqlite"), mapped.is_mapped("postgresql")) == (False, True)
     assert StreamDefinition("fish", row=["name"], table="fish").maps("sqlite")
 
 
