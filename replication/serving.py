@@ -374,7 +374,8 @@ class Serving:
                 oldest = (Token(writer.settled + 1), reach.waits)
             if reach.blockers:
                 notes.append(f"stream {name!r}: {count} IDs from {oldest[0]} on wait for {', '.join(reach.blockers)}")
-        mine = WriterStatus(self.instance_name, writer.settled, writer.announced, state="writing")
+        state = "writing" if writer.ids.are_known else "opening"
+        mine = WriterStatus(self.instance_name, writer.settled, writer.announced, state=state)
         writers = [mine, *self._others(writer.definition)]
         kept = None if writer.kept is None else writer.kept.status()
         return StreamStatus(writer.definition, writers, open_count=count, oldest_open=oldest, kept=kept, notes=notes)
@@ -395,6 +396,16 @@ class Serving:
             if instance not in (self.instance_name, NOBODY) and definition.written_by(instance):
                 yield WriterStatus(instance, position, position, state="elsewhere")
 
+    async def _strangers(self, definition: StreamDefinition) -> Sequence[str]:
+        """Return a warning if there are rows of writers that nobody has said there are: nobody announces those."""
+        found = await self.store.positions(definition.name)
+        others = sorted(each for each in found if each not in (self.instance_name, NOBODY, *definition.writers))
+        if not others or definition.instance_column is None:
+            return ()
+        theirs = f"rows of {', '.join(map(repr, others))}, which {self.instance_name!r} does not announce"
+        cure = "let them carry its name, or list all in writers, each a process"
+        return [f"stream {definition.name!r}: its table has {theirs}: {cure}"]
+
     async def _watch(self) -> None:
         """Find out how far others have written the streams that anybody may write, and follow them from now on."""
         watch = self.store.watch()
@@ -404,6 +415,7 @@ class Serving:
         mine = [each for each in watched if each.definition.written_by(self.instance_name)]
         for writer in mine:
             writer.watch()
+            self.store.warnings += await self._strangers(writer.definition)
         self._watching = Watching(self.clock, watch, {writer.definition.name: writer for writer in mine})
         await self._watching.begin()
 

@@ -32,6 +32,13 @@ class WatchedStore(FragileStore):
     def __init__(self) -> None:
         super().__init__()
         self.reach = Reach(Token(1), Token(1))
+        self.strangers: dict[InstanceName, Token] = {}
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        await super().declare(StreamDefinition(definition.name))
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        return self.strangers or await super().positions(stream)
 
     def watch(self) -> WatchedStore:
         return self
@@ -80,7 +87,7 @@ class AnnouncingTests(WatchingCase):
         self.reach(3)
         self.assertEqual(self.told(wire), ['RDATA orders master 2 ["o","2"]', 'RDATA orders master 3 ["o","3"]'])
 
-    def test_ids_without_rows_are_told_as_a_position(self) -> None:
+    def test_trap_18_ids_without_rows_are_told_as_a_position(self) -> None:
         wire = self.greeted("REPLICATE")
         self.store.insert(2)
         self.reach(5)
@@ -128,6 +135,7 @@ class OpeningTests(WatchingCase):
         wire = self.greeted()
         self.say(wire, "REPLICATE")
         self.assertEqual(self.news(wire), ["POSITION caches master 1 1"])
+        self.assertEqual(self.master.stream_statuses()[0].writers[0].state, "opening")
         self.assertEqual(list(now(self.master.page("orders", None, after=5, upto=9, limit=10)).facts), [])
         self.store.insert(7, 9)
         self.reach(9)
@@ -249,6 +257,15 @@ class StatusTests(WatchingCase):
         with logged():
             now(self.master.start())
         self.assertEqual(list(self.master.stream_statuses()[0].notes), ["stream 'orders': no index"])
+
+    def test_rows_of_writers_that_nobody_has_named_are_warned_of(self) -> None:
+        mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"], instance_column="writer")
+        self.master = self.make_master(streams=[mapped])
+        self.store.strangers = {InstanceName("batch"): Token(7), ME: Token(9), InstanceName(""): Token(8)}
+        with logged() as said:
+            now(self.master.start())
+        self.assertEqual(len(said), 1)
+        self.assertIn("stream 'orders': its table has rows of 'batch', which 'master' does not announce", said[0])
 
     def test_an_older_id_of_our_own_is_the_oldest(self) -> None:
         now(self.master.start())

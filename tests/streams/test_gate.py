@@ -32,7 +32,7 @@ def gate_at(complete: int, **options: Any) -> Gate:
     return gate
 
 
-def test_the_look_after_the_one_that_saw_an_id_tells_who_may_have_drawn_it() -> None:
+def test_trap_36_the_look_after_the_one_that_saw_an_id_tells_who_may_have_drawn_it() -> None:
     gate = Gate()
     gate.see(look(5, oldest=8, number=8), 0.0)
     assert (gate.complete, gate.moves) == (None, True)  # who drew 5 may have begun after this look did

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -207,6 +208,29 @@ def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, 
         assert {id_ for id_, _, _, row in rows if "ours" in row} == {int(each) for each in ours.split()}
         grown = memory(master, "VmHWM") - before
         assert grown < 96 * 2**20, f"the master grew by {grown} bytes"
+
+
+def test_another_process_writes_into_the_file(tmp_path: Path) -> None:
+    """SQLite lets one write at a time, so what can be seen is complete."""
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
+        database.execute("INSERT INTO events (name) VALUES ('before')")
+        with start_master(tmp_path, "sqlite:///app.db") as master:
+            wire, http = master.address("the wire"), master.address("HTTP")
+            ear = Ear(wire)
+            until(lambda: ear.reached == 1, "it is told where the stream is")
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany("INSERT INTO events (name) VALUES (?)", [("a",), ("b",)])
+            time.sleep(0.2)
+            assert ear.rows == []
+            database.execute("COMMIT")
+            until(lambda: ear.rows == [2, 3], "the rows are told")
+            append = ["replication", "append", "events", '["ours"]', f"--http=http://{http}"]
+            assert subprocess.run(append, env=environment(), check=True, capture_output=True).stdout == b"4\n"
+            database.execute("DELETE FROM events WHERE id > 2")
+            database.execute("INSERT INTO events (name) VALUES ('after')")
+            until(lambda: ear.rows == [2, 3, 4, 5], "ours and theirs are told in order")
+        ear.join()
 
 
 def memory(daemon: Daemon, which: str) -> int:
