@@ -79,8 +79,9 @@ class SegmentCatchUp:
 class Sources:
     """All the places to ask, for one worker.
 
-    ``urls`` are ``http://…``, database URLs or folders of segments; where there is none but folders, which end
-    somewhere, a writer's own HTTP comes last: ``http`` in its entry of ``writers``, or what lies beside its endpoint.
+    ``urls`` are ``http://…``, database URLs or folders of segments.  Segments end somewhere, and no database has what a
+    writer keeps in memory; so where there is no ``http://…`` among them, a writer's own HTTP comes last: ``http`` in its
+    entry of ``writers``, or what lies beside its endpoint.
     """
 
     log = Logger()
@@ -127,8 +128,10 @@ class Sources:
     def _in_order(self, step: CatchUp) -> list[str]:
         """Return the URLs to try; an empty one is the writer's own HTTP."""
         folders = [url for url in self._urls if is_folder(url)]
-        others = [url for url in self._urls if url not in folders] or [""]
-        return [*folders, *others] if others == [""] or step.upto - step.after > LARGE_GAP else self._urls
+        others = [url for url in self._urls if url not in folders]
+        own = [] if any(url.startswith(HTTP) for url in others) else [""]
+        in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
+        return [*in_order, *own]
 
     def _failed(self, where: tuple[str, StreamName, InstanceName], error: Exception) -> None:
         """Log why a source is passed over, once until it answers again: the next one would hide that it is broken."""

@@ -101,6 +101,23 @@ class SourcesTests(SynchronousTestCase):
         error = error_of(self.fetch(sources, "unix:/run/r.sock"))
         self.assertIn("segments has nothing of master after 1; no HTTP is known for 'master'", str(error))
 
+    def test_after_databases_too_and_they_do_not_have_what_lives_in_memory(self) -> None:
+        """Trap 29: who reads all the rest from a database must not stand still where there is no table."""
+        with TemporaryDirectory() as folder:
+            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            store = open_store(url, pump)
+            pump.wait(store.open())
+            pump.wait(store.declare(StreamDefinition(ORDERS, in_memory=True)))
+            pump.wait(store.transaction().commit([Write(ORDERS, InstanceName(""), Token(10_000))]))
+            sources, own = Sources(pump, [url], {}, None), FakeSource(page(9))
+            sources._made["http://here:9093"] = own  # type: ignore[assignment]
+            with logged() as said:
+                fetched = pump.wait(sources.fetch("tcp:here:9092", ORDERS, MASTER, STEP, 500))
+            self.assertEqual(fetched, page(9))
+            self.assertIn("nothing of stream 'orders' is kept here", said[0])
+            pump.wait(sources.close())
+            pump.wait(store.close())
+
     def test_why_a_source_is_passed_over_is_logged_once_until_it_answers_again(self) -> None:
         sources, (first, _) = self.sources(CatchUpError("segment 7 is damaged"), page(9))
         with logged() as lines:
