@@ -80,7 +80,7 @@ class Sources:
     """All the places to ask, for one worker.
 
     ``urls`` are ``http://…``, database URLs or folders of segments.  Segments end somewhere, and no database has what a
-    writer keeps in memory; so where there is no ``http://…`` among them, a writer's own HTTP comes last: ``http`` in its
+    writer keeps in memory: where there is no ``http://…`` among them, a writer's own HTTP comes last, ``http`` in its
     entry of ``writers``, or what lies beside its endpoint.
     """
 
