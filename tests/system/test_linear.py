@@ -1,0 +1,113 @@
+"""Two writers that draw from one sequence, one of them killed now and then, and a worker that wants one order."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import count, takewhile
+from threading import Event
+from typing import TYPE_CHECKING
+
+from tests.system.daemons import Daemon, get_json, until
+from tests.system.peers import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+APP = """
+def register(worker):
+    @worker.on("events", linear=True)
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (place INTEGER PRIMARY KEY, token INTEGER, writer TEXT)")
+        await txn.executemany("INSERT INTO seen (token, writer) VALUES (?, ?)",
+                              [(fact.token, txn.writer_of(fact)) for fact in facts])
+"""
+
+
+def seen(folder: Path) -> list[tuple[int, str]]:
+    """Return what the worker was handed, in that order."""
+    try:
+        with closing(
+            sqlite3.connect(f"file:{folder}/replication-worker1.db?mode=ro", uri=True, timeout=30)
+        ) as database:
+            return database.execute("SELECT token, writer FROM seen ORDER BY place").fetchall()
+    except sqlite3.OperationalError:  # there is no database yet, or no table in it
+        return []
+
+
+def has_seen(folder: Path, count: int) -> bool:
+    """Whether the worker was handed so many facts."""
+    return len(seen(folder)) >= count
+
+
+def start_writer(stack: ExitStack, folder: Path, name: str, database: str) -> Daemon:
+    """Start a master that keeps its ports when it is started again."""
+    options = ("--stream=events", f"--instance-name={name}", f"--database={database}")
+    served = [f"--{what}=tcp:0:interface=127.0.0.1" for what in ("listen", "http")]
+    writer = stack.enter_context(Daemon(folder, "master", *options, *served, name=name))
+    ports = {
+        what: writer.address(where).rpartition(":")[2] for what, where in (("listen", "the wire"), ("http", "HTTP"))
+    }
+    writer.options = (*options, *(f"--{what}=tcp:{port}:interface=127.0.0.1" for what, port in ports.items()))
+    return writer
+
+
+def append(http: str, numbers: Iterable[int]) -> None:
+    """Append facts one by one, each until it is there; what an outage leaves in doubt may be there twice."""
+    for number in numbers:
+        body, kind = b'{"rows":[%d]}' % number, {"Content-Type": "application/json"}
+
+        def done(body: bytes = body, kind: dict[str, str] = kind) -> bool:
+            try:
+                return bool(ask(f"{http}/v1/streams/events/facts", body, kind)[0] == 200)
+            except OSError:  # it was killed, and is not back yet
+                return False
+
+        until(done, "the append is done")
+
+
+def test_protocol_f1_one_order_of_two_writers_whoever_is_killed(tmp_path: Path, postgres: PostgresServer) -> None:
+    (tmp_path / "ordered.py").write_text(APP)
+    chance = random.Random(3)
+    with ExitStack() as stack:
+        database = postgres.url(stack.enter_context(postgres.database()))
+        writers = [start_writer(stack, tmp_path, name, database) for name in ("a", "b")]
+        https = [f"http://{each.address('HTTP')}" for each in writers]
+        worker = stack.enter_context(
+            Daemon(
+                tmp_path,
+                "worker",
+                "--app=ordered",
+                *(f"--connect=tcp:{each.address('the wire')}" for each in writers),
+                f"--catch-up={database}",
+            )
+        )
+        with ThreadPoolExecutor(4) as callers:
+            ended = Event()
+            appends = [
+                callers.submit(append, https[number % 2], takewhile(lambda _: not ended.is_set(), count()))
+                for number in range(4)
+            ]
+            for _ in range(3):
+                want = len(seen(tmp_path)) + 20
+                until(partial(has_seen, tmp_path, want), "more is handed over")
+                victim = chance.choice([*writers, worker])
+                victim.kill()
+                victim.start()
+            ended.set()
+            for each in appends:
+                each.result()
+        sql = "SELECT stream_id, instance_name FROM stream_events ORDER BY stream_id"
+        name = database.rpartition("/")[2]
+        until(lambda: seen(tmp_path) == postgres.sql(sql, database=name), "all is handed over, in the order of the IDs")
+        # Only one of them goes on: the idle one says that it has nothing, so nobody waits for it.
+        append(https[0], range(3))
+        until(lambda: seen(tmp_path) == postgres.sql(sql, database=name), "an idle writer holds nothing up")
+        since = get_json(https[1], "/v1/streams/events/updates?since=1&limit=10000")
+        assert [(token, writer) for token, writer, _ in since["updates"]] == seen(tmp_path)
