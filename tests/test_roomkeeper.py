@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import RoomError, StoreError, UnknownRoomError
@@ -14,12 +15,15 @@ from replication.master import Master
 from replication.net.protocol import Limits
 from replication.roomkeeper import Rooms
 from replication.session.connection import Keepalive
+from replication.storage.postgres import PostgresStore
+from replication.storage.roomreads import RoomReads
 from replication.storage.sqlite import SqliteStore
 from replication.streams.positions import MultiWriterToken
 from replication.wire.grammar import Token
 from tests.doubles import Net, Wire, connect, lines_of
-from tests.rooms.recorded import read_all
+from tests.rooms.recorded import Keeper, read_all
 from tests.rooms.test_graph import STEPS
+from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
@@ -225,3 +229,62 @@ class ReadingTests(RoomsCase):
 def numbers_of(lines: Sequence[str]) -> list[int]:
     """Return the tokens of lines, without those that say ``batch``."""
     return [int(token) for token in [line.split(" ")[3] for line in lines] if token != "batch"]
+
+
+class SharedTests(HasDatabase, SynchronousTestCase):
+    """Two masters on one PostgreSQL."""
+
+    def setUp(self) -> None:
+        self.net, self.pump = Net(), Pump()
+        self.rooms = {name: self.make_rooms(name) for name in ("a", "b")}
+
+    def make_rooms(self, name: str) -> Rooms:
+        store = PostgresStore(self.url, self.pump)
+        master = Master(instance_name=name, database=store, reactor=self.net, server_name="local.test")
+        rooms = Rooms(master)
+        self.pump.wait(rooms.started())
+        self.addCleanup(lambda: self.pump.wait(master.stop()))
+        return rooms
+
+    def test_writers_in_different_rooms_at_once_stay_exact(self) -> None:
+        """Each room is what it is where one process alone keeps it, and no ID is given twice."""
+        stories = {f"!{name}{n}": story(f"{name}{n}", random.Random(name * n)) for name in "ab" for n in (1, 2)}
+
+        async def persist(room: str) -> None:
+            for some, backfilled in stories[room]:
+                await self.rooms[room[1]].persist(room, some, backfilled=backfilled)
+
+        self.pump.wait(gatherResults([Deferred.fromCoroutine(persist(room)) for room in stories]))
+        for room, batches in stories.items():
+            alone = Keeper()
+            for some, backfilled in batches:
+                alone.take(room, read_all(room, some), backfilled=backfilled)
+            reads = RoomReads(alone.statements)
+            for rooms in self.rooms.values():
+                self.assertEqual(self.pump.wait(rooms.view(room)), reads.view(room))
+            for event in (event for some, _ in batches for event in some):
+                name = event["event_id"]
+                state = self.pump.wait(self.rooms["a"].state_at(room, name))
+                self.assertEqual((room, name, state), (room, name, reads.state_at(room, name)))
+        ids = self.sql("SELECT stream_ordering FROM room_events")
+        self.assertEqual(len(ids), len(set(ids)))
+        self.assertEqual(len(ids), sum(len(some) for batches in stories.values() for some, _ in batches))
+
+
+def story(room: str, chance: random.Random) -> list[tuple[list[dict[str, Any]], bool]]:
+    """Return batches of events: forks, merges, pieces of state, soft failures, and one that is backfilled last."""
+    batches: list[tuple[list[dict[str, Any]], bool]] = []
+    known = [f"${room}-enter"]
+    batches.append(([source(known[0], f"${room}-earlier", depth=5, state_before=[])], False))
+    for number in range(25):
+        some = []
+        for n in range(chance.randint(1, 3)):
+            prevs = chance.sample(known[-5:], k=min(len(known), chance.randint(1, 2)))
+            more: dict[str, Any] = {"state_key": chance.choice("xyz")} if chance.random() < 0.4 else {}
+            if chance.random() < 0.1:
+                more["soft_failed"] = True
+            some.append(source(f"${room}-{number}-{n}", *prevs, **more))
+        known += [event["event_id"] for event in some]
+        batches.append((some, False))
+    batches.append(([source(f"${room}-earlier", depth=4)], True))
+    return batches
