@@ -364,6 +364,18 @@ def test_spark_reads_a_stream_by_name(spark: Any, source: Any) -> None:
     )
 
 
+def test_spark_passes_on_what_is_wrong_with_an_option(spark: Any, source: Any, tmp_path: Path) -> None:
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException, match="ConfigError: unknown option 'steam'; did you mean stream"):
+        source(spark.read, steam="orders").load()
+    with pytest.raises(PySparkException, match="ConfigError: option instance: stream 'orders' has no writer 'x'"):
+        source(spark.read, instance="x").load().collect()
+    with pytest.raises(PySparkException, match="ConfigError: option upto is for batches"):
+        writing = source(spark.readStream, upto="5").load().writeStream.format("noop")
+        writing.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
+
+
 def test_spark_reads_what_is_not_there_as_nothing(spark: Any, source: Any, master: FakeMaster) -> None:
     master.histories = {}
     assert source(spark.read).load().collect() == []
