@@ -1,4 +1,4 @@
-"""A fresh worker beside a long history: segments, then HTTP, then live, killed on the way, while facts go on coming.
+"""Fresh workers beside a long history: segments, then HTTP or a database, then live; killed, while facts go on coming.
 
 Smaller by default; a million facts: ``pytest tests/system/test_catch_up.py --full``.
 """
@@ -160,10 +160,10 @@ def inside(token: int, segments: Sequence[Segment]) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
+def test_a_fresh_worker_takes_segments_then_another_source_then_goes_on_live(
     tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two segments are bad, both workers killed: nothing is missing or comes twice, and HTTP only as needed."""
+    """Two segments are bad, all workers killed: nothing is missing or comes twice, and HTTP only as needed."""
     history, late = (1_000_000, 50_000) if request.config.getoption("--full") else (240_000, 8_000)
     segments = make_history(tmp_path, history)
     good = [each for place, each in enumerate(segments) if place not in (DAMAGED, MISSING)]
@@ -179,6 +179,7 @@ def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
         for name, app, sources in (
             ("copy", (), ("segments", roads[0].url)),
             ("seen", ("--app=account",), (roads[1].url, "segments")),
+            ("near", (), ("segments", "sqlite:///replication.db")),
         ):
             options = [f"--instance-name={name}", f"--connect=tcp:{wire}", *app]
             options += [f"--catch-up={each}" for each in sources]
@@ -195,7 +196,8 @@ def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
         want = table(tmp_path / "replication.db", "orders")
         for each in followers:
             until(lambda: each.position() == last[0], f"{each.daemon.name} reaches {last[0]}")  # noqa: B023 (at once)
-        assert table(tmp_path / "replication-copy.db", "orders") == want
+        for name in ("copy", "near"):
+            assert table(tmp_path / f"replication-{name}.db", "orders") == want
         saw = "SELECT token, ord, 'master', row FROM seen ORDER BY 1, 2"
         assert rows_of(tmp_path / "replication-seen.db", saw) == want
     for each in followers:
@@ -209,4 +211,4 @@ def test_a_fresh_worker_takes_segments_then_http_then_goes_on_live(
     assert {after for after, _ in first} == {long}, "what segments have is not asked for over HTTP"
     assert all(upto - after <= LARGE_GAP or after == long for after, upto in second), "nor is a large gap"
     with capsys.disabled():
-        print(f"\n{history + late:,} facts, killed 5 times: two workers live after {seconds:.1f} s")  # noqa: T201
+        print(f"\n{history + late:,} facts, killed 5 times: three workers live after {seconds:.1f} s")  # noqa: T201
