@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -117,6 +118,30 @@ def test_what_was_missed_is_fetched_from_its_http_endpoint(main: Main, tmp_path:
         for stream in recorder.moved:
             assert {token: copy[stream].get(token, rows) for token, rows in said[stream].items()} == said[stream]
             assert stream in REPLACED or copy[stream].keys() >= said[stream].keys(), stream
+
+
+def test_nothing_is_lost_or_doubled_by_kills_while_users_talk(main: Main, tmp_path: Path) -> None:
+    """Each time it is killed when it has got further, while more comes."""
+    with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
+        anna, _ = users(main)
+        room = str(anna.post("/createRoom", {})["room_id"])
+        talking = threading.Thread(target=lambda: [anna.say(room, f"message {number}") for number in range(150)])
+        talking.start()
+        applied, kills = 0, 0
+
+        def is_further() -> bool:
+            return not talking.is_alive() or follower.positions().get("events", 0) > applied
+
+        while talking.is_alive():
+            until(is_further, "the worker gets further")
+            follower.kill()
+            kills += 1
+            applied = max(follower.copy(["events"])["events"], default=0)
+            follower.start()
+        talking.join()
+        assert kills
+        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        assert not {"events", "caches"} & {*different(follower, recorder)}
 
 
 def test_a_wrong_secret_is_said_and_mended_without_loss(main: Main, tmp_path: Path) -> None:
