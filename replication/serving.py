@@ -16,6 +16,7 @@ from replication.listeners import Listeners
 from replication.net.listener import ReplicationFactory
 from replication.net.protocol import Limits
 from replication.session.connection import Role
+from replication.session.feed import spell_position
 from replication.storage import open_store
 from replication.streams.facts import texts_of
 from replication.streams.positions import token_of
@@ -112,6 +113,7 @@ class Serving:
         self._committed = committed
         self._watching: Watching | None = None
         self._stored: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # others' positions, as we last saw them
+        self._formers: dict[StreamName, Mapping[InstanceName, Token]] = {}  # who wrote a stream and no longer may
         self._warnings = 0  # how many of the store's were said
         self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
         self._writers: dict[StreamName, StreamWriter] = {}
@@ -178,6 +180,7 @@ class Serving:
                 await self.store.declare(definition)
                 await self.store.fill(definition.name, self.instance_name, copy=False)
                 positions = await self.store.positions(definition.name)
+                self._formers[definition.name] = _former_writers(definition, positions)
                 known = starts.get(definition.generator, FIRST_SETTLED)
                 starts[definition.generator] = max([known, *positions.values()])
             for definition in self.registry:
@@ -256,6 +259,8 @@ class Serving:
         source = self.instance_name if writer is None else grammar.instance_name(writer)
         if source == self.instance_name:
             reached = mine.announced
+        elif source in self._formers[mine.definition.name]:
+            reached = self._formers[mine.definition.name][source]
         elif mine.shared:  # its newest fact may be above an open ID
             reached = (await self.store.stored()).get(mine.definition.name, {}).get(source, Token(0))
         else:
@@ -381,14 +386,15 @@ class Serving:
         return StreamStatus(writer.definition, writers, open_count=count, oldest_open=oldest, kept=kept, notes=notes)
 
     def _positions(self, streams: Sequence[StreamName]) -> Sequence[Chunk]:
-        """Return what answers REPLICATE."""
-        return [
-            writer.position()
-            for writer in self._writers.values()
-            if (not streams or writer.definition.name in streams)
-            and writer.ids.are_known
-            and writer.definition.written_by(self.instance_name)
-        ]
+        """Return what answers REPLICATE; we speak for those who are gone, too: nobody else does."""
+        chunks = []
+        for name, writer in self._writers.items():
+            mine = writer.definition.written_by(self.instance_name) and writer.ids.are_known
+            if mine and (not streams or name in streams):
+                formers = self._formers.get(name, {}).items()
+                chunks += [spell_position(name, former, position, position) for former, position in formers]
+                chunks.append(writer.position())
+        return chunks
 
     def _others(self, definition: StreamDefinition) -> Iterable[WriterStatus]:
         """Return where others stand that may write a stream."""
@@ -466,6 +472,19 @@ class Serving:
                     stream=writer.definition.name,
                     age=age,
                 )
+
+
+def _former_writers(
+    definition: StreamDefinition, positions: Mapping[InstanceName, Token]
+) -> Mapping[InstanceName, Token]:
+    """Return how far those got who wrote a stream in a table of ours, and are no longer among its writers."""
+    if not definition.writers or definition.table is not None or definition.tables:
+        return {}
+    return {
+        writer: position
+        for writer, position in positions.items()
+        if writer != NOBODY and not definition.written_by(writer)
+    }
 
 
 def _why(error: Exception) -> str:

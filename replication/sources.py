@@ -140,7 +140,9 @@ class Sources:
             self.log.warn("a source of missed facts fails: {text}", text=str(error))
 
     def _own(self, endpoint: str | None, writer: InstanceName) -> str:
-        url = self._writers.get(writer, {}).get("http") or (endpoint and http_beside(endpoint))
+        here = [each for each in self._writers.values() if endpoint and each.get("connect") == endpoint]
+        places = [self._writers.get(writer, {}), *here]  # of a writer that is gone, somebody else tells us
+        url = next((each["http"] for each in places if each.get("http")), None) or (endpoint and http_beside(endpoint))
         if not url:
             raise CatchUpError(
                 f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"

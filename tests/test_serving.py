@@ -20,7 +20,7 @@ from replication.streams.facts import Fact
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.doubles import Net, SharedStore, begin, error_of, lines_of, logged, now
+from tests.doubles import Net, SharedStore, begin, connect, error_of, lines_of, logged, now
 from tests.serving import ORDERS, MasterCase
 from tests.storage.pump import Pump
 
@@ -169,6 +169,24 @@ class SharedTests(MasterCase):
         (status,) = [each for each in master.stream_statuses() if each.definition.name == "notes"]
         self.assertEqual([each.instance for each in status.writers], ["second", "third"])
         now(master.stop())
+
+    def test_f17_who_was_renamed_is_told_by_those_who_are_there(self) -> None:
+        """Else nobody who comes later would ever hear of what it wrote."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        fact = Fact(Token(7), ("1",))
+        now(self.store.declare(definition))
+        now(self.store.transaction().commit([Write(definition.name, InstanceName("former"), Token(4), [fact])]))
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.say(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[-2:], ["POSITION notes former 7 7", "POSITION notes second 7 7"])
+        page = now(master.page("notes", "former", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
 
     def test_facts_are_told_to_this_process_before_anybody_else_hears_of_them(self) -> None:
         heard: list[object] = []

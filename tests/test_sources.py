@@ -175,11 +175,16 @@ class ChoiceTests(SynchronousTestCase):
 
     def test_without_any_a_writers_own_http_is_asked(self) -> None:
         """Its own as configured, else what lies beside the endpoint where it was heard."""
-        places = {"master": {"http": "http://there:7"}, "other": {"connect": "tcp:x:1"}}
+        places = {
+            "master": {"http": "http://there:7"},
+            "other": {"connect": "tcp:x:1"},
+            "beside": {"connect": "tcp:beside:1", "http": "http://beside:8"},
+        }
         sources = Sources(Net(), [], places, None)
         self.assertEqual(sources._own("tcp:here:9092", MASTER), "http://there:7")
         self.assertEqual(sources._own("tcp:here:9092", InstanceName("other")), "http://here:9093")
         self.assertEqual(sources._own("tcp:here:9092", InstanceName("third")), "http://here:9093")
+        self.assertEqual(sources._own("tcp:beside:1", InstanceName("former")), "http://beside:8")
 
     def test_where_none_is_known_the_error_names_the_cure(self) -> None:
         for endpoint in (None, "unix:/run/r.sock"):
