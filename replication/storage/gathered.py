@@ -86,8 +86,9 @@ class GatheredTable:
         return self.gathering.newest(_asking(database), stored)
 
     def last_id(self, database: sqlite3.Connection) -> Token:
-        """Return the largest token, whoever wrote it."""
-        return max(self.gathering.newest(_asking(database), {}).values(), default=Token(0))
+        """Return the largest token, whoever wrote it and whatever ``where`` says: what an index has at its end."""
+        answers = [database.execute(part.last).fetchall() for part in self.gathering.parts]
+        return Token(max([0, *[place for ((place,),) in answers if place is not None]]))
 
 
 def _asking(database: sqlite3.Connection) -> Ask:

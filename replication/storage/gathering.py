@@ -50,6 +50,7 @@ class Part:
         self._minus = "-" if definition.negative else ""
         self._escape = (lambda sql: sql.replace("%", "%%")) if mark == "%s" else str
         self._mark, self._order = mark, order
+        self.last = f"SELECT {self._minus}{self._direction.furthest}({self.place}) FROM {self.table}"
         row = definition.row or ()
         conversions: Mapping[str, Callable[[Any], object]] = {
             **dict.fromkeys(definition.json_fields, grammar.read_json),
