@@ -259,8 +259,8 @@ class Serving:
         source = self.instance_name if writer is None else grammar.instance_name(writer)
         if source == self.instance_name:
             reached = mine.announced
-        elif source in self._formers[mine.definition.name]:
-            reached = self._formers[mine.definition.name][source]
+        elif source in (formers := self._formers.get(mine.definition.name, {})):
+            reached = formers[source]
         elif mine.shared:  # its newest fact may be above an open ID
             reached = (await self.store.stored()).get(mine.definition.name, {}).get(source, Token(0))
         else:

@@ -467,6 +467,8 @@ class Worker:
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer from the copy that is kept here, or from what is written here."""
         if self.serving is not None and self._writes(stream):
+            if writer not in (None, self.instance_name) and not self.serving.stream(stream).shared:
+                raise UnknownStreamError(f"of stream {stream!r} only what {self.instance_name!r} writes is kept here")
             return await self.serving.page(stream, writer, after=after, upto=upto, limit=limit)
         follower = self._copy_of(stream)
         if writer is None:

@@ -1088,6 +1088,25 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual(self.pump.wait(ask()), {MASTER: 1})
 
 
+class WritingAloneTests(SynchronousTestCase):
+    """A worker that writes a stream into a database of its own, and follows others who write one of that name."""
+
+    def test_of_others_it_has_a_position_and_no_facts(self) -> None:
+        """Who asked here for theirs would take what is not there for nothing."""
+        net, store = Net(), FragileStore()
+        worker = Worker(instance_name="w", database=store, writes=["orders"], connect=["tcp:127.0.0.1:1"], reactor=net)
+        worker.on("orders")(lambda _facts, _txn: None)
+        starting = begin(worker.start())
+        self.assertEqual(now(worker.append_texts("orders", [[1]], None)), [2])
+        page = now(worker.page("orders", None, after=0, upto=None, limit=10))
+        self.assertEqual([fact.token for fact in page.facts], [2])
+        outcome = begin(worker.page("orders", "master", after=0, upto=9, limit=10))
+        self.assertIn("only what 'w' writes is kept here", str(error_of(outcome)))
+        self.assertEqual(now(worker.stop()), None)
+        self.assertEqual(len(starting), 1)
+        error_of(starting)
+
+
 class WritingTests(SynchronousTestCase):
     """Two workers that write, and follow each other."""
 
