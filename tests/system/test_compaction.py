@@ -1,0 +1,76 @@
+"""Compacted segments and a worker: it applies less, and ends where every fact would have brought it."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+
+from replication.replay.history import Shape
+from replication.replay.run import Request, run_here
+from replication.streams.registry import StreamDefinition
+from tests.replay.histories import fact, write_database
+from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
+from tests.system.test_kills import rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STATES = """
+def register(worker):
+    @worker.on("orders")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS states (id INTEGER PRIMARY KEY, state INTEGER)")
+        await txn.execute("CREATE TABLE IF NOT EXISTS applied (token INTEGER PRIMARY KEY)")
+        for fact in facts:
+            await txn.execute("INSERT INTO applied VALUES (?)", [fact.token])
+            for order, state in fact.rows:
+                await txn.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", [order, state])
+"""
+
+
+def test_a_worker_ends_equal_with_compacted_segments(tmp_path: Path) -> None:
+    """A range is compacted by itself, so a later run's segments may have keys that earlier ones have, too."""
+    history = [fact(token, [token % 50, token], [token % 7, -token]) for token in range(2, 3_000)]
+    url = write_database(tmp_path / "replication.db", {"master": history[:2_000]})
+    orders = StreamDefinition("orders", row=("id", "state"), key=("id",))
+    compacting = Request(
+        url, str(tmp_path / "segments"), ["orders"], [orders], shape=Shape(500, compression="gzip", compact=True)
+    )
+    first = run_here(compacting)
+    write_database(tmp_path / "replication.db", {"master": history[2_000:2_900]})
+    segments = [*first, *run_here(compacting)]
+    assert all(each.compacted for each in segments)
+    kept = sum(each.rows for each in segments)
+    write_database(tmp_path / "replication.db", {"master": history[2_900:]})
+    want: dict[object, object] = {}
+    for each in history:
+        want.update(each.rows)
+    (tmp_path / "states.py").write_text(STATES)
+    with fixed_ports(Daemon(tmp_path, "master", "--stream=orders", *LOCAL)) as (wire, http):
+        sources = ("--catch-up=segments", f"--catch-up=http://{http}")
+        with Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", *sources, "--app=states"):
+            live = [fact(0, [3, "live"]), fact(0, [99, "live"])]
+            (*_, last) = append(http, "orders", live)
+            want |= {3: "live", 99: "live"}
+            database = tmp_path / "replication-worker1.db"
+            position = (
+                "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders' AND instance_name = 'master'"
+            )
+            until(partial(_is, database, position, [(last,)]), f"the worker reaches {last}")
+            assert dict(rows_of(database, "SELECT id, state FROM states")) == want
+            ((applied,),) = rows_of(database, "SELECT count(*) FROM applied")
+    assert kept < len(history) // 2
+    assert applied < kept + 200
+
+
+def _is(database: Path, sql: str, want: object) -> bool:
+    try:
+        return rows_of(database, sql) == want
+    except sqlite3.OperationalError:  # it is being made
+        return False
