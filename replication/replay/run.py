@@ -155,6 +155,10 @@ def begin(request: Request) -> Iterator[Run]:
     check_compression(request.shape.compression)
     if request.shape.segment_rows < 1:
         raise ConfigError(f"--segment-rows {request.shape.segment_rows}: a segment has one row at least")
+    if request.after < ORIGIN:
+        raise ConfigError(f"--from {request.after}: IDs are counted from {ORIGIN} up, also where a table counts down")
+    if request.upto is not None and request.upto < request.after:
+        raise ConfigError(f"--upto {request.upto}: that is before {request.after}, where it begins")
     folder = open_folder(request.out)
     with folder.alone():
         manifest = check_folder(folder)
@@ -165,7 +169,12 @@ def begin(request: Request) -> Iterator[Run]:
 
 def _plan(database: IDatabase, request: Request, manifest: Manifest) -> Iterator[Span]:
     reached = {key: chain[-1].upto for key, chain in manifest.chains().items()}
-    for definition, positions in _wanted(database, request):
+    found = list(_wanted(database, request))
+    writers = {instance for _, positions in found for instance in positions}
+    for each in request.instances:
+        if writers and each not in writers:
+            raise ConfigError(f"no instance {each!r} has written here: there are {', '.join(sorted(writers))}")
+    for definition, positions in found:
         wanted = [grammar.instance_name(each) for each in request.instances] or [*positions]
         windows = [
             window

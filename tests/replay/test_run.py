@@ -125,7 +125,7 @@ def test_ids_that_nobody_used_are_covered_all_the_same(tmp_path: Path) -> None:
 
 def test_streams_and_instances_can_be_picked_and_the_rest_follows_later(database: str, tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {MASTER: [fact(7, "c")]}, stream="caches")
-    run_here(request(database, tmp_path, streams=["orders"], instances=[OTHER, "nobody"]))
+    run_here(request(database, tmp_path, streams=["orders"], instances=[OTHER]))
     assert history(tmp_path / "out", OTHER) == live_lines(OTHERS, OTHER)
     assert history(tmp_path / "out") == history(tmp_path / "out", stream="caches") == b""
     run_here(request(database, tmp_path))
@@ -381,3 +381,21 @@ def test_a_run_that_finds_nothing_has_finished_all_the_same(tmp_path: Path) -> N
     stamp = LocalFolder(tmp_path / "out").stamp("manifest.json")
     assert run_here(Request(url, str(tmp_path / "out"))) == []
     assert LocalFolder(tmp_path / "out").stamp("manifest.json") == stamp
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"after": -5}, "--from -5: IDs are counted from 0 up"),
+        ({"after": 50, "upto": 10}, "--upto 10: that is before 50"),
+        ({"upto": -1}, "--upto -1: that is before 0"),
+        ({"instances": ["nobody"]}, "no instance 'nobody' has written here: there are master, worker2"),
+        ({"instances": [MASTER, "nobody"], "streams": ["orders"]}, "no instance 'nobody'"),
+    ],
+)
+def test_a_range_or_a_writer_that_cannot_be_meant_is_named(
+    database: str, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run_here(Request(database, str(tmp_path / "out"), **changes))
+    assert not (tmp_path / "out/manifest.json").exists()

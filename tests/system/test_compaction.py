@@ -63,8 +63,8 @@ def test_a_worker_ends_equal_with_compacted_segments(tmp_path: Path) -> None:
                 "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders' AND instance_name = 'master'"
             )
             until(partial(_is, database, position, [(last,)]), f"the worker reaches {last}")
-            assert dict(rows_of(database, "SELECT id, state FROM states")) == want
-            ((applied,),) = rows_of(database, "SELECT count(*) FROM applied")
+            assert {row[0]: row[1] for row in rows_of(database, "SELECT id, state FROM states")} == want
+            applied = len(rows_of(database, "SELECT token FROM applied"))
     assert kept < len(history) // 2
     assert applied < kept + 200
 
