@@ -34,6 +34,7 @@ from replication.master import Master
 from replication.net.link import endpoint_trouble
 from replication.net.protocol import Limits
 from replication.roomkeeper import Rooms
+from replication.streams.registry import CACHES
 from replication.web.site import make_site
 from replication.worker import Worker
 
@@ -336,6 +337,9 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker that a configuration describes, with the application's functions."""
     definitions: dict[str, StreamDefinition] = {each.name: each for each in found.streams}
+    writes = list(found.writes)
+    if writes and CACHES in definitions and CACHES not in writes:  # who writes invalidates, too
+        writes.append(CACHES)
     worker = Worker(
         connect=found.connect,
         server_name=found.server_name,
@@ -345,7 +349,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         catch_up=found.catch_up,
         copy=found.copy,
         secret=found.secret,
-        writes=[definitions.get(name, name) for name in found.writes],
+        writes=[definitions.get(name, name) for name in writes],
         writers={name: attrs.asdict(place, filter=lambda _, value: value) for name, place in found.writers.items()},
         limits=_limits(found),
         reactor=reactor,

@@ -344,6 +344,39 @@ class WiringTests(SynchronousTestCase):
         daemon = self.daemon("worker", "--database", "sqlite://", "--http", "unix:h")
         self.assertEqual([socket.key for socket, _ in daemon._sockets], ["http"])
 
+    def test_a_worker_that_writes_is_told_what_and_is_followed(self) -> None:
+        path = Path(self.mktemp())
+        path.write_text(
+            """
+            database = "sqlite://"
+            instance_name = "w4"
+            listen = ["unix:w"]
+            writes = ["orders", "notes"]
+            [[streams]]
+            name = "orders"
+            row = ["order_id"]
+            [[streams]]
+            name = "caches"
+            writers = ["w4", "w5"]
+            [[streams]]
+            name = "theirs"
+            writers = ["w5"]
+            [writers.w4]
+            connect = "tcp:a:1"
+            [writers.w5]
+            connect = "tcp:b:1"
+            """
+        )
+        daemon = self.daemon("worker", "--config", str(path))
+        worker = daemon._server
+        assert isinstance(worker, Worker)
+        assert worker.serving is not None
+        self.assertEqual([each.name for each in worker.serving.registry], ["orders", "notes", "caches"])
+        self.assertEqual(worker.serving.registry["orders"].row, ("order_id",))
+        self.assertEqual(worker.serving.registry["caches"].writers, ("w4", "w5"))
+        self.assertEqual([link.endpoint for link in worker._links], ["tcp:b:1"])
+        self.assertEqual([(socket.key, socket.endpoint) for socket, _ in daemon._sockets], [("listen", "unix:w")])
+
     def test_a_wrong_configuration_is_one_line_and_status_1(self) -> None:
         for arguments in (
             ["master", "--config", "absent.toml"],
