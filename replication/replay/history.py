@@ -6,7 +6,8 @@ Spark is not needed for any of it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+import gc
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -102,7 +103,7 @@ def _span_end(table: ITable, after: Token, rows: int) -> Token | None:
 def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> list[Segment]:
     """Write the segments of a span, each under :func:`staged_name`; StoreError, and nothing is there."""
     definition, writers = span.definition, [each.instance for each in span.windows]
-    with closing(open_database(database_url)) as database, ExitStack() as stack:
+    with _no_collections(), closing(open_database(database_url)) as database, ExitStack() as stack:
         table = open_table(database, definition)
         read = partial(table.columns, writers, after=span.after, upto=span.upto, alone=span.everybody)
         chains = [stack.enter_context(_Chain(folder, definition, window, shape)) for window in span.windows]
@@ -114,6 +115,18 @@ def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> 
             for chain in chains:
                 chain.take(*columns)
         return [segment for chain in chains for segment in chain.finish()]
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Let nobody look for cycles among millions of values that have none: a third of the time of a mapped table."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -307,3 +308,15 @@ def test_nothing_is_compacted_unless_it_is_asked(tmp_path: Path) -> None:
     [segment] = write(database, folder, window(0, 3), definition=definition)
     assert lines(folder, [segment]) == live_lines(facts)
     assert "compacted" not in segment.describe()
+
+
+def test_cycles_are_looked_for_again_afterwards(tmp_path: Path) -> None:
+    database = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    write(database, LocalFolder(tmp_path / "out"), window(0, 2))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        write(database, LocalFolder(tmp_path / "out"), window(0, 2))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
