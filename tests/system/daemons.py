@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # seconds; only ever reached by a test that fails
+PATIENCE = 120.0  # seconds; only ever reached by a test that fails
 LOCAL = ("--listen=tcp:0:interface=127.0.0.1", "--http=tcp:0:interface=127.0.0.1")  # a master's, on any free ports
 _SERVED = re.compile(r"(the wire|HTTP) is served at (\S+)")
 
