@@ -194,7 +194,7 @@ class Appender(Thread):
             some = self._facts[len(self.tokens) : len(self.tokens) + size]
             body = "".join(json.dumps({"rows": rows}) + "\n" for rows in some).encode()
             headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid4().hex}
-            self.tokens += until(partial(self._post, body, headers), "an append is acknowledged", patience=120.0)
+            self.tokens += until(partial(self._post, body, headers), "an append is acknowledged", patience=300.0)
 
     def _post(self, body: bytes, headers: dict[str, str]) -> list[int] | None:
         request = urllib.request.Request(self._url, body, headers)
@@ -356,4 +356,4 @@ def check_positions(server: PostgresServer, want: list[tuple[Any, ...]]) -> None
         newest = max(stored.values())
         return newest >= want[-1][0] and all(stored.get(name) == newest for name in WRITERS)
 
-    until(all_there, "every writer is as far as the furthest", patience=10.0)
+    until(all_there, "every writer is as far as the furthest", patience=30.0)
