@@ -64,13 +64,19 @@ def default_ports() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def spark_runs() -> None:
+    """Skip a test, before it waits for ports, where Spark cannot run."""
+    need_spark()
+
+
 def part(first: str, last: str) -> str:
     """Return the page from one heading to another."""
     text = README.read_text()
     return text[text.index(f"## {first}\n") : text.index(f"## {last}\n")]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)  # not the wait for the ports
 def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_ports: None) -> None:
     first = re.search(r"venv/bin/(twistd .*)", README.read_text())
     assert first is not None
@@ -83,7 +89,7 @@ def test_every_block_of_the_tour_does_what_it_shows(tmp_path: Path, default_port
             each.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)  # not the wait for the ports
 def test_every_block_about_postgresql_does_what_it_shows(
     tmp_path: Path, default_ports: None, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,12 +108,11 @@ def test_every_block_about_postgresql_does_what_it_shows(
         postgres.sql("DROP DATABASE IF EXISTS shop WITH (FORCE)")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900, func_only=True)  # not the wait for the ports
 def test_every_block_about_spark_does_what_it_shows(
-    tmp_path: Path, default_ports: None, request: pytest.FixtureRequest
+    tmp_path: Path, spark_runs: None, default_ports: None, request: pytest.FixtureRequest
 ) -> None:
     """With fewer facts, unless ``--full`` is given."""
-    need_spark()
     page = part("History on Spark", "What is guaranteed")
     if not request.config.getoption("--full"):
         page = re.sub(r"\b\d{5,7}\b", fewer, page)
@@ -134,7 +139,7 @@ def perform(page: str, folder: Path, terminals: list[Terminal], followers: int) 
         elif block["language"] == "text":
             # What the last tail has said by now.
             shown = body.rstrip("\n").split("\n")
-            until(partial(is_said, shown, terminals), f"somebody says {shown}")
+            until(partial(is_said, shown, terminals), f"somebody says {shown}", PATIENCE)
         elif block["language"] != "sh":  # which is for a cluster, and run by tests/system/test_cluster.py
             assert block["language"] == "console", f"who runs a block of {block['language']}?"
             for command, shown in commands_of(body):
