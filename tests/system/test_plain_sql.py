@@ -47,7 +47,7 @@ def register(worker):
 
 
 class Ear(threading.Thread):
-    """A follower that notes, for each line of the stream, when it came."""
+    """A follower that notes when each line of the stream came; it never pings, so its silence means nothing."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -61,8 +61,6 @@ class Ear(threading.Thread):
         with self._socket, self._socket.makefile() as lines:
             for line in lines:
                 self.heard.append((time.monotonic(), line.rstrip("\n")))
-                if line.startswith("PING"):
-                    self._socket.sendall(b"PING 1\n")
 
     @property
     def rows(self) -> list[int]:
@@ -116,7 +114,7 @@ def start_writers(stack: ExitStack, database: str, transactions: int) -> list[su
 def test_eight_writers_with_plain_sql(
     tmp_path: Path, database: str, request: pytest.FixtureRequest, *, installed: bool
 ) -> None:
-    transactions = 1_500 if request.config.getoption("--full") else 60
+    transactions = 600 if request.config.getoption("--full") else 60
     (tmp_path / "account.py").write_text(APP)
     with ExitStack() as stack:
         master = stack.enter_context(start_master(tmp_path, database))
