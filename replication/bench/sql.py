@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PACE: Final = 200  # commits a second
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
 STREAMS: Final = [STREAM, *(f"mapped{number}" for number in range(2, 51))]
-SETTLE: Final = 6.0  # seconds after which the pause between two looks has its full length
+SETTLE: Final = 12.0  # seconds after which looks are rare, and PostgreSQL has counted what the start asked for
 ASKED: Final = "SELECT sum(xact_commit + xact_rollback)::bigint FROM pg_stat_database WHERE datname = %s"
 
 
