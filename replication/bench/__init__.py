@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, and print a table or one JSON object."""
     parser = _Parser(
         prog="replication bench",
-        usage="replication bench [--json] [--rounds N] [--quick] [SCENARIO …]",
+        usage="replication bench [--json] [--rounds N] [--quick | --times N] [SCENARIO …]",
         description="scenarios:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in SCENARIOS.items()),
         epilog="Without a SCENARIO all are measured, which takes some minutes.  A value is the median of its rounds, "
         "its spread (max - min) / median.\nTMPDIR says which disk databases are written to.",
@@ -58,13 +58,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measure everything N times [%(default)s]")
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
+    parser.add_argument("--times", type=int, default=1, metavar="N", help="do N times as much in a round [%(default)s]")
     found = parser.parse_args(arguments)
-    if found.rounds < 1:
-        parser.error(f"--rounds: {found.rounds} is not 1 or more")
+    for option in ("rounds", "times"):
+        if getattr(found, option) < 1:
+            parser.error(f"--{option}: {getattr(found, option)} is not 1 or more")
     for name in found.scenarios:
         if name not in SCENARIOS:
             parser.error(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    effort = Effort(found.rounds, quick=found.quick)
+    effort = Effort(found.rounds, quick=found.quick, times=found.times)
     machine = describe_machine()
     results = run(found.scenarios or [each for each in SCENARIOS if each != "replay" or has_spark()], effort)
     if found.json:

@@ -1,7 +1,7 @@
 """The batch on Spark, on all cores, against a plain scan of the same table; the start of the session is left out.
 
 The scan is one process that reads all columns into Arrow batches and drops them.  Rows are like those of a Synapse's
-events, of two writers; every tenth fact has three.
+events, of two writers; every tenth fact has three.  A mapped table has the same rows as real columns, of one writer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import shutil
 import sqlite3
 import time
 from contextlib import closing, nullcontext
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,9 +36,10 @@ from replication.streams.registry import StreamDefinition
 from replication.wire.grammar import InstanceName, Token, spell_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from replication.bench.series import Effort
@@ -45,6 +49,8 @@ STREAM: Final = "events"
 WRITERS: Final = (InstanceName("master"), InstanceName("worker1"))
 TABLE: Final = GenericTable(StreamDefinition(STREAM))
 COLUMNS: Final = ", ".join(f'"{each}"' for each in GenericTable.COLUMNS)
+FIELDS: Final = ("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership")
+MAPPED: Final = StreamDefinition("messages", table="messages", id_column="id", row=FIELDS)
 AT_ONCE: Final = 10_000  # facts that are written together
 
 
@@ -52,13 +58,13 @@ def measure(effort: Effort) -> Iterator[Series]:
     """Measure each database and compression."""
     check_installed()
     rows = effort.size(3_000_000, 2_000)
-    shape = effort.size(SEGMENT_ROWS // 4, 300)  # so that no core waits long for the last segment of another
+    shape = min(SEGMENT_ROWS, rows // 12)  # so that no core waits long for the last segment of another
     with (
         kinds() as (sqlite, *shared),
         TemporaryDirectory(prefix="replication-bench-") as folder,
         open_session(None) as spark,
     ):
-        bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds)
+        bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds, rows // 4)
         history = sqlite.make()
         _write_sqlite(history, rows)
         yield from bench.measure(sqlite.name, history)
@@ -74,27 +80,33 @@ class _Bench:
     out: Path
     segment_rows: int
     rounds: int
+    mapped_upto: int
 
     def measure(self, name: str, url: str) -> Iterator[Series]:
         """Measure one database, everything in each round."""
-        self._on_spark(url, "none")  # Spark's workers start, and import what they need
+        on_spark = partial(self._on_spark, url)
+        on_spark()  # Spark's workers start, and import what they need
         scans: list[Lap] = []
         batches: dict[str, list[Lap]] = {each: [] for each in SUFFIXES}
+        mapped: list[Lap] = []
         alone: list[Lap] = []
         for _ in range(self.rounds):
             with Child(_scan, url) as scanning:
                 scans.append(scanning.hear())
             for compression, laps in batches.items():
-                laps.append(self._on_spark(url, compression))
+                laps.append(on_spark(compression=compression))
+            mapped.append(on_spark(streams=[MAPPED.name], definitions=[MAPPED], upto=self.mapped_upto))
             alone.append(self._time(lambda out: run_here(Request(url, out, [STREAM], shape=Shape(self.segment_rows)))))
         yield _rate(f"{name}, plain scan", scans)
         for compression, laps in batches.items():
             yield _rate(f"{name}, {compression}", laps)
+        yield Series(f"{name}, a worker of Spark", "memory at most", "bytes", [float(_memory(self.spark))])
+        yield _rate(f"{name}, zstd, mapped", mapped)
         yield _rate(f"{name}, zstd, one process", alone)
 
-    def _on_spark(self, url: str, compression: str) -> Lap:
-        options: Any = {"streams": [STREAM], "segment_rows": self.segment_rows, "compression": compression}
-        return self._time(lambda out: replay(self.spark, url, out, **options))
+    def _on_spark(self, url: str, **options: Any) -> Lap:
+        asked = {"streams": [STREAM], "segment_rows": self.segment_rows, **options}
+        return self._time(lambda out: replay(self.spark, url, out, **asked))
 
     def _time(self, run: Callable[[str], list[Segment]]) -> Lap:
         """Time a whole run, from its plan to its manifest."""
@@ -103,6 +115,19 @@ class _Bench:
         lap = Lap(rows, time.monotonic() - began, 0.0)
         shutil.rmtree(self.out)
         return lap
+
+
+def _memory(spark: SparkSession) -> int:
+    """Return the most bytes that a Python worker has ever held."""
+
+    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 (this runs elsewhere)
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"peak": [getrusage(RUSAGE_SELF).ru_maxrss * 1024]})
+
+    cores = spark.sparkContext.defaultParallelism
+    return max(int(row.peak) for row in spark.range(0, cores, 1, cores).mapInArrow(ask, "peak long").collect())
 
 
 def _rate(variant: str, laps: Sequence[Lap]) -> Series:
@@ -152,12 +177,20 @@ def _write_sqlite(url: str, rows: int) -> None:
         database.execute("PRAGMA synchronous = OFF")
         upgrade(lambda sql: database.execute(sql).fetchall(), nullcontext, STEPS)
         TABLE.declare(database, may_create=True)
-        while some := [fact for fact, _ in zip(facts, range(AT_ONCE), strict=False)]:
+        while some := list(islice(facts, AT_ONCE)):
             for number, writer in enumerate(WRITERS):
                 TABLE.insert(database, writer, [each for each in some if each.token % len(WRITERS) == number])
             last = some[-1].token
         for writer in WRITERS:
             database.execute(LOWER_POSITION, (STREAM, writer, last))
+        _map(database.execute, "json_extract(\"row\", '$[1][{}]')")
+
+
+def _map(execute: Callable[[str], object], field: str) -> None:
+    """Make the mapped table of the first row of each fact."""
+    columns = ", ".join(f"{field.format(place)} AS {name}" for place, name in enumerate(FIELDS))
+    execute(f'CREATE TABLE messages AS SELECT stream_id AS id, {columns} FROM "{TABLE.name}" WHERE ord = 0')  # noqa: S608
+    execute("CREATE UNIQUE INDEX messages_id ON messages (id)")
 
 
 def _write_postgres(url: str, history: str) -> None:
@@ -177,5 +210,6 @@ def _write_postgres(url: str, history: str) -> None:
             with target.cursor().copy(f'COPY "{table}" FROM STDIN') as rows:
                 for row in source.execute(f'SELECT * FROM "{table}"'):  # noqa: S608 (see above)
                     rows.write_row(row)
+        _map(target.execute, '"row"::json -> 1 ->> {}')
     with psycopg.connect(url, autocommit=True) as target:
-        target.execute(f'VACUUM ANALYZE "{TABLE.name}"')
+        target.execute("VACUUM ANALYZE")

@@ -17,14 +17,15 @@ _KIB: Final = 1024
 
 @attrs.frozen
 class Effort:
-    """How much to do: how many rounds, and whether of the quick size."""
+    """How much to do: how many rounds, and whether of the quick size or of so many ``times`` the full one."""
 
     rounds: int
     quick: bool = attrs.field(kw_only=True)
+    times: int = 1
 
     def size(self, full: int, quick: int) -> int:
         """Return how much one round does."""
-        return quick if self.quick else full
+        return quick if self.quick else full * self.times
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import attrs
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from replication.replay.folders import IFolder
-    from replication.replay.tables import ITable
+    from replication.replay.tables import Columns, ITable, Tokens
     from replication.streams.registry import StreamDefinition
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -106,14 +106,17 @@ def write_span(database_url: str, folder: IFolder, span: Span, shape: Shape) -> 
     with _no_collections(), closing(open_database(database_url)) as database, ExitStack() as stack:
         table = open_table(database, definition)
         read = partial(table.columns, writers, after=span.after, upto=span.upto, alone=span.everybody)
-        chains = [stack.enter_context(_Chain(folder, definition, window, shape)) for window in span.windows]
+        chains = [
+            stack.enter_context(_Chain(folder, definition, window, number, shape))
+            for number, window in enumerate(span.windows)
+        ]
         if shape.compact and definition.key:
             for columns in read():
                 for chain in chains:
-                    chain.look(*columns)
+                    chain.look(columns)
         for columns in read():
             for chain in chains:
-                chain.take(*columns)
+                chain.take(columns)
         return [segment for chain in chains for segment in chain.finish()]
 
 
@@ -137,17 +140,20 @@ def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str
 class _Chain:
     """What one writer has in a span, segment by segment.
 
-    The rows of the newest fact are held back until a newer one comes: only then is it known where it ends.
+    The lines of the newest fact are held back until a newer one comes: only then is it known where it ends.
     """
 
-    def __init__(self, folder: IFolder, definition: StreamDefinition, window: Window, shape: Shape) -> None:
+    def __init__(
+        self, folder: IFolder, definition: StreamDefinition, window: Window, number: int, shape: Shape
+    ) -> None:
         self._folder = folder
         self._stream = definition.name
         self._window = window
+        self._number = number
         self._shape = shape
         self._last = LastFacts(definition) if shape.compact and definition.key else None
-        self._lines = LineSpeller(definition.name, window.instance, shape.line_limit)
-        self._held: tuple[pa.Array, pa.Array] | None = None
+        self._speller = LineSpeller(definition.name, window.instance, shape.line_limit)
+        self._held: tuple[Lines, pa.Array] | None = None
         self._finished: list[Segment] = []
         self._open(window.after)
 
@@ -159,56 +165,57 @@ class _Chain:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def look(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> None:
+    def look(self, columns: Columns) -> None:
         """Learn which facts are the last of their key."""
         if self._last is not None:
-            self._last.learn(*self._mine(tokens, instances, rows))
+            self._last.learn(*self._mine(columns))
 
-    def take(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> None:
+    def take(self, columns: Columns) -> None:
         """Take some rows of the table, in order; those of others are passed over."""
         import numpy as np  # noqa: PLC0415 (only who needs it must have it)
         import pyarrow as pa  # noqa: PLC0415
 
-        tokens, rows = self._mine(tokens, instances, rows)
+        tokens, rows = self._mine(columns)
         if self._last is not None:
             tokens, rows = self._last.only(tokens, rows)
         if not len(tokens):
             return
         if self._held is not None:
             before, texts = self._held
-            if before[0] == tokens[0]:
-                tokens, rows = pa.concat_arrays([before, tokens]), pa.concat_arrays([texts, rows])
+            if before.tokens[0] == tokens[0]:
+                tokens, rows = np.concatenate([before.tokens, tokens]), pa.concat_arrays([texts, rows])
             else:
-                self._write(before, texts)
-        places = tokens.to_numpy()
-        start = int(np.searchsorted(places, places[-1]))
-        self._held = tokens[start:], rows[start:]
-        self._write(tokens[:start], rows[:start])
+                self._write(before)
+        lines = self._speller.spell(tokens, rows)
+        start = int(np.searchsorted(tokens, tokens[-1]))
+        self._write(lines.part(0, start))
+        self._held = lines.part(start, len(tokens)), rows[start:]
 
-    def _mine(self, tokens: pa.Array, instances: pa.Array | None, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
+    def _mine(self, columns: Columns) -> tuple[Tokens, pa.Array]:
         """Return the rows of the window."""
-        import pyarrow.compute as pc  # noqa: PLC0415 (see above)
+        import pyarrow as pa  # noqa: PLC0415 (see above)
 
-        wanted = None if instances is None else pc.equal(instances, self._window.instance)
-        if not (self._window.after < tokens[0].as_py() and tokens[-1].as_py() <= self._window.upto):
-            inside = pc.and_(pc.greater(tokens, self._window.after), pc.less_equal(tokens, self._window.upto))
-            wanted = inside if wanted is None else pc.and_(wanted, inside)
-        if wanted is None or pc.all(wanted).as_py():
+        tokens, writers, rows = columns
+        wanted = None if writers is None else writers == self._number
+        if not (self._window.after < tokens[0] and tokens[-1] <= self._window.upto):
+            inside = (tokens > self._window.after) & (tokens <= self._window.upto)
+            wanted = inside if wanted is None else wanted & inside
+        if wanted is None or wanted.all():
             return tokens, rows
-        return tokens.filter(wanted), rows.filter(wanted)
+        return tokens[wanted], rows.filter(pa.array(wanted))
 
     def finish(self) -> list[Segment]:
         """Return the segments, the last of which ends with the window."""
         if self._held is not None:
-            self._write(*self._held)
+            self._write(self._held[0])
         self._close(self._window.upto)
         return self._finished
 
-    def _write(self, tokens: pa.Array, rows: pa.Array) -> None:
+    def _write(self, lines: Lines) -> None:
         """Write whole facts, into as many segments as it takes."""
         import numpy as np  # noqa: PLC0415 (see above)
 
-        places = tokens.to_numpy()
+        places = lines.tokens
         start = 0
         while start < len(places):
             room = self._shape.segment_rows - self._writer.rows
@@ -222,8 +229,8 @@ class _Chain:
                 continue
             if end == start:  # a fact that is larger than a segment has one to itself
                 end = int(np.searchsorted(places, places[start], side="right"))
-            lines, count = self._lines.spell(tokens[start:end], rows[start:end])
-            self._writer.write(lines, count, Token(int(places[start])), Token(int(places[end - 1])))
+            some = lines.part(start, end)
+            self._writer.write(some.data(), some.rdata(), Token(int(places[start])), Token(int(places[end - 1])))
             start = end
 
     def _open(self, after: Token) -> None:
@@ -254,27 +261,52 @@ class LastFacts:
     def __init__(self, definition: StreamDefinition) -> None:
         self._places = [(definition.row or ()).index(each) for each in definition.key]
         self._last: dict[str, int] = {}
-        self._kept: pa.Array | None = None
+        self._kept: Tokens | None = None
 
-    def learn(self, tokens: pa.Array, rows: pa.Array) -> None:
+    def learn(self, tokens: Tokens, rows: pa.Array) -> None:
         """Look at some rows, in order."""
-        self._last.update(zip(map(self._key, rows.to_pylist()), tokens.to_pylist(), strict=True))
+        self._last.update(zip(map(self._key, rows.to_pylist()), tokens.tolist(), strict=True))
 
-    def only(self, tokens: pa.Array, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
+    def only(self, tokens: Tokens, rows: pa.Array) -> tuple[Tokens, pa.Array]:
         """Return the rows of the facts that are kept, once all have been looked at."""
-        import pyarrow as pa  # noqa: PLC0415 (only who needs it must have it)
-        import pyarrow.compute as pc  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415 (only who needs it must have it)
+        import pyarrow as pa  # noqa: PLC0415
 
         if self._kept is None:
-            self._kept = pa.array(sorted({*self._last.values()}), pa.int64())
-        kept = pc.is_in(tokens, self._kept)
-        return tokens.filter(kept), rows.filter(kept)
+            self._kept = np.array(sorted({*self._last.values()}), np.int64)
+        kept = np.isin(tokens, self._kept)
+        return tokens[kept], rows.filter(pa.array(kept))
 
     def _key(self, text: str) -> str:
         row = grammar.read_json(text)
         if not isinstance(row, list) or len(row) <= max(self._places):
             return text  # a row without the fields is its own key
         return grammar.spell_row([row[place] for place in self._places])
+
+
+@attrs.frozen
+class Lines:
+    """The lines of a writer's rows, one for each row; it is empty where a row has none.
+
+    Each *begins* with its line feed: so one text less is joined, and nothing is copied again.
+    """
+
+    tokens: Tokens
+    _texts: pa.Array
+    _positions: Tokens | None = None  # which of them are no RDATA, if any are not
+
+    def part(self, start: int, end: int) -> Lines:
+        """Return the lines of some rows."""
+        positions = None if self._positions is None else self._positions[start:end]
+        return Lines(self.tokens[start:end], self._texts[start:end], positions)
+
+    def rdata(self) -> int:
+        """Return how many lines are RDATA."""
+        return len(self.tokens) - (0 if self._positions is None else int(self._positions.sum()))
+
+    def data(self) -> memoryview:
+        """Return all of them."""
+        return _data_of(self._texts)
 
 
 class LineSpeller:
@@ -284,38 +316,36 @@ class LineSpeller:
         self._of = f"{stream} {instance}"
         self._limit = line_limit
 
-    def spell(self, tokens: pa.Array, rows: pa.Array) -> tuple[memoryview, int]:
-        """Return the lines of whole facts, and how many of them are RDATA; StoreError if a row is no line.
-
-        Each line *begins* with its line feed: so one text less is joined, and nothing is copied again.
-        """
+    def spell(self, tokens: Tokens, rows: pa.Array) -> Lines:
+        """Return the lines of whole facts; StoreError if a row is no line."""
         import numpy as np  # noqa: PLC0415 (only who needs it must have it)
         import pyarrow as pa  # noqa: PLC0415
         import pyarrow.compute as pc  # noqa: PLC0415
 
-        places, numbers = pc.cast(tokens, pa.string()), tokens.to_numpy()
-        goes_on: Any = np.append(numbers[:-1] == numbers[1:], [False])
+        places = pc.cast(pa.array(tokens), pa.string())
+        goes_on: Tokens = np.append(tokens[:-1] == tokens[1:], [False])
         if goes_on.any():
             places = pc.if_else(pa.array(goes_on), "batch", places)
         lines = pc.binary_join_element_wise(f"\nRDATA {self._of}", places, rows, " ")
-        count = len(lines)
         self._check(tokens, rows)
         if pc.max(pc.binary_length(lines)).as_py() > self._limit + 1:
-            lines, count = self._without_long_facts(tokens, pa.array(~goes_on), lines)
-        return _data_of(lines), count
+            return self._without_long_facts(tokens, goes_on, lines)
+        return Lines(tokens, lines)
 
-    def _without_long_facts(self, tokens: pa.Array, ends: pa.Array, lines: pa.Array) -> tuple[pa.Array, int]:
+    def _without_long_facts(self, tokens: Tokens, goes_on: Tokens, lines: pa.Array) -> Lines:
         """Let a fact with a line over the limit be a POSITION."""
-        import pyarrow.compute as pc  # noqa: PLC0415 (see above)
+        import numpy as np  # noqa: PLC0415 (see above)
+        import pyarrow as pa  # noqa: PLC0415
+        import pyarrow.compute as pc  # noqa: PLC0415
 
-        long = pc.greater(pc.binary_length(lines), self._limit + 1)
-        elsewhere = pc.is_in(tokens, pc.unique(tokens.filter(long)))
-        texts = pc.cast(tokens, lines.type)
+        long = pc.binary_length(lines).to_numpy() > self._limit + 1
+        elsewhere = np.isin(tokens, tokens[long])
+        texts = pc.cast(pa.array(tokens), lines.type)
         positions = pc.binary_join_element_wise(f"\nPOSITION {self._of}", texts, texts, " ")
-        kept = pc.or_(pc.invert(elsewhere), ends)
-        return pc.if_else(elsewhere, positions, lines).filter(kept), pc.sum(pc.invert(elsewhere)).as_py()
+        last = pc.if_else(pa.array(goes_on), "", positions)
+        return Lines(tokens, pc.if_else(pa.array(elsewhere), last, lines), elsewhere)
 
-    def _check(self, tokens: pa.Array, rows: pa.Array) -> None:
+    def _check(self, tokens: Tokens, rows: pa.Array) -> None:
         """Return if each row is text on one line."""
         import numpy as np  # noqa: PLC0415 (see above)
 

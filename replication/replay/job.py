@@ -5,6 +5,7 @@ What comes back is a receipt per span.  Nothing here says where Spark runs: that
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
 
 _HOME: Final = str(Path(__file__).parents[2])
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "numpy", "zstandard", "adbc_driver_sqlite", "adbc_driver_postgresql")
-QUIET: Final = {
+SESSION: Final = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Over TCP a task's second message waits 40 ms for the acknowledgement of its first.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # The JVM does nothing but to hand out tasks, and would spend more on its own speed than it gains.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
@@ -76,6 +81,7 @@ def do_tasks(spark: SparkSession, tasks: Sequence[Task]) -> list[bytes]:
 
         for batch in batches:
             receipts = [tasks[number].do().decode() for number in batch.column(0).to_pylist()]
+            gc.freeze()  # or Spark looks for cycles after each task, among all that is imported, for 20 ms
             yield pa.RecordBatch.from_pydict({"receipt": receipts})
 
     from pyspark.errors import PySparkException  # noqa: PLC0415 (only who needs it must have it)
@@ -138,7 +144,7 @@ def open_session(master: str | None) -> Iterator[SparkSession]:
             if master is None or master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it warns about this machine's name
                 os.environ["PYTHONPATH"] = os.pathsep.join([_HOME, *filter(None, [os.environ.get("PYTHONPATH")])])
-            for key, value in QUIET.items():
+            for key, value in SESSION.items():
                 builder = builder.config(key, value)
             session = _start_silently(builder, shims / "spark.log")
         try:

@@ -40,9 +40,17 @@ class CommandLineTests(SynchronousTestCase):
         self.assertEqual(len(lines), 6)
         self.assertRegex(lines[0], r"^ids +1 outstanding +pairs +[0-9,]+ pairs/s +spread \d+%$")
 
+    def test_times(self) -> None:
+        """It multiplies what a round does, unless that is to be quick."""
+        with mock.patch.object(bench, "run", return_value=[]) as run:
+            self.assertEqual(run_bench("--times", "10", "--rounds", "1", "replay")[0], 0)
+        effort = run.call_args.args[1]
+        self.assertEqual((effort, effort.size(300, 2)), (Effort(1, quick=False, times=10), 3_000))
+        self.assertEqual(Effort(1, quick=True, times=10).size(300, 2), 2)
+
     def test_wrong_usage(self) -> None:
         """One line names the culprit, and the status is 2."""
-        for arguments, culprit in ((["spark"], "spark"), (["--rounds", "0"], "0 is not 1 or more"), (["-x"], "-x")):
+        for arguments, culprit in ((["spark"], "spark"), (["--times", "0"], "0 is not 1 or more"), (["-x"], "-x")):
             with self.subTest(arguments):
                 status, out, err = run_bench(*arguments)
                 self.assertEqual((status, out, err.count("\n")), (2, "", 1))

@@ -16,5 +16,5 @@ class ReplayTests(ScenarioTestCase):
         """And a plain scan of the same table."""
         need_spark()
         databases = ("SQLite", "PostgreSQL") if find_binaries() else ("SQLite",)
-        ways = ("plain scan", "none", "gzip", "zstd", "zstd, one process")
+        ways = ("plain scan", "none", "gzip", "zstd", "zstd, mapped", "zstd, one process", "a worker of Spark")
         self.assertEqual(self.variants("replay"), {f"{name}, {way}" for name in databases for way in ways})

@@ -32,7 +32,7 @@ def spark() -> Iterator[Any]:
     need_spark()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PYTHONPATH", os.pathsep.join(each for each in sys.path if each))
-        patch.setattr(job, "QUIET", {**job.QUIET, **SETTINGS})
+        patch.setattr(job, "SESSION", {**job.SESSION, **SETTINGS})
         session = job.open_session(MASTER)
         try:
             opened = session.__enter__()

@@ -116,5 +116,5 @@ def lines_of(folder: LocalFolder, segment: Segment) -> bytes:
     if segment.compression == "zstd":
         import zstandard
 
-        return bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+        return bytes(zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).readall())
     return data

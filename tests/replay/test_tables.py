@@ -31,16 +31,16 @@ UPTO = Token(1_000)
 
 
 def read(
-    url: str, definition: StreamDefinition, *writers: str, after: int = 0, alone: bool = False
+    url: str, definition: StreamDefinition, *writers: str, after: int = 0, upto: int = UPTO, alone: bool = False
 ) -> list[tuple[int, str | None, str]]:
     """Return all rows, with their writers where the table is asked for several."""
     with closing(open_database(url)) as database:
         table = open_table(database, definition)
         found: list[tuple[int, str | None, str]] = []
         names = [InstanceName(each) for each in writers]
-        for tokens, instances, rows in table.columns(names, after=Token(after), upto=UPTO, alone=alone):
-            whose = [None] * len(tokens) if instances is None else instances.to_pylist()
-            found += zip(tokens.to_pylist(), whose, rows.to_pylist(), strict=True)
+        for tokens, numbers, rows in table.columns(names, after=Token(after), upto=Token(upto), alone=alone):
+            whose = [None] * len(tokens) if numbers is None else [[*writers, None][each] for each in numbers]
+            found += zip(tokens.tolist(), whose, rows.to_pylist(), strict=True)
         return found
 
 
@@ -51,7 +51,10 @@ def test_all_writers_or_some_or_one(tmp_path: Path) -> None:
     every = [(2, MASTER, "1"), (3, OTHER, "3"), (3, OTHER, "4"), (5, "x", "5"), (9, MASTER, "2")]
     orders = StreamDefinition("orders")
     assert read(url, orders, MASTER, OTHER, "x", alone=True) == every
-    assert read(url, orders, MASTER, OTHER, alone=True) == every, "others may be among them"
+    others = [(token, None if writer == "x" else writer, text) for token, writer, text in every]
+    assert read(url, orders, MASTER, OTHER, alone=True) == others, "others may be among them"
+    assert read(url, orders, OTHER, MASTER, upto=2**63 - 1) == [*every[1:3], every[0], every[-1]], "one by one"
+    assert read(url, orders, MASTER, OTHER, after=2, upto=2**61) == [*every[1:3], every[-1]]
     assert read(url, orders, OTHER, "x") == every[1:4]
     assert read(url, orders, MASTER, after=2) == [(9, None, "2")]
     assert read(url, orders, "nobody") == []
