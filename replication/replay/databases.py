@@ -29,8 +29,9 @@ FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://us
 PATIENCE: Final = 30  # seconds that SQLite waits for a lock, as of somebody who opens the file at the same time
 BATCH_ROWS: Final = 16_384  # of SQLite: 2 MiB of common rows, 256 MiB of the longest that a line can hold
 BATCH_BYTES: Final = 4 * 2**20  # of PostgreSQL
-# The index has the order; to sort a million rows instead takes longer, and the server's memory.
-SETTINGS: Final = ("default_transaction_read_only = on", "enable_sort = off", "enable_bitmapscan = off")
+# The index has the order; to sort a million rows instead takes longer, and the server's memory.  And the session of a
+# task would load and run a compiler for its one statement.
+SETTINGS: Final = ("default_transaction_read_only = on", "enable_sort = off", "enable_bitmapscan = off", "jit = off")
 
 
 class Position(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,6 +22,7 @@ from replication.replay.segments import (
     Segment,
     check_compression,
     check_folder,
+    compressed,
     fault_of,
     folder_of,
     read_manifest,
@@ -169,6 +172,24 @@ def test_the_same_lines_give_the_same_file(tmp_path: Path, compression: str) -> 
     )
     assert first == second
     assert (tmp_path / "a" / first.name).read_bytes() == (tmp_path / "b" / second.name).read_bytes()
+
+
+@given(lines=st.binary(min_size=1, max_size=300), cuts=st.lists(st.integers(0, 300), max_size=9))
+def test_zstandard_frames_are_cut_where_the_lines_say_however_they_come(lines: bytes, cuts: list[int]) -> None:
+    zstandard = pytest.importorskip("zstandard")
+
+    def written(*cuts: int) -> bytes:
+        sink = io.BytesIO()
+        with pytest.MonkeyPatch.context() as patch, compressed(sink, "zstd") as squeezed:
+            patch.setattr(segments, "FRAME", 50)
+            for start, end in pairwise([0, *cuts, len(lines)]):
+                squeezed.write(memoryview(lines)[start:end])
+        return sink.getvalue()
+
+    file = written(*sorted(min(each, len(lines)) for each in cuts))
+    assert file == written()
+    assert zstandard.frame_content_size(file) == min(50, len(lines))
+    assert zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).readall() == lines
 
 
 @given(history=strategies.facts(min_rows=1), chunk=st.integers(1, 40))
