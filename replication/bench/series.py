@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MILLISECOND: Final = 1e-3
 _KIB: Final = 1024
+_FEW: Final = 10  # of which the tenths matter, too
 
 
 @attrs.frozen
@@ -107,4 +108,4 @@ def _spell_value(value: float, unit: str) -> str:
             return f"{value / _KIB:,.1f} KiB"
         case "cores":
             return f"{value:.3%} of a core"
-    return f"{value:,.0f} {unit}"
+    return f"{value:,.{0 if value >= _FEW else 1}f} {unit}"
