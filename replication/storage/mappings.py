@@ -48,7 +48,7 @@ def check(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
 def number_first(url: str, definitions: Sequence[StreamDefinition], *, remove: bool = False) -> list[str]:
     """Install, or remove, the trigger on the streams' tables, and return their names; all of them, or none."""
     if path_of(url) is not None:
-        raise ConfigError("only PostgreSQL needs a trigger: one process at a time writes to an SQLite file")
+        raise ConfigError("on SQLite there is nothing to install or remove: mapped streams work as they are")
     from replication.storage import postgres_numbering  # noqa: PLC0415 - its driver is an extra
     from replication.storage.postgres_tables import quoted  # noqa: PLC0415
 
