@@ -18,3 +18,9 @@ def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]
     assert said.err == (
         "replication tail: the following arguments are required: endpoint; see replication tail --help\n"
     )
+
+
+def test_help_out_of_a_docstring_has_no_marks_of_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Parser(prog="replication rooms", description="``replication rooms``: see ``--dot``.").parse_args(["--help"])
+    assert "\nreplication rooms: see --dot.\n" in capsys.readouterr().out
