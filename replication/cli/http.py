@@ -75,6 +75,8 @@ class HttpApi:
         if response.status == http.HTTPStatus.OK and said is not None:
             return said
         detail = said.get("detail") or said.get("error") if isinstance(said, dict) else None
+        if response.status == http.HTTPStatus.UNAUTHORIZED and "Authorization" not in self._headers:
+            detail = "it wants a secret: give --secret-file FILE"
         raise HttpError(
             f"{self.url} says {response.status}: {detail or f'{response.reason}; is that a replication daemon?'}",
             passing=response.status in _PASSING,

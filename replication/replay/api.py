@@ -128,7 +128,10 @@ class Api:
         if response.status == HTTPStatus.OK:
             return body
         kind = AwayError if response.status in self._passing else CatchUpError
-        raise kind(f"{self.url} says {response.status}: {_detail(body) or response.reason}")
+        detail = _detail(body) or response.reason
+        if response.status == HTTPStatus.UNAUTHORIZED and not self._headers:
+            detail = "it wants a secret: give the option secretFile, a file with what its --secret-file has"
+        raise kind(f"{self.url} says {response.status}: {detail}")
 
 
 def _detail(body: bytes) -> str | None:

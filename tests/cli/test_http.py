@@ -115,6 +115,13 @@ def test_a_refusal_says_what_the_daemon_said(server: Server) -> None:
     assert not error.passing
 
 
+def test_a_missing_secret_is_told_from_a_wrong_one(server: Server) -> None:
+    server.answer = (401, json.dumps({"error": "Unauthorized", "detail": "a wrong secret"}).encode())
+    assert str(failure(server.url)) == f"{server.url} says 401: it wants a secret: give --secret-file FILE"
+    with pytest.raises(HttpError, match="says 401: a wrong secret"):
+        call(server.url, secret="hush")
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_some_refusals_may_pass(server: Server, status: int) -> None:
     server.answer = (status, b"{}")

@@ -64,12 +64,13 @@ def test_the_secret_is_shown_and_a_wrong_one_is_not_tried_again(master: FakeMast
     master.secret = "abc"
     with closing(Api(master.url, "abc", patience=60)) as api:
         assert api.stream("orders").positions
-    with (
-        closing(Api(master.url, patience=60)) as api,
-        pytest.raises(CatchUpError, match="says 401: the secret is wrong"),
-    ):
-        api.stream("orders")
-    assert len(master.asked) == 2
+    for secret, said in (("abd", "the secret is wrong"), (None, "it wants a secret: give the option secretFile")):
+        with (
+            closing(Api(master.url, secret, patience=60)) as api,
+            pytest.raises(CatchUpError, match=f"says 401: {said}"),
+        ):
+            api.stream("orders")
+    assert len(master.asked) == 3
 
 
 def test_what_is_not_there_is_named_and_not_tried_again(master: FakeMaster) -> None:

@@ -206,7 +206,7 @@ def test_the_secret_of_a_file_is_shown(master: FakeMaster, tmp_path: Path) -> No
     master.secret = "sésame"
     (tmp_path / "secret").write_text("sésame\n", encoding="utf-8")
     assert len(batch(master, secretFile=str(tmp_path / "secret"))) == len(ALL)
-    with pytest.raises(CatchUpError, match="says 401: the secret is wrong"):
+    with pytest.raises(CatchUpError, match="says 401: it wants a secret: give the option secretFile"):
         batch(master)
 
 
