@@ -6,6 +6,7 @@ Only wiring: what a master or a worker does is in ``master`` and ``worker``, wha
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import importlib
 import inspect
@@ -228,7 +229,9 @@ class Daemon(service.Service):
         outcomes = await defer.DeferredList(self._listening, consumeErrors=True)
         for (socket, _), (_, outcome) in zip(self._sockets, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                raise ConfigError(f"cannot listen on {socket.endpoint} ({socket.key}): {_reason(outcome.value)}")
+                raise ConfigError(
+                    f"cannot listen on {socket.endpoint} ({socket.key}): {_reason(socket, outcome.value)}"
+                )
             self.log.info("{what} is served at {address}", what=socket.what, address=_spell_address(outcome.getHost()))
         await self._server.start()
 
@@ -275,9 +278,12 @@ def _exit_with_status_1() -> None:
     os._exit(1)
 
 
-def _reason(error: BaseException | None) -> str:
+def _reason(socket: Socket, error: BaseException | None) -> str:
     cause = error.socketError if isinstance(error, CannotListenError) else error
-    return getattr(cause, "strerror", None) or str(cause)
+    why = getattr(cause, "strerror", None) or str(cause)
+    if getattr(cause, "errno", None) != errno.EADDRINUSE:
+        return why
+    return f"{why}; if another master or worker runs there, stop it, or give another --{socket.key}"
 
 
 def _server_endpoint(reactor: Any, socket: Socket) -> Any:

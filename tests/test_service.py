@@ -237,7 +237,9 @@ class DaemonTests(SynchronousTestCase):
         in_use = CannotListenError("127.0.0.1", 9092, OSError(98, "Address already in use"))
         self.start(self.daemon(succeed(self.port()), fail(in_use)))
         self.assertEqual(
-            self.stderr.getvalue(), "replication: cannot listen on tcp:1 (listen): Address already in use\n"
+            self.stderr.getvalue(),
+            "replication: cannot listen on tcp:1 (listen): Address already in use; if another master or worker runs "
+            "there, stop it, or give another --listen\n",
         )
         self.assertEqual(self.reactor.stops, 1)
         self.assertEqual(self.at_exit, [service._exit_with_status_1])

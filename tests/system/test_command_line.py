@@ -109,7 +109,8 @@ def test_a_port_in_use_is_one_line_and_status_1(tmp_path: Path, stack: ExitStack
         command, cwd=tmp_path, env=environment(), timeout=PATIENCE, check=False, capture_output=True, text=True
     )
     assert second.returncode == 1
-    assert second.stderr == f"replication: cannot listen on {endpoint} (listen): Address already in use\n"
+    cure = "if another master or worker runs there, stop it, or give another --listen"
+    assert second.stderr == f"replication: cannot listen on {endpoint} (listen): Address already in use; {cure}\n"
     assert "Traceback" not in second.stdout
 
 
