@@ -112,6 +112,8 @@ def _verify(out: str) -> int:
             faults.append(fault)
             print(fault, file=sys.stderr)
     if faults:
+        cure = "bring its file back from a copy, or replay into a new folder, with another --out"
+        print(f"{out}: what is damaged or missing stays so, however often you replay into it: {cure}", file=sys.stderr)
         return 1
     print(f"{out}: {segments} segments with {rows} rows are whole")
     return 0

@@ -75,19 +75,24 @@ def test_segments_are_compressed_as_is_said(tmp_path: Path, compression: str, su
 
 @pytest.mark.usefixtures("database")
 def test_verify_counts_what_is_whole_and_names_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none")
+    asked = ["--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none"]
+    run(*asked)
     capsys.readouterr()
     assert run("--verify", "out") == 0
     assert capsys.readouterr().out == "out: 8 segments with 100 rows are whole\n"
     first, second, *_ = sorted((tmp_path / "out/orders/master").iterdir())
     first.unlink()
     second.write_bytes(second.read_bytes()[:-3])
+    assert run(*asked) == 0
+    assert capsys.readouterr().out == "out: up to date\n"
     assert run("--verify", "out") == 1
     said = capsys.readouterr()
+    *faults, cure = said.err.splitlines()
     assert [
         f"{each.name}: {what}" in line
-        for each, what, line in zip((first, second), ("No such file", "damaged"), said.err.splitlines(), strict=True)
+        for each, what, line in zip((first, second), ("No such file", "damaged"), faults, strict=True)
     ] == [True, True]
+    assert cure.startswith("out: what is damaged or missing stays so, however often you replay into it: bring its file")
     assert said.out == ""
 
 
