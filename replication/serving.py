@@ -379,11 +379,24 @@ class Serving:
                 oldest = (Token(writer.settled + 1), reach.waits)
             if reach.blockers:
                 notes.append(f"stream {name!r}: {count} IDs from {oldest[0]} on wait for {', '.join(reach.blockers)}")
-        state = "writing" if writer.ids.are_known else "opening"
-        mine = WriterStatus(self.instance_name, writer.settled, writer.announced, state=state)
+        error = self._error(writer)
+        state = "stopped" if error else "writing" if writer.ids.are_known else "opening"
+        mine = WriterStatus(self.instance_name, writer.settled, writer.announced, state, error)
         writers = [mine, *self._others(writer.definition)]
         kept = None if writer.kept is None else writer.kept.status()
         return StreamStatus(writer.definition, writers, open_count=count, oldest_open=oldest, kept=kept, notes=notes)
+
+    def _error(self, writer: StreamWriter) -> str | None:
+        """Return why nothing of a stream can be announced, and the cure, if that is so."""
+        error = writer.error
+        if error is None and self._watching is not None and writer.ids.reached is not None:
+            error = self._watching.error
+        if error is None:
+            return None
+        cure = "it goes on once that is mended"
+        if writer.definition.table is not None or writer.definition.tables:
+            cure += ", or, if the mapping is, with the next start"
+        return f"{error}; {cure}"
 
     def _positions(self, streams: Sequence[StreamName]) -> Sequence[Chunk]:
         """Return what answers REPLICATE; we speak for those who are gone, too: nobody else does."""

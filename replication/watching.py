@@ -34,20 +34,20 @@ FIRST_LOOKS: Final = 3  # that a start waits for: enough where nothing is under 
 class Watching:
     """Looks through ``watch``, and tells the ``writers`` of its streams how far others have come.
 
-    ``reaches`` is what the last look saw.
+    ``reaches`` is what the last look saw, ``error`` why there was none since.
     """
 
     log = Logger()
 
     def __init__(self, clock: IReactorTime, watch: IWatch, writers: Mapping[StreamName, StreamWriter]) -> None:
         self.reaches: Mapping[StreamName, Reach] = {}
+        self.error: str | None = None
         self._clock = clock
         self._watch = watch
         self._writers = writers
         self._moved_at = clock.seconds()
         self._woken = False
         self._hurried = False
-        self._failing: str | None = None
         self._ended = False
         self._pause: Deferred[None] | None = None
         self._loop: Deferred[None] | None = None
@@ -83,11 +83,13 @@ class Watching:
         try:
             moved = await self._look()
         except StoreError as error:
-            if self._failing != str(error):
-                self._failing = str(error)
-                self.log.error("mapped streams wait: {error}", error=self._failing)
+            if self.error != str(error):
+                self.error = str(error)
+                self.log.error("mapped streams wait: {error}", error=self.error)
             return RETRY_AFTER
-        self._failing = None
+        if self.error is not None:
+            self.error = None
+            self.log.info("mapped streams go on")
         now = self._clock.seconds()
         if moved:
             self._moved_at = now

@@ -277,6 +277,7 @@ class StreamWriter:
         self.ids: StreamIds[StreamWriter] = StreamIds(FIRST_SETTLED) if owner is None else owner.ids
         self.ids.writers.append(self)
         self.kept: Kept | None = None  # the facts, if there is no table
+        self.error: str | None = None  # why the store does not give what is to be announced
         self._process = process
         self._busy = False  # the store is being asked before more can be announced
         self.begin(FIRST_SETTLED)
@@ -564,17 +565,21 @@ class StreamWriter:
 
     async def _until_it_works(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store until it answers: what is committed has to be announced, however long that takes."""
-        said = ""
         while True:
             try:
-                return await ask()
+                answer = await ask()
             except StoreError as error:
                 if self._process.stopping:
                     raise
-                if said != str(error):
-                    said = str(error)
-                    self.log.error("{name} waits: {error}", name=self.definition.name, error=said)
+                if self.error != str(error):
+                    self.error = str(error)
+                    self.log.error("{name} waits: {error}", name=self.definition.name, error=self.error)
                 await self._process.waits.nap(RETRY_AFTER)
+                continue
+            if self.error is not None:
+                self.error = None
+                self.log.info("{name} goes on", name=self.definition.name)
+            return answer
 
     def check_writer(self) -> None:
         """Raise NotAWriterError if this instance may not write here."""

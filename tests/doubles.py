@@ -62,12 +62,12 @@ def error_of(outcome: Sequence[object]) -> BaseException:
 
 
 @contextmanager
-def logged() -> Iterator[list[str]]:
-    """Collect what is logged as a warning or worse; the list is complete once the block is left."""
+def logged(least: LogLevel = LogLevel.warn) -> Iterator[list[str]]:
+    """Collect what is logged as a warning or worse, or as ``least``; the list is complete once the block is left."""
     said: list[str] = []
     with capturedLogs() as events:
         yield said
-    said += [formatEvent(each) for each in events if each["log_level"] >= LogLevel.warn]
+    said += [formatEvent(each) for each in events if each["log_level"] >= least]
 
 
 # ---- transports

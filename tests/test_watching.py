@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from twisted.logger import LogLevel
+
 from replication.errors import StoreError
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
@@ -213,14 +215,14 @@ class LookingTests(WatchingCase):
 
     def test_a_database_that_does_not_answer_is_asked_again_and_named_once(self) -> None:
         wire = self.greeted("REPLICATE")
-        with logged() as said:
+        with logged(LogLevel.info) as said:
             self.store.errors["look"] = StoreError("the server is away")
             self.net.pump([RETRY_AFTER] * 5)
             self.store.insert(2)
             self.store.reach = Reach(Token(2), Token(2))
             del self.store.errors["look"]
             self.net.pump([RETRY_AFTER] * 2)
-        self.assertEqual(said, ["mapped streams wait: the server is away"])
+        self.assertEqual(said, ["mapped streams wait: the server is away", "mapped streams go on"])
         self.assertEqual(self.told(wire), ['RDATA orders master 2 ["o","2"]'])
 
     def test_a_start_without_an_answer_fails(self) -> None:
@@ -251,6 +253,40 @@ class StatusTests(WatchingCase):
         self.reach(8)
         status = self.master.stream_statuses()[0]
         self.assertEqual((status.open_count, status.oldest_open, list(status.notes)), (0, None, []))
+
+    def standing(self, stream: str) -> tuple[str, str | None]:
+        (status,) = [each for each in self.master.stream_statuses() if each.definition.name == stream]
+        return status.writers[0].state, status.writers[0].error
+
+    def test_mapped_streams_that_cannot_be_looked_at_are_stopped_until_they_can(self) -> None:
+        now(self.master.start())
+        self.store.errors["look"] = StoreError("no such table: orders")
+        with logged():
+            self.net.advance(RETRY_AFTER)
+        why = "no such table: orders; it goes on once that is mended"
+        self.assertEqual(self.standing("orders"), ("stopped", why))
+        self.assertEqual(self.standing("caches"), ("writing", None))
+        del self.store.errors["look"]
+        self.net.advance(RETRY_AFTER)
+        self.assertEqual(self.standing("orders"), ("writing", None))
+
+    def test_a_stream_whose_rows_cannot_be_read_is_stopped_until_they_can(self) -> None:
+        mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"])
+        self.master = self.make_master(streams=[mapped])
+        wire = self.greeted("REPLICATE")
+        self.store.errors["facts"] = StoreError("no such column: source.state")
+        self.store.insert(2)
+        with logged(LogLevel.info) as said:
+            self.reach(2)
+            self.net.pump([RETRY_AFTER] * 3)
+            state, why = self.standing("orders")
+            del self.store.errors["facts"]
+            self.net.pump([RETRY_AFTER] * 3)
+        cure = "it goes on once that is mended, or, if the mapping is, with the next start"
+        self.assertEqual((state, why), ("stopped", f"no such column: source.state; {cure}"))
+        self.assertEqual(said, ["orders waits: no such column: source.state", "orders goes on"])
+        self.assertEqual(self.standing("orders"), ("writing", None))
+        self.assertEqual(self.told(wire), ['RDATA orders master 2 ["o","2"]'])
 
     def test_what_is_wrong_with_its_table_is_among_the_notes(self) -> None:
         self.store.warnings += ["stream 'orders': no index", "stream 'other': no index"]

@@ -76,7 +76,9 @@ def as_json(seen: dict[str, Any]) -> Text:
 
 def as_tables(seen: dict[str, Any]) -> Group:
     """Return a heading, a table of streams by writer, what is to be said of them, and a table of connections."""
-    heading = Text(f"{seen['role']} {seen['instance_name']} of {seen['server_name']}: {seen['status']}")
+    stopped = [each["name"] for each in seen["streams"] if any(writer["error"] for writer in each["writers"])]
+    how = f"{', '.join(stopped)} stopped" if stopped else seen["status"]
+    heading = Text(f"{seen['role']} {seen['instance_name']} of {seen['server_name']}: {how}")
     streams = _table("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN")
     notes = []
     for stream in seen["streams"]:

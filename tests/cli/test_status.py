@@ -75,7 +75,7 @@ def test_a_pipe_gets_plain_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert run(monkeypatch, FakeApi(None)) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["worker", "worker1", "of", "example.com:", "ok"],
+        ["worker", "worker1", "of", "example.com:", "orders[red]", "stopped"],
         ["STREAM", "WRITER", "POSITION", "LAG", "STATE", "OPEN", "OLDEST", "OPEN"],
         ["orders[red]", "master", "7", "12", "stopped", "2", "4", "for", "3", "s"],
         ["quiet", "-", "-", "-", "-", "0", "-"],
@@ -83,6 +83,11 @@ def test_a_pipe_gets_plain_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ["CONNECTION", "ADDRESS", "SINCE", "LINES", "OUT", "BYTES", "OUT", "QUEUED", "LAST"],
         ["-", "127.0.0.1:5", "2023-11-14", "22:13:20Z", "3", "100000", "9", "REPLICATE"],
     ]
+
+
+def test_where_nothing_is_stopped_the_heading_is_what_health_says() -> None:
+    fine = {**SEEN, "streams": SEEN["streams"][1:]}
+    assert str(status.as_tables(fine).renderables[0]) == "worker worker1 of example.com: ok"
 
 
 def test_json_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
