@@ -11,8 +11,10 @@
     │   ├── NotAWriterError
     │   ├── RowError              a row cannot be spelt as JSON, or does not have the declared fields
     │   ├── SequenceRegressedError
+    │   ├── StoppingError         the process is stopping; another one, or it itself, will soon be there
     │   └── PositionTimeoutError  wait_for() ran out of time
     ├── StoreError                a database cannot do what was asked
+    │   ├── ValueRefusedError     a table cannot hold a value as it is
     │   ├── SchemaError           its tables are not ours, or are newer than this code
     │   └── PositionMovedError    somebody else moved the position that we were about to move
     ├── RoomError                 events that cannot be part of their room's graph
@@ -76,12 +78,20 @@ class SequenceRegressedError(StreamError):
     """A sequence handed out an ID that was used before."""
 
 
+class StoppingError(StreamError):
+    """This process is stopping and begins nothing new: ask again once it is back."""
+
+
 class PositionTimeoutError(StreamError):
     """A position was not reached in time; the message says which, how far it got, and how the link is."""
 
 
 class StoreError(ReplicationError):
     """A database cannot do what was asked of it."""
+
+
+class ValueRefusedError(StoreError):
+    """A table cannot hold a value as it is, or may not: to try again with the same is of no use."""
 
 
 class SchemaError(StoreError):

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from replication.audience import Audience
 from replication.effects import Effects
-from replication.errors import ConfigError, LocalProtocolError, ReplicationError, StoreError, StreamError
+from replication.errors import ConfigError, LocalProtocolError, ReplicationError, StoppingError, StoreError
 from replication.listeners import Listeners
 from replication.net.listener import ReplicationFactory
 from replication.net.protocol import Limits
@@ -143,7 +143,7 @@ class Serving:
     async def started(self) -> None:
         """Return once facts can be written; raise what starting failed with."""
         if self.stopping:
-            raise StreamError(f"{self.instance_name!r} is stopping")
+            raise StoppingError(f"{self.instance_name!r} is stopping")
         if self._start is None:
             self._start = Deferred.fromCoroutine(self._open())
         error = await share(self._start)
@@ -241,7 +241,7 @@ class Serving:
     def reservation_begins(self, reservation: Reservation) -> None:
         """Remember who holds IDs; StreamError if we are stopping."""
         if self.stopping:
-            raise StreamError(f"{self.instance_name!r} is stopping")
+            raise StoppingError(f"{self.instance_name!r} is stopping")
         self._reservations[reservation] = None
 
     def reservation_ended(self, reservation: Reservation) -> None:

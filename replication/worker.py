@@ -18,6 +18,7 @@ from replication.errors import (
     NotAWriterError,
     PositionTimeoutError,
     ReplicationError,
+    StoppingError,
     StreamError,
     UnknownStreamError,
 )
@@ -241,7 +242,7 @@ class Worker:
         if self._position(*key) >= token or (writer == self.instance_name and self._writes(key[0])):
             return succeed(None)  # what we wrote ourselves is here (protocol E6)
         if self.stopping:
-            return fail(StreamError(f"{self.instance_name!r} is stopping"))
+            return fail(StoppingError(f"{self.instance_name!r} is stopping"))
         waiting: Deferred[None] = Deferred()
         entry = (Token(token), waiting)
         insort(self._waiters.setdefault(key, []), entry, key=_token_of)
@@ -271,7 +272,7 @@ class Worker:
         for first in self._first_positions.values():
             await share(first)
         if self.stopping:
-            raise StreamError(f"{self.instance_name!r} is stopping")
+            raise StoppingError(f"{self.instance_name!r} is stopping")
 
     async def _open(self) -> Exception | None:
         if self._copy is None:
@@ -301,7 +302,7 @@ class Worker:
         for waiters in list(self._waiters.values()):
             for _, waiting in list(waiters):
                 if not waiting.called:
-                    waiting.errback(StreamError(f"{self.instance_name!r} is stopping"))
+                    waiting.errback(StoppingError(f"{self.instance_name!r} is stopping"))
         if self._start is not None:
             await share(self._start)
         await DeferredList([link.stop() for link in self._links])

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
 from replication.caches import spell_key
-from replication.errors import NotAWriterError, RowError, StoreError, StreamError
+from replication.errors import NotAWriterError, RowError, StoppingError, StoreError, StreamError
 from replication.session.feed import spell_facts, spell_position
 from replication.streams.facts import Fact, fact_bytes, facts_of, texts_of
 from replication.streams.ids import StreamIds, draw
@@ -205,7 +205,11 @@ class Reservation:
     def check_open(self) -> None:
         """Raise StreamError if the block has been left, or the process could not wait for that."""
         if self._ended is not None:
-            raise StreamError(f"this fact is {self._ended}")
+            raise self._end()
+
+    def _end(self) -> StreamError:
+        kind = StoppingError if self._process.stopping else StreamError
+        return kind(f"this fact is {self._ended}")
 
     def transaction(self) -> ITransaction:
         """Return the one transaction of all these facts."""
@@ -229,7 +233,7 @@ class Reservation:
         tokens = await writer.take(count)
         if self._complete:  # somebody abandoned us meanwhile
             writer.complete(tokens, ())
-            raise StreamError(f"this fact is {self._ended}")
+            raise self._end()
         self._held[writer] = tokens
         return tokens
 

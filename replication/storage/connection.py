@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from replication.errors import SchemaError, StoreError
+from replication.errors import SchemaError, StoreError, ValueRefusedError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit, gather_positions
@@ -68,6 +68,9 @@ RECEIPT: Final = "SELECT tokens FROM append_receipts WHERE key = ? AND written_a
 
 # What else the driver raises about a value that it cannot store.
 REFUSALS: Final = (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeEncodeError)
+
+# What no later attempt can mend.  A key may be free then.
+_OF_VALUES: Final = ("SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL", "SQLITE_MISMATCH")
 
 CURES: Final = {
     "SQLITE_BUSY": "another process holds its lock: stop that, or wait for it",
@@ -371,4 +374,5 @@ class SqliteConnection:
     def _refusal(self, error: Exception) -> StoreError:
         name = getattr(error, "sqlite_errorname", "")
         cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
-        return StoreError(f"database {self.path!r}: {error}{cure}")
+        of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
+        return (ValueRefusedError if of_values else StoreError)(f"database {self.path!r}: {error}{cure}")

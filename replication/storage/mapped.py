@@ -12,7 +12,7 @@ import sqlite3
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from replication.errors import RowError, SchemaError, StoreError
+from replication.errors import RowError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.pages import cut_page
 from replication.storage.tables import DOWN, UP
 from replication.streams.facts import Fact
@@ -114,15 +114,13 @@ class MappedTable:
         for token, texts in facts:
             place = self.direction.sign * token
             kept = self._whole(database, writer, token)
+            was_there = bool(kept)
             if not kept:
                 rows = [(place, *start, *self._values(text)) for text in texts]
                 database.executemany(self._insert, rows)
                 kept = self._whole(database, writer, token)
             if kept != [*texts]:
-                raise StoreError(
-                    f"stream {self.definition.name!r}: fact {token} is {_shown(texts)}, but table "
-                    f"{self.definition.table!r} has {_shown(kept)} for it"
-                )
+                raise differs(self.definition, token, texts, kept, was_there=was_there)
 
     def delete(self, database: sqlite3.Connection, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
@@ -195,8 +193,23 @@ class MappedTable:
         row = grammar.read_json(text)
         if not isinstance(row, list) or len(row) != len(self._columns):
             columns = ", ".join(self._columns)
-            raise StoreError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
+            raise ValueRefusedError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
+        for column, value in zip(self._columns, row, strict=True):
+            if isinstance(value, (list, dict)):
+                raise ValueRefusedError(
+                    f"stream {self.definition.name!r}: column {column!r} holds no arrays and objects: {text[:200]}"
+                )
         return row
+
+
+def differs(
+    definition: StreamDefinition, token: Token, texts: Sequence[str], kept: Sequence[str], *, was_there: bool
+) -> StoreError:
+    """Return what is wrong with a fact whose rows are others in its table: if that ``was_there``, another ID may do."""
+    said = f"fact {token} is {_shown(texts)}, but table {definition.table!r} has {_shown(kept)} for it"
+    if was_there:
+        return StoreError(f"stream {definition.name!r}: {said}, which somebody else wrote")
+    return ValueRefusedError(f"stream {definition.name!r}: {said}: append what its columns make of the values")
 
 
 def _shown(texts: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.postgres import types
 
-from replication.errors import RowError, SchemaError, StoreError
-from replication.storage.mapped import MASTER, SEEK
+from replication.errors import RowError, SchemaError, StoreError, ValueRefusedError
+from replication.storage.mapped import MASTER, SEEK, differs
 from replication.storage.pages import cut_page
 from replication.storage.postgres_checks import has_pair, what_is_amiss
 from replication.storage.postgres_tables import COLUMNS, KIND, quoted, relation_name
@@ -154,10 +154,8 @@ class MappedTable:
                 kept.update(self._read(session, writer, [fact.token for fact in missing]))
             for token, texts in facts:
                 if kept.get(token, []) != [*texts]:
-                    raise StoreError(
-                        f"stream {self.definition.name!r}: fact {token} is {_shown(texts)}, but table "
-                        f"{self.definition.table!r} has {_shown(kept.get(token, []))} for it"
-                    )
+                    was_there = all(token != fact.token for fact in missing)
+                    raise differs(self.definition, token, texts, kept.get(token, []), was_there=was_there)
 
     def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
@@ -252,7 +250,7 @@ class MappedTable:
         row = grammar.read_json(text)
         if not isinstance(row, list) or len(row) != len(self._columns):
             columns = ", ".join(self._columns)
-            raise StoreError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
+            raise ValueRefusedError(f"stream {self.definition.name!r}: {text[:200]} is not an array of {columns}")
         values = [
             grammar.spell_row(value) if is_json and value is not None else value
             for is_json, value in zip(self._json, row, strict=True)
@@ -298,7 +296,3 @@ def _is_json(value: object) -> bool:
 def _doubled(sql: str) -> str:
     """Return SQL of a user as the driver takes it beside parameters."""
     return sql.replace("%", "%%")
-
-
-def _shown(texts: Sequence[str]) -> str:
-    return " ".join(texts)[:200] or "no row"

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from replication.errors import ConfigError, StoreError
+from replication.errors import ConfigError, StoreError, ValueRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,6 +89,8 @@ CURES: Final = {  # by the beginning of an SQLSTATE
     "55P03": "another session holds the lock",
     "57014": "statement_timeout, or somebody, ended it: raise the timeout for this user, or try again",
 }
+# What no later attempt can mend: data exceptions, NOT NULL, CHECK, another type.  A key may be free then.
+_OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _CONNECT_CURES: Final = {  # by the server's words, because the driver has no SQLSTATE then
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
     "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -338,9 +340,10 @@ class PostgresSession:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
             if lost:
                 self._drop()
-            raise (SessionLostError if lost else StoreError)(self._said(error)) from error
+            kind = SessionLostError if lost else ValueRefusedError if _is_of_values(error) else StoreError
+            raise kind(self._said(error)) from error
         except (UnicodeEncodeError, OverflowError) as error:  # of a value that cannot be sent
-            raise StoreError(f"database {self.address.name!r}: {error}") from error
+            raise ValueRefusedError(f"database {self.address.name!r}: {error}") from error
 
     def _said(self, error: psycopg.Error) -> str:
         parts = [error.diag.message_primary, error.diag.message_detail]
@@ -352,6 +355,12 @@ class PostgresSession:
         if not state:
             cures = [cure for words, cure in _CONNECT_CURES.items() if words in said]
         return "; ".join([f"database {self.address.name!r}: {said}", *cures[:1]])
+
+
+def _is_of_values(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:
+        return isinstance(error, (psycopg.DataError, psycopg.ProgrammingError))  # the driver has no form for it
+    return error.sqlstate.startswith(_OF_VALUES)
 
 
 def _is_fatal(error: psycopg.Error) -> bool:

@@ -20,10 +20,12 @@ from replication.errors import (
     RoomError,
     RowError,
     SequenceRegressedError,
+    StoppingError,
     StoreError,
     StreamError,
     UnknownRoomError,
     UnknownStreamError,
+    ValueRefusedError,
 )
 from replication.streams.seams import Sample
 from replication.web import metrics
@@ -330,7 +332,9 @@ def _status(error: ReplicationError) -> int:
             return 404
         case NotAWriterError():
             return 403
-        case StoreError() | SequenceRegressedError():
+        case ValueRefusedError():
+            return 400
+        case StoreError() | SequenceRegressedError() | StoppingError():
             return 503
         case StreamError() | RemoteProtocolError() | RoomError():
             return 400

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import SchemaError, StoreError
+from replication.errors import SchemaError, StoreError, ValueRefusedError
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.wire.grammar import StreamName, Token
@@ -225,7 +225,7 @@ class WriteTests(UsesMapped, SynchronousTestCase):
             refused = self.store.transaction().commit(
                 [Write(EVENTS, ME, Token(3), [fact(2, '["a",1]'), fact(3, text)])]
             )
-            self.assertIn(said, str(self.assertRaises(StoreError, self.wait, refused)))
+            self.assertIn(said, str(self.assertRaises(ValueRefusedError, self.wait, refused)))
         self.assertEqual((self.tokens(EVENTS), self.positions(EVENTS)), ([], {}))
 
     def test_a_row_that_the_stream_would_never_show_again_is_refused(self) -> None:
@@ -267,7 +267,8 @@ class WriteTests(UsesMapped, SynchronousTestCase):
             transaction = self.store.transaction()
             self.wait(transaction.execute("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)"))
             refused = transaction.commit([write(2, [told], stream=EVENTS)])
-            self.assertIn("""has ["a",1] for it""", str(self.assertRaises(StoreError, self.wait, refused)))
+            said = str(self.assertRaises(StoreError, self.wait, refused))
+            self.assertIn("""has ["a",1] for it, which somebody else wrote""", said)
         self.assertEqual(self.tokens(EVENTS), [])
 
     def test_reset_deletes_the_writers_rows_above_and_no_others(self) -> None:

@@ -8,15 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
 from tests.system.daemons import PATIENCE, Daemon, environment, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -47,8 +49,18 @@ def make_master(folder: Path, wire: int, http: int) -> Daemon:
     return Daemon(folder, "master", "--stream", "orders", *sockets)
 
 
-def test_rows_come_out_once_and_in_order_though_the_master_is_killed_while_they_go_in(
-    tmp_path: Path, stack: ExitStack
+def feed(sink: IO[bytes], rows: Sequence[bytes]) -> None:
+    """Write rows for about three seconds, then close."""
+    with sink:
+        for start in range(0, len(rows), 20):
+            sink.writelines(rows[start : start + 20])
+            sink.flush()
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.terminate])
+def test_rows_come_out_once_and_in_order_though_the_master_ends_while_they_go_in(
+    tmp_path: Path, stack: ExitStack, end: Callable[[Daemon], object]
 ) -> None:
     wire, http = free_ports()
     master = stack.enter_context(make_master(tmp_path, wire, http))
@@ -72,13 +84,12 @@ def test_rows_come_out_once_and_in_order_though_the_master_is_killed_while_they_
     assert append.stdin is not None
     rows = [f"[{number}]\n".encode() for number in range(6000)]
 
-    append.stdin.write(b"".join(rows[:3000]))
-    append.stdin.flush()
-    until(ids.read_bytes, "something is acknowledged")
-    master.kill()
-    append.stdin.write(b"".join(rows[3000:]))
-    append.stdin.close()
+    feeding = Thread(target=feed, args=(append.stdin, rows))
+    feeding.start()
+    until(lambda: len(ids.read_bytes()) > 500, "something is acknowledged")
+    end(master)
     master.start()
+    feeding.join()
     assert append.wait(PATIENCE) == 0
     until(lambda: len(printed.read_bytes().splitlines()) >= len(rows), "every row is printed")
     tail.send_signal(signal.SIGTERM)

@@ -18,8 +18,10 @@ from replication.errors import (
     ConfigError,
     ReplicationError,
     SequenceRegressedError,
+    StoppingError,
     StoreError,
     StreamError,
+    ValueRefusedError,
 )
 from replication.streams.registry import StreamDefinition
 from replication.web.site import SLICE, make_site
@@ -190,6 +192,8 @@ class UpdatesTests(ApiTestCase):
         for error, code in (
             (StoreError("disk I/O error"), 503),
             (SequenceRegressedError("ID 5 was used before"), 503),
+            (StoppingError("'master' is stopping"), 503),
+            (ValueRefusedError("""fact 3 is [7], but table 'events' has ["7"] for it"""), 400),
             (CatchUpError("no source"), 500),
             (ReplicationError("something"), 500),
         ):
