@@ -389,8 +389,8 @@ class Serving:
     def _error(self, writer: StreamWriter) -> str | None:
         """Return why nothing of a stream can be announced, and the cure, if that is so."""
         error = writer.error
-        if error is None and self._watching is not None and writer.ids.reached is not None:
-            error = self._watching.error
+        if error is None and self._watching is not None:
+            error = self._watching.error_of(writer.definition.name)
         if error is None:
             return None
         cure = "it goes on once that is mended"

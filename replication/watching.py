@@ -52,6 +52,12 @@ class Watching:
         self._pause: Deferred[None] | None = None
         self._loop: Deferred[None] | None = None
 
+    def error_of(self, stream: StreamName) -> str | None:
+        """Return why it cannot be seen how far a stream has come, if that is so and it is one of ours."""
+        if stream not in self._writers or stream not in self.reaches:
+            return None
+        return self.error or self.reaches[stream].error
+
     async def begin(self) -> None:
         """Open the streams under whose IDs nothing is under way, and go on looking; StoreError if that cannot be."""
         for _ in range(FIRST_LOOKS):
@@ -103,14 +109,22 @@ class Watching:
         self._woken = False
         before, self.reaches = self.reaches, await self._watch.look()
         for stream, writer in self._writers.items():
-            complete = self.reaches[stream].complete
-            if complete is not None:
-                writer.reach(complete)
+            reach = self.reaches[stream]
+            if reach.error != (before[stream].error if stream in before else None):
+                self._say(stream, reach.error)
+            if reach.complete is not None:
+                writer.reach(reach.complete)
         return any(
             (reach.complete, reach.drawn) != (before[stream].complete, before[stream].drawn)
             for stream, reach in self.reaches.items()
             if stream in before
         )
+
+    def _say(self, stream: StreamName, error: str | None) -> None:
+        if error is None:
+            self.log.info("{stream} goes on", stream=stream)
+        else:
+            self.log.error("{stream} waits: {error}", stream=stream, error=error)
 
     async def _nap(self, seconds: float) -> None:
         if self._ended or self._woken:

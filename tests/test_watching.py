@@ -258,6 +258,13 @@ class StatusTests(WatchingCase):
         (status,) = [each for each in self.master.stream_statuses() if each.definition.name == stream]
         return status.writers[0].state, status.writers[0].error
 
+    def test_how_things_stand_can_be_told_before_the_first_look_ends(self) -> None:
+        self.store.close_gate("look")
+        started = begin(self.master.start())
+        self.assertEqual(self.standing("orders"), ("opening", None))
+        self.store.open_gate("look")
+        self.assertEqual(started, [None])
+
     def test_mapped_streams_that_cannot_be_looked_at_are_stopped_until_they_can(self) -> None:
         now(self.master.start())
         self.store.errors["look"] = StoreError("no such table: orders")
@@ -268,6 +275,17 @@ class StatusTests(WatchingCase):
         self.assertEqual(self.standing("caches"), ("writing", None))
         del self.store.errors["look"]
         self.net.advance(RETRY_AFTER)
+        self.assertEqual(self.standing("orders"), ("writing", None))
+
+    def test_a_stream_whose_ids_cannot_be_looked_at_is_stopped_until_they_can(self) -> None:
+        now(self.master.start())
+        with logged(LogLevel.info) as said:
+            self.store.reach = Reach(Token(1), Token(1), error="no sequence")
+            self.net.pump([LONGEST] * 3)
+            standing = self.standing("orders")
+            self.reach(1)
+        self.assertEqual(standing, ("stopped", "no sequence; it goes on once that is mended"))
+        self.assertEqual(said, ["orders waits: no sequence", "orders goes on"])
         self.assertEqual(self.standing("orders"), ("writing", None))
 
     def test_a_stream_whose_rows_cannot_be_read_is_stopped_until_they_can(self) -> None:

@@ -63,7 +63,7 @@ class _Watched:
 
 
 class PostgresWatch:
-    """The gates of all mapped streams, fed over one session; ``warn`` is told of a sequence that goes back or away."""
+    """The gates of all mapped streams, fed over one session; ``warn`` is told of a sequence that goes back."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PostgresWatch:
                     holders.get(each.sequence),
                 )
                 each.gate.see(seen, now)
-        return {each.stream: self._reach(each.gate, now) for each in self._watched}
+        return {each.stream: self._reach(each, now) for each in self._watched}
 
     def _holders(self, sequences: Sequence[str]) -> Mapping[str, frozenset[Holder]]:
         found: dict[str, set[Holder]] = {each: set() for each in sequences}
@@ -113,24 +113,23 @@ class PostgresWatch:
     def _is_there(self, watched: _Watched, drawn: int | None) -> bool:
         """Whether a sequence is where it was; one that went back, as after a restore, is moved forward again."""
         complete = watched.gate.complete
-        if drawn is None:
-            if not watched.gone:
-                self._warn(f"stream {watched.stream!r}: there is no sequence {watched.sequence}, or no reading it")
-        elif complete is not None and drawn < complete:
+        watched.gone = drawn is None
+        if drawn is not None and complete is not None and drawn < complete:
             self._warn(
                 f"stream {watched.stream!r}: sequence {watched.sequence} went back to {drawn}, and {complete} was "
                 "announced: moved forward again; rows that were inserted between are not announced"
             )
             move_forward(self.session, watched.sequence, complete)
             return False
-        watched.gone = drawn is None
         return not watched.gone
 
-    def _reach(self, gate: Gate, now: float) -> Reach:
+    def _reach(self, watched: _Watched, now: float) -> Reach:
+        gate = watched.gate
         waits = 0.0 if gate.since is None else now - gate.since
         blockers: Sequence[str] = ()
         if gate.blockers and waits >= NAMES_AFTER:
             sessions = [each.session for each in gate.blockers if each.session is not None]
             prepared = [each.transaction for each in gate.blockers if each.session is None]
             blockers = [words for _, words in self.session.ask(WHO, (sessions, prepared))]
-        return Reach(gate.complete, gate.drawn, waits, blockers)
+        error = f"there is no sequence {watched.sequence}, or no reading it" if watched.gone else None
+        return Reach(gate.complete, gate.drawn, waits, blockers, error)

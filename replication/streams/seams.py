@@ -90,13 +90,14 @@ class Reach:
 
     Every ID up to ``complete`` was committed or rolled back; None: it is not known yet of any.  ``drawn`` is the last
     one that was given out.  If they differ, ``waits`` is for how many seconds, ``blockers`` who is waited for as far as
-    that is known, in words for people.
+    that is known, in words for people.  ``error`` is why nothing can be seen since.
     """
 
     complete: Token | None
     drawn: Token
     waits: float = 0.0
     blockers: Sequence[str] = ()
+    error: str | None = None
 
 
 class IWatch(Protocol):
