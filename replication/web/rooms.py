@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 100  # events, unless the caller says
 MAX_PAGE: Final = 10_000
+WRITTEN: Final = ("events", "backfill")  # streams whose facts are the events of rooms, and nothing else
 
 
 class IRooms(Protocol):

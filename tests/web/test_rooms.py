@@ -91,6 +91,15 @@ def test_events_are_taken_and_their_ids_answered(site: Site) -> None:
     assert site.post() == (200, {"ids": []})
 
 
+@pytest.mark.parametrize("stream", ["events", "backfill"])
+def test_nothing_but_events_of_rooms_comes_into_their_streams(site: Site, stream: str) -> None:
+    status, said = site.ask("POST", f"/v1/streams/{stream}/facts", {"rows": [["a"]]})
+    assert (status, said["detail"]) == (
+        403,
+        f"stream {stream!r} has the events of rooms: POST /v1/rooms/ROOM/events",
+    )
+
+
 def test_a_room_is_shown(site: Site) -> None:
     site.post(event("a", state_key=""), event("b", "a"), event("far", "gone", depth=9, state_before=["a"]))
     assert site.ask("GET", URL) == (
