@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
 
-# Its snapshot is older than what it reads of the sequences, as Look says.
+# Its snapshot is older than what it reads of the sequences, as Look says.  One that nobody has drawn from has no last
+# value, as after TRUNCATE … RESTART IDENTITY.
 LOOK: Final = (
     "SELECT pg_snapshot_xmin(snapshot)::text, CASE WHEN %s THEN pg_current_xact_id()::text END, "
-    "ARRAY(SELECT pg_sequence_last_value(to_regclass(name)) "
+    "ARRAY(SELECT CASE WHEN has_sequence_privilege(to_regclass(name), 'USAGE, SELECT') "
+    "THEN coalesce(pg_sequence_last_value(to_regclass(name)), 0) END "
     "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place), "
     f"{IS_THERE} "
     "FROM pg_current_snapshot() AS snapshot"

@@ -158,6 +158,16 @@ class NumberedTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.sql(INSERT), [(11,)])
         self.assertEqual(self.look(3), (11, 11))
 
+    def test_a_sequence_that_begins_again_is_moved_forward_before_anybody_draws(self) -> None:
+        self.sql(INSERT)
+        self.assertEqual(self.look(3), (2, 2))
+        self.sql("TRUNCATE events RESTART IDENTITY")
+        self.look(2)
+        self.assertIsNone(self.error())
+        self.assertIn("went back to 0, and 2 was announced", self.store.warnings[-1])
+        self.assertEqual(self.sql(INSERT), [(3,)])
+        self.assertEqual(self.look(3), (3, 3))
+
     def test_a_sequence_that_is_gone_is_said_until_it_is_found_again(self) -> None:
         self.sql("ALTER SEQUENCE events_id_seq RENAME TO away")
         self.assertEqual(self.look(3), (1, 1))
