@@ -1,7 +1,8 @@
 """``replication streams``: are the tables fit that streams are mapped onto, and a trigger for who else writes there.
 
-``check`` says what is wrong with each mapping, and the cure.  ``install`` has PostgreSQL number each transaction before
-it draws an ID from a mapped table, so that who is under way costs nothing to tell; ``remove`` undoes that.
+``check`` says what is wrong with each mapping, gathered streams among them, and the cure.  ``install`` has PostgreSQL
+number each transaction before it draws an ID from a mapped table, so that who is under way costs nothing to tell;
+``remove`` undoes that.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stream", metavar="NAME", action="append", help="this one only; may be given several times")
     found = parser.parse_args(arguments)
     configured = config.load("master", found.config, {"database": found.database})
-    mapped = [each for each in configured.streams if each.table is not None]
+    checks = found.what == "check"
+    mapped = [each for each in configured.streams if each.table is not None or (checks and each.tables)]
     chosen = [each for each in mapped if found.stream is None or each.name in found.stream]
     if unknown := [each for each in found.stream or () if each not in [stream.name for stream in mapped]]:
         parser.error(f"--stream {unknown[0]}: {found.config} maps no stream of that name onto a table")
-    if found.what == "check":
+    if not chosen:
+        print(f"{found.config} maps no stream onto a table: there is nothing to {found.what}")
+        return 0
+    if checks:
         return _check(configured.database, chosen)
     tables = number_first(configured.database, chosen, remove=found.what == "remove")
     for table in tables:
@@ -42,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 def _check(database: str, streams: Sequence[StreamDefinition]) -> int:
     """Print what is to be said; 1 if a stream cannot work."""
     findings = check(database, streams)
+    if not findings:
+        print("the streams are mapped onto tables of another kind of database: there is nothing to check")
     for finding in findings:
         for said in (finding.error, *finding.warnings) if finding.error else finding.warnings or ("ok",):
             print(f"{finding.stream}: {said}")

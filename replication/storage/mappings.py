@@ -12,7 +12,7 @@ import attrs
 from replication.errors import ConfigError, SchemaError, StoreError
 from replication.storage import path_of
 from replication.storage.connection import MEMORY
-from replication.storage.mapped import MappedTable
+from replication.storage.gathered import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Finding:
 
 
 def check(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
-    """Look at the tables that streams are mapped onto; StoreError if the database does not answer."""
+    """Look at the tables that streams are mapped onto or gathered from; StoreError if the database does not answer."""
     path = path_of(url)
     if path is None:
         return _check_postgres(url, definitions)
@@ -40,7 +40,8 @@ def check(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
         raise ConfigError(f"database {url!r} is in memory, where no table is: name a file")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-            return [_find(each, lambda of: MappedTable(of).declare(database, may_create=False)) for each in definitions]
+            mapped = [each for each in definitions if each.maps("sqlite") or each.sources("sqlite")]
+            return [_find(each, lambda of: table_of(of).declare(database, may_create=False)) for each in mapped]
     except sqlite3.Error as error:
         raise StoreError(f"database {path!r}: {error}") from error
 
@@ -61,12 +62,11 @@ def number_first(url: str, definitions: Sequence[StreamDefinition], *, remove: b
 
 
 def _check_postgres(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
-    from replication.storage import postgres_mapped as postgres  # noqa: PLC0415 - its driver is an extra
-
     with _session(url) as session:
-        return [
-            _find(each, lambda of: postgres.MappedTable(of).declare(session, may_create=False)) for each in definitions
-        ]
+        from replication.storage.postgres_gathered import table_of  # noqa: PLC0415 - its driver is an extra
+
+        mapped = [each for each in definitions if each.maps("postgresql") or each.sources("postgresql")]
+        return [_find(each, lambda of: table_of(of).declare(session, may_create=False)) for each in mapped]
 
 
 def _find(definition: StreamDefinition, declare: Callable[[StreamDefinition], Sequence[str]]) -> Finding:

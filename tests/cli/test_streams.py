@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,13 +13,23 @@ from replication.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.postgres import PostgresServer
 
 MAPPED = """
 [[streams]]
 name = "{name}"
+table = "{name}"
+id_column = "id"
+row = ["name"]
+"""
+
+
+GATHERED = """
+[[streams]]
+name = "{name}"
+row = ["name"]
+[[streams.tables]]
 table = "{name}"
 id_column = "id"
 row = ["name"]
@@ -57,6 +68,28 @@ def test_what_is_wrong_with_each_mapping(tmp_path: Path, file: str, capsys: pyte
     assert missing.startswith("missing: ")
     assert "no such table" in missing
     assert main(["streams", "check", "--config", config, "--stream", "events", "--stream", "slow"]) == 0
+
+
+@pytest.mark.parametrize("which", ["file", "database"])
+def test_what_is_wrong_with_what_is_gathered(
+    tmp_path: Path, which: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(tmp_path, request.getfixturevalue(which))
+    with Path(config).open("a", encoding="utf-8") as more:
+        more.write(GATHERED.format(name="events") + GATHERED.format(name="nosuch"))
+    assert main(["streams", "check", "--config", config]) == 1
+    events, missing = capsys.readouterr().out.splitlines()
+    assert events == "events: ok"
+    assert missing.startswith("nosuch: stream 'nosuch' cannot be gathered from table 'nosuch': ")
+
+
+@pytest.mark.parametrize("what", ["check", "install"])
+def test_a_configuration_without_mapped_streams(
+    tmp_path: Path, file: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(tmp_path, file)
+    assert main(["streams", what, "--config", config]) == 0
+    assert capsys.readouterr().out == f"{config} maps no stream onto a table: there is nothing to {what}\n"
 
 
 def test_the_trigger_comes_and_goes(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
