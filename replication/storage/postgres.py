@@ -18,6 +18,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
+from twisted.logger import Logger
 
 from replication.errors import StoreError
 from replication.storage.memory import undeclared
@@ -62,6 +63,8 @@ class PostgresStore:
     tells the time in seconds, for receipts.  ConfigError if the URL is none.  Between us and the server there may be no
     pooler that gives each transaction another session (PgBouncer's transaction mode): names are held by sessions.
     """
+
+    log = Logger()
 
     def __init__(
         self,
@@ -111,6 +114,8 @@ class PostgresStore:
                 raise StoreError(f"database {self.address.name!r} is closed")
             if self._reader is None:
                 await self._open()
+                how = " for reading" if self._read_only else ""
+                self.log.info("database {name} is open{how}", name=self.address.name, how=how)
 
     async def claim(self, instance: InstanceName) -> None:
         """Make this process the only one that writes as ``instance``; StoreError says which one does."""

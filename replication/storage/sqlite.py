@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 from twisted.internet.defer import DeferredLock
+from twisted.logger import Logger
 
 from replication.errors import StoreError
 from replication.storage.connection import MEMORY, SqliteConnection
@@ -58,6 +59,8 @@ class SqliteStore:
 
     ``warnings`` are what is to be said about mapped tables.
     """
+
+    log = Logger()
 
     def __init__(
         self,
@@ -100,6 +103,8 @@ class SqliteStore:
                 raise StoreError(f"database {self.path!r} is closed")
             if self._reader is None:
                 await self._open()
+                how = " for reading" if self._read_only else ""
+                self.log.info("database {name} is open{how}", name=self._whole_path(), how=how)
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table is there; SchemaError says what is wrong with it."""
@@ -250,6 +255,9 @@ class SqliteStore:
             await desk.close()
             raise
         return desk
+
+    def _whole_path(self) -> str:
+        return self.path if self.path == MEMORY else str(Path(self.path).resolve())
 
     def _table(self, stream: StreamName) -> Table:
         if stream not in self._tables:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import ConfigError, SchemaError, StoreError
@@ -171,9 +172,11 @@ class StoreTests(UsesDesks, SynchronousTestCase):
 
     def test_opening_twice_at_once_opens_once(self) -> None:
         store = PostgresStore(self.url, self.pump)
-        both = [self.begin(store.open()), self.begin(store.open())]
-        for each in both:
-            self.wait(each)
+        with capturedLogs() as logged:
+            both = [self.begin(store.open()), self.begin(store.open())]
+            for each in both:
+                self.wait(each)
+        self.assertEqual([formatEvent(each) for each in logged], [f"database {store.address.name} is open"])
         self.wait(store.check())
         self.wait(store.close())
         self.assertIn("closed", str(self.assertRaises(StoreError, self.wait, store.open())))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
@@ -194,10 +195,13 @@ class FileTests(OnFile, SynchronousTestCase):
         self.assertEqual((reader.commits, reader.transactions), (0, 0))
 
     def test_opening_twice_at_once_opens_once(self) -> None:
-        store = SqliteStore(self.path, self.pump)
-        both = [self.begin(store.open()), self.begin(store.open())]
-        for each in both:
-            self.wait(each)
+        store = SqliteStore(os.path.relpath(self.path), self.pump)
+        with capturedLogs() as logged:
+            both = [self.begin(store.open()), self.begin(store.open())]
+            for each in both:
+                self.wait(each)
+        said = f"database {Path(self.path).resolve()} is open"  # wherever the process was started
+        self.assertEqual([formatEvent(each) for each in logged], [said])
         self.wait(store.check())
         self.wait(store.close())
 
