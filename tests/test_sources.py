@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, StoreError
@@ -129,6 +130,21 @@ class SourcesTests(SynchronousTestCase):
             "a source of missed facts fails: segment 8 is damaged",
         ]
         self.assertEqual(lines, said)
+
+    def test_what_makes_up_a_long_way_is_logged_once(self) -> None:
+        """So that who waits sees which source it is, a folder of segments, say; a short way is nobody's news."""
+        sources, (first, _) = self.sources(page(9), page(LARGE_GAP + 50))
+        long_way = CatchUp(Token(1), Token(LARGE_GAP + 99))
+        with logged(LogLevel.info) as said:
+            for step in (STEP, long_way, long_way):
+                now(sources.fetch(None, ORDERS, MASTER, step, 10))
+            first.answer = CatchUpError("it is gone")
+            now(sources.fetch(None, ORDERS, MASTER, long_way, 10))
+        texts = [text for text in said if text.startswith("fetching")]
+        self.assertEqual(
+            texts,
+            [f"fetching orders of master from http://source{n}:1: 100098 IDs to go" for n in (0, 1)],
+        )
 
     def test_giving_up_the_wait_is_passed_on_and_asks_nobody_else(self) -> None:
         sources, (_, second) = self.sources(Deferred(), page(9))
