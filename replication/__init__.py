@@ -61,10 +61,12 @@ if TYPE_CHECKING:
         RowError,
         SchemaError,
         SequenceRegressedError,
+        StoppingError,
         StoreError,
         StreamError,
         UnknownRoomError,
         UnknownStreamError,
+        ValueRefusedError,
     )
     from replication.master import Master
     from replication.roomkeeper import Rooms
@@ -96,12 +98,14 @@ __all__ = [
     "SchemaError",
     "SequenceRegressedError",
     "SourceTable",
+    "StoppingError",
     "StoreError",
     "StreamDefinition",
     "StreamError",
     "TypedStream",
     "UnknownRoomError",
     "UnknownStreamError",
+    "ValueRefusedError",
     "Worker",
     "__version__",
 ]

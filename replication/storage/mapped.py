@@ -72,7 +72,7 @@ class MappedTable:
         values = ", ".join("?" * len(written))
         self._insert = f'INSERT INTO "{definition.table}" ({names}) VALUES ({values})'
 
-    def declare(self, database: sqlite3.Connection, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
+    def declare(self, database: sqlite3.Connection, *, may_create: bool) -> Sequence[str]:
         """Try what will be asked of the table: SchemaError if it cannot be, a warning if it would be slow."""
         name, table = self.definition.name, self.definition.table
         span = {"writer": "", "after": 0, "upto": 0, "limit": 1}
@@ -84,11 +84,22 @@ class MappedTable:
         except sqlite3.Error as error:
             why = "it is WITHOUT ROWID, and that orders the rows of one ID" if "source.rowid" in str(error) else error
             raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
+        if may_create:
+            self._use_up_first_id(database)
         if any(step.startswith("SCAN") for *_, step in plan):
             column = self.definition.id_column
             cure = f'CREATE INDEX {table}_{column} ON "{table}" ("{column}")'
             return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
         return self._seek_writers(database)
+
+    def _use_up_first_id(self, database: sqlite3.Connection) -> None:
+        """Let an empty table give others 2 first: in this protocol 1 counts as told (protocol F5)."""
+        made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+        for name, sql in database.execute(made, (self.definition.table,)).fetchall():
+            if " AUTOINCREMENT" in sql.upper():
+                known = "SELECT 1 FROM sqlite_sequence WHERE name = :name"
+                use_up = f"INSERT INTO sqlite_sequence (name, seq) SELECT :name, 1 WHERE NOT EXISTS ({known})"
+                database.execute(use_up, {"name": name})
 
     def _seek_writers(self, database: sqlite3.Connection) -> Sequence[str]:
         """Let an index lead to each writer's newest row; a warning if there is none."""

@@ -55,6 +55,16 @@ class MappedTests(UsesStore, SynchronousTestCase):
     def commit_events(self, *stored: Any, **options: Any) -> None:
         self.commit(write(stored[-1].token, stored, stream=EVENTS, **options))
 
+    def test_others_begin_with_2_where_ids_come_from_an_autoincrement_column(self) -> None:
+        """1 counts as told, so whoever gave it to a row would be heard by nobody (protocol F5)."""
+        self.sql("CREATE TABLE Empty (id INTEGER PRIMARY KEY AUTOINCREMENT, name, size)")
+        self.sql("CREATE TABLE begun (id INTEGER PRIMARY KEY AUTOINCREMENT, name, size)")
+        self.sql("INSERT INTO begun (id, name) VALUES (7, 'a')")
+        for table, expected in (("empty", 2), ("begun", 8)):
+            for _ in range(2):
+                self.map_events(table=table)
+            self.assertEqual(self.sql(f"INSERT INTO {table} (name) VALUES ('b') RETURNING id"), [(expected,)])
+
     # ---- reading
 
     def test_columns_in_order_are_a_row(self) -> None:
