@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -67,8 +67,10 @@ def rows_of(database: Path, sql: str) -> list[tuple[object, ...]]:
 
 
 def has(database: Path, sql: str, rows: list[tuple[object, ...]]) -> bool:
-    """Whether a database answers with just these rows."""
-    return rows_of(database, sql) == rows
+    """Whether a database answers with just these rows; one that is not there yet does not."""
+    with suppress(sqlite3.OperationalError):
+        return rows_of(database, sql) == rows
+    return False
 
 
 def table(database: Path, stream: str) -> list[tuple[object, ...]]:
