@@ -51,7 +51,7 @@ READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **
 
 _FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
 _OURS: Final = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
-_OUTLASTING: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD"))
+_OUTLASTING: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE"))
 _IN_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with it
 
 

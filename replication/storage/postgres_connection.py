@@ -347,9 +347,9 @@ class PostgresConnection:
         receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
         if receipts:
             now = max(now for _, now in receipts)
-            self.session.run(FORGET_RECEIPTS, (now - RECEIPT_LIFE,))
+            self.session.add(FORGET_RECEIPTS, (now - RECEIPT_LIFE,))
             rows = [(receipt.key, json.dumps([*receipt.tokens]), now) for receipt, now in receipts]
-            self.session.run(ADD_RECEIPTS, [list(column) for column in zip(*rows, strict=True)])
+            self.session.add(ADD_RECEIPTS, [list(column) for column in zip(*rows, strict=True)])
 
     def _add(self, writes: Sequence[tuple[Table, Write]]) -> None:
         """Store facts, and raise positions, always in one order, so that two processes do not wait for each other."""
@@ -365,7 +365,7 @@ class PostgresConnection:
             table.insert(self.session, facts)
         if positions:
             rows = [(*place, stream_id) for place, stream_id in sorted(positions.items())]
-            self.session.run(RAISE_POSITIONS, [list(column) for column in zip(*rows, strict=True)])
+            self.session.add(RAISE_POSITIONS, [list(column) for column in zip(*rows, strict=True)])
 
     def _write(self, table: Table, write: Write) -> None:
         """Store what depends on the position before it, or lowers that."""
@@ -374,7 +374,7 @@ class PostgresConnection:
         if write.follower is not None:
             places, place = FOLLOWERS, [*place, write.follower]
         if write.expected is None:
-            session.run(places.set, (*place, sign * upto))
+            session.add(places.set, (*place, sign * upto))
         else:
             upto = upto if write.reset else max(upto, write.expected)
             done = session.run(places.move, (sign * upto, *place, sign * write.expected))

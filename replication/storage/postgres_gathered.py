@@ -8,6 +8,7 @@ them, first the order of the tables, then the place in the table says the order.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from replication.errors import SchemaError, StoreError
@@ -84,7 +85,7 @@ class GatheredTable:
     def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
         """Return if the application has written the rows of facts; else StoreError."""
         for writer, facts in written:
-            self.gathering.check(session.run, writer, facts)
+            self.gathering.check(partial(session.run, prepare=False), writer, facts)
 
     def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:  # noqa: ARG002
         """Refuse, by StoreError: these tables are the application's."""
@@ -92,7 +93,7 @@ class GatheredTable:
 
     def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page; StoreError names a table whose value has no place in JSON."""
-        return self.gathering.page(session.ask, writer, after=after, upto=upto, limit=limit)
+        return self.gathering.page(partial(session.ask, prepare=False), writer, after=after, upto=upto, limit=limit)
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token."""

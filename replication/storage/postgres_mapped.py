@@ -159,12 +159,13 @@ class MappedTable:
 
     def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
-        session.run(self._delete, [self.direction.sign * above, *self._mine(writer)])
+        session.add(self._delete, [self.direction.sign * above, *self._mine(writer)])
 
     def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page; StoreError names a column whose value has no place in JSON."""
         sign = self.direction.sign
-        rows = session.ask(self._page, [sign * after, sign * upto, *self._mine(writer), limit + 1])
+        span = [sign * after, sign * upto, *self._mine(writer), limit + 1]
+        rows = session.ask(self._page, span, prepare=False)
         tokens = [Token(row[0]) for row in rows]
         page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
         if page is not None:
@@ -217,7 +218,8 @@ class MappedTable:
 
     def _read(self, session: PostgresSession, writer: InstanceName, tokens: Sequence[Token]) -> dict[Token, list[str]]:
         """Return the rows of facts, by token."""
-        rows = session.run(self._kept, [[self.direction.sign * token for token in tokens], *self._mine(writer)])
+        span = [[self.direction.sign * token for token in tokens], *self._mine(writer)]
+        rows = session.run(self._kept, span, prepare=False)
         kept: dict[Token, list[str]] = {}
         for row, text in zip(rows, self._spell(rows), strict=True):
             kept.setdefault(Token(row[0]), []).append(text)

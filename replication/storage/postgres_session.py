@@ -1,5 +1,8 @@
 """One session of a PostgreSQL server, blocking: made when it is first needed, and made again after it was lost.
 
+Each trip to the server and back makes a fact later.  So what need not be waited for is said with what comes next, in
+one trip: BEGIN with the first statement, and COMMIT with all that was added before it.
+
 Whatever the server or its driver refuses is raised as StoreError and names the database, never its password, and, where
 we know one, the cure.
 """
@@ -8,9 +11,10 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
 import attrs
@@ -21,12 +25,15 @@ from psycopg.pq import TransactionStatus
 from replication.errors import ConfigError, StoreError, ValueRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from threading import Event
 
     from replication.wire.grammar import InstanceName
 
+_T = TypeVar("_T")
+
 OLDEST: Final = 13  # the first server that has pg_current_xact_id_if_assigned()
+PREPARED: Final = 500  # statements of a session: a few for each stream
 
 _DEFAULTS: Final[Mapping[str, str | int]] = {
     "connect_timeout": 10,  # seconds for each host
@@ -171,16 +178,19 @@ class PostgresSession:
         self._settings = dict(settings or {})
         self._name = uuid4().hex
         self._mark = 0  # of the last transaction
+        self._rollbacks = 0
         self._backend: Sequence[object] = ()  # its process at the server
         self._connection: psycopg.Connection | None = None
         self._begun = False
+        self._opening: str | None = None  # BEGIN, as long as it was not said
+        self._added: list[tuple[str, Sequence[object]]] = []  # likewise
 
     def connect(self) -> psycopg.Connection:
         """Return the driver's connection, a new one if there is none."""
         if self._connection is None:
             with self.refusals():
-                # Nothing is prepared: that would outlive a change of the tables, and many a pooler between us.
-                connection = psycopg.connect(self.address.conninfo, autocommit=True, prepare_threshold=None)
+                connection = psycopg.connect(self.address.conninfo, autocommit=True)
+                connection.prepared_max = PREPARED
                 try:
                     self._configure(connection)
                 except BaseException:
@@ -196,54 +206,89 @@ class PostgresSession:
             with suppress(SessionLostError):
                 self.run(last)
         self._begun = False
+        self._forget()
         self._drop()
 
     # ---- statements
 
-    def run(self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows: in the transaction, if one was begun; else at once and by itself."""
-        connection = self._current()
+    def run(
+        self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False, prepare: bool = True
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows: in the transaction, if one was begun; else at once and by itself.
+
+        One that comes again and again is prepared, unless it is about tables that may get columns of other types.
+        """
         with self.refusals():
-            cursor = connection.execute(sql, parameters or None, binary=binary)
+            with self._saying() as connection:
+                cursor = connection.execute(sql, parameters or None, binary=binary, prepare=None if prepare else False)
             return cursor.fetchall() if cursor.description else []
 
-    def ask(self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False) -> list[tuple[Any, ...]]:
+    def add(self, sql: str, parameters: Sequence[object]) -> None:
+        """Let a statement whose rows nobody needs run before the next one of the transaction, which fails as it does.
+
+        That one may be COMMIT.  Outside a transaction it runs at once.
+        """
+        if self._begun:
+            self._added.append((sql, parameters))
+        else:
+            self.run(sql, parameters)
+
+    def run_in_turn(self, *statements: tuple[str, Sequence[object]]) -> list[list[tuple[Any, ...]]]:
+        """Run statements, which may run twice, in one trip, and return the rows of each.
+
+        Each has a snapshot of its own, which is not older than the end of the one before it.
+        """
+
+        def run() -> list[list[tuple[Any, ...]]]:
+            with self.refusals():
+                connection = self.connect()
+                try:
+                    with connection.pipeline():
+                        cursors = [connection.execute(sql, parameters) for sql, parameters in statements]
+                except psycopg.Error:
+                    self._drop()  # because of what rollback() says
+                    raise
+                return [cursor.fetchall() for cursor in cursors]
+
+        return self._twice(run)
+
+    def ask(
+        self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False, prepare: bool = True
+    ) -> list[tuple[Any, ...]]:
         """Run a statement that may run twice, outside a transaction: again, if only now we learn of a lost session."""
-        known = self._connection is not None
-        try:
-            return self.run(sql, parameters, binary=binary)
-        except SessionLostError:
-            if not known:
-                raise
-        return self.run(sql, parameters, binary=binary)
+        return self._twice(lambda: self.run(sql, parameters, binary=binary, prepare=prepare))
 
     def run_foreign(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of somebody else, in a transaction: more than one in a text are refused."""
-        connection = self._current()
         with self.refusals():
-            with connection.pipeline():  # not for speed: only the simple protocol takes several
-                cursor = connection.execute(sql, parameters or None)
+            with self._saying() as connection, connection.pipeline():  # only the simple protocol takes several
+                cursor = connection.execute(sql, parameters or None, prepare=False)
             return cursor.fetchall() if cursor.description else []
 
     def run_many(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
-        """Run one statement once per item."""
-        connection = self._current()
-        with self.refusals():
-            connection.cursor().executemany(sql, parameters)
+        """Run one statement of somebody else once per item."""
+        with self.refusals(), self._saying() as connection:
+            connection.prepare_threshold, usual = None, connection.prepare_threshold  # for this one there is no option
+            try:
+                connection.cursor().executemany(sql, parameters)
+            finally:
+                connection.prepare_threshold = usual
 
     def types_of(self, sql: str) -> list[int]:
         """Return the types, as OIDs, of the columns that a query has; a domain is the type behind it."""
-        connection = self._current()
         with self.refusals():
-            columns = connection.execute(f"{sql} LIMIT 0").description
+            with self._saying() as connection:
+                cursor = connection.execute(f"{sql} LIMIT 0", prepare=False)
+            columns = cursor.description
         return [column.type_code for column in columns or ()]
 
     # ---- transactions
 
     def begin(self, how: str = "") -> None:
         """Begin a transaction; what follows runs in it until ``commit`` or ``rollback``."""
-        self.ask(f"BEGIN {how}")
-        self._begun = True
+        if self._has_unread():  # the server has nothing to say to us now, unless it ends the session
+            self.ask("SELECT")
+        self._begun, self._opening = True, f"BEGIN {how}"
 
     @property
     def begun(self) -> bool:
@@ -256,25 +301,30 @@ class PostgresSession:
         If the session is lost over that, the server is asked what became of the transaction, until it answers;
         OutcomeUnknownError if ``ending`` is set before.
         """
-        if not self._begun or self._current().info.transaction_status != TransactionStatus.INTRANS:
+        status = TransactionStatus.INTRANS if self._opening is None else TransactionStatus.IDLE
+        if not self._begun or self._current().info.transaction_status != status:
             raise self._undone()
-        self._mark += 1
-        marked = self.run(_MARK, (self._name, self._mark))
         backend = self._backend
+        self._mark += 1
+        self.add(_MARK, (self._name, self._mark))
         try:
             self.run("COMMIT")
         except SessionLostError as lost:
             self._begun = False
-            if marked and not self._was_committed(backend):
+            if not self._was_committed(backend):
                 raise SessionLostError(f"{lost}; nothing was committed") from lost
         self._begun = False
 
     def rollback(self) -> None:
         """Undo the transaction; the server does if the session is lost, so one that cannot do even this is ended."""
         self._begun = False
+        self._forget()
+        # What was said in one trip, and passed over by the server because of an error, is taken for prepared by the
+        # driver until there is a ROLLBACK that it has not seen before.
+        self._rollbacks += 1
         if not self._is_idle():
             with suppress(StoreError):
-                self.run("ROLLBACK")
+                self.run(f"ROLLBACK -- {self._rollbacks}")
             if not self._is_idle():
                 self._drop()
 
@@ -300,6 +350,40 @@ class PostgresSession:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _twice(self, work: Callable[[], _T]) -> _T:
+        known = self._connection is not None
+        try:
+            return work()
+        except SessionLostError:
+            if not known:
+                raise
+        return work()
+
+    @contextmanager
+    def _saying(self) -> Iterator[psycopg.Connection]:
+        """Say what waits together with what is said inside."""
+        connection = self._current()
+        opening: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
+        waiting = opening + self._added
+        self._forget()
+        if not waiting:
+            yield connection
+            return
+        with connection.pipeline():
+            for sql, parameters in waiting:
+                connection.execute(sql, parameters or None)
+            yield connection
+
+    def _forget(self) -> None:
+        self._opening = None
+        self._added.clear()
+
+    def _has_unread(self) -> bool:
+        poll = select.poll()
+        with self.refusals():
+            poll.register(self.connect().fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _current(self) -> psycopg.Connection:
         if self._begun and self._connection is None:

@@ -134,11 +134,11 @@ class GenericTable:
         if rows:
             tokens, places, writers, texts = zip(*rows, strict=True)
             arrays = [f"{{{','.join(tokens)}}}", f"{{{','.join(places)}}}"]
-            session.run(self._insert, [*arrays, _SEPARATOR.join(writers), _SEPARATOR.join(texts)])
+            session.add(self._insert, [*arrays, _SEPARATOR.join(writers), _SEPARATOR.join(texts)])
 
     def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token."""
-        session.run(self._delete, (self.direction.sign * above, writer))
+        session.add(self._delete, (self.direction.sign * above, writer))
 
     def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page."""

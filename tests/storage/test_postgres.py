@@ -410,7 +410,14 @@ class SeatTests(UsesDesks, SynchronousTestCase):
         transaction = self.store.transaction()
         self.wait(transaction.execute("SET LOCAL work_mem = '64kB'"))
         refused = ("ABORT", "START TRANSACTION", "PREPARE TRANSACTION 'x'", "SET work_mem = '1MB'", "reset all")
-        for sql in (*refused, "LISTEN mine", "DISCARD ALL", "COPY mine TO STDOUT", "SELECT 1; COMMIT"):
+        for sql in (
+            *refused,
+            "LISTEN mine",
+            "DISCARD ALL",
+            "DEALLOCATE ALL",
+            "COPY mine TO STDOUT",
+            "SELECT 1; COMMIT",
+        ):
             self.assertRaises(StoreError, self.wait, transaction.execute(sql))
         self.wait(transaction.rollback())
 

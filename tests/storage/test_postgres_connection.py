@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tests.contract.stream_store import ME, fact, facts, write
 from tests.storage.on_postgres import HasDatabase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from replication.storage.postgres_tables import Table
 
@@ -68,17 +69,26 @@ class GroupTests(UsesConnection, SynchronousTestCase):
         self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
         self.assertEqual(self.sql("SELECT count(DISTINCT xmin::text) FROM stream_orders"), [(1,)])
 
-    def test_what_only_adds_costs_three_statements_however_many_batches(self) -> None:
-        ran: list[str] = []
-        run = self.connection.session.run
+    def test_what_only_adds_takes_three_statements_and_one_trip_however_many_batches(self) -> None:
+        said: list[str] = []
+        driver = self.connection.session.connect()
+        execute, pipeline = driver.execute, driver.pipeline
 
-        def note(sql: str, *args: Any, **options: Any) -> list[tuple[Any, ...]]:
-            ran.append(sql)
-            return run(sql, *args, **options)
+        def note(sql: str, *args: Any, **options: Any) -> Any:
+            said.append(sql.split(maxsplit=1)[0])
+            return execute(sql, *args, **options)
 
-        self.patch(self.connection.session, "run", note)
+        @contextmanager
+        def note_trip() -> Iterator[None]:
+            said.append("(")
+            with pipeline():
+                yield
+            said.append(")")
+
+        self.patch(driver, "execute", note)
+        self.patch(driver, "pipeline", note_trip)
         self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 102)))
-        self.assertEqual([each.split()[0] for each in ran], ["BEGIN", "INSERT", "INSERT", "INSERT", "COMMIT"])
+        self.assertEqual(" ".join(said), "( BEGIN INSERT INSERT INSERT COMMIT )")
 
     def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
         """And in the order in which they came: each expects the position that the good one before it leaves."""
@@ -151,6 +161,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         other.commit_together([self.batch(write(2))])
         other.session.begin()
         other._store([self.batch(write(5, facts(5)))])
+        other.session.run("SELECT")  # says all that
         with self.when_waiting_for("transactionid", other.session.commit):
             self.assertEqual(one.commit_together([self.batch(write(6, facts(6)))]), [None])
         self.assertEqual(self.tokens(), [5, 6])
@@ -193,6 +204,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         self.at_each("stream_orders", "PERFORM nextval('times');")
 
         def lost() -> None:
+            self.connection.session.run("SELECT")
             raise OutcomeUnknownError("nobody knows")
 
         self.patch(self.connection.session, "commit", lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -232,6 +232,39 @@ class LossTests(UsesSession, SynchronousTestCase):
         self.session.connect().pgconn.send_query(b"COPY (SELECT 1) TO STDOUT")
         self.session.rollback()
         self.assertEqual((self.session.run("SELECT 1"), self.session.number), ([(1,)], 2))
+
+    def test_what_failed_in_one_trip_is_not_taken_for_prepared(self) -> None:
+        """The driver prepares what it says for the sixth time, and the server may have passed it over."""
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.sql(MARKS)
+        for number in range(20):
+            self.session.begin()
+            self.session.add("INSERT INTO mine VALUES (1 / %s)", (int(number > 9),))
+            self.session.add("INSERT INTO mine VALUES (%s)", (2,))
+            if number > 9:
+                self.session.commit()
+                continue
+            self.assertIn("division by zero", self.refusal(self.session.commit))
+            self.session.rollback()
+        self.assertEqual(self.session.run("SELECT sum(a), count(*) FROM mine"), [(30, 20)])
+
+    def test_questions_of_one_trip_that_fail_can_be_asked_again(self) -> None:
+        ask = ("SELECT 1 / a FROM mine", ()), ("SELECT count(*) FROM mine", ())
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.session.run("INSERT INTO mine VALUES (0)")
+        for _ in range(10):
+            self.assertIn("division by zero", self.refusal(lambda: self.session.run_in_turn(*ask)))
+        self.session.run("UPDATE mine SET a = 1")
+        self.assertEqual(self.session.run_in_turn(*ask), [[(1,)], [(1,)]])
+
+    def test_each_question_of_a_trip_has_a_snapshot_of_its_own(self) -> None:
+        """Which is what tells who was under way after an ID was drawn."""
+        self.session.run("CREATE TABLE mine (a integer)")
+        other = Thread(target=lambda: self.sql("SELECT pg_sleep(0.1); INSERT INTO mine VALUES (1)"))
+        other.start()
+        ((_,),), ((count,),) = self.session.run_in_turn(("SELECT pg_sleep(1)", ()), ("SELECT count(*) FROM mine", ()))
+        other.join()
+        self.assertEqual(count, 1)
 
     def test_what_was_never_begun_is_not_committed(self) -> None:
         self.assertIn("undone", self.refusal(self.session.commit))
