@@ -1,8 +1,7 @@
 """Following what others write into the tables of mapped streams: by looking, often while something happens there.
 
 The longer nothing has happened, the longer the pause until the next look: an eighth of the silence, so that whoever
-writes every second is heard within an eighth of one.  Only a look that sees something new is followed by another one at
-once, which may tell that this is complete.  A look is one question for all streams together.
+writes every second is heard within an eighth of one.  A look is one question for all streams together.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class Watching:
         self._writers = writers
         self._moved_at = clock.seconds()
         self._woken = False
-        self._hurried = False
         self._ended = False
         self._pause: Deferred[None] | None = None
         self._loop: Deferred[None] | None = None
@@ -99,26 +97,27 @@ class Watching:
         now = self._clock.seconds()
         if moved:
             self._moved_at = now
-        self._hurried = moved and not self._hurried
-        if self._hurried:
-            return 0.0
         return min(LONGEST, max(SHORTEST, (now - self._moved_at) / SHARE))
 
     async def _look(self) -> bool:
         """Look once; returns whether anything has moved since the last time."""
         self._woken = False
         before, self.reaches = self.reaches, await self._watch.look()
-        for stream, writer in self._writers.items():
-            reach = self.reaches[stream]
-            if reach.error != (before[stream].error if stream in before else None):
+        moved = False
+        for stream, reach in self.reaches.items():
+            former = before.get(stream)
+            if reach is former:
+                continue
+            if former is not None and (reach.complete, reach.drawn) != (former.complete, former.drawn):
+                moved = True
+            writer = self._writers.get(stream)
+            if writer is None:
+                continue
+            if reach.error != (None if former is None else former.error):
                 self._say(stream, reach.error)
             if reach.complete is not None:
                 writer.reach(reach.complete)
-        return any(
-            (reach.complete, reach.drawn) != (before[stream].complete, before[stream].drawn)
-            for stream, reach in self.reaches.items()
-            if stream in before
-        )
+        return moved
 
     def _say(self, stream: StreamName, error: str | None) -> None:
         if error is None:

@@ -1,7 +1,7 @@
 """Watching the sequences of mapped tables, from which any program may draw: what ``streams.gate`` has to be told.
 
-A look is one statement for all streams.  Only if somebody is waited for, and numbers do not tell for whom, the locks of
-the server are looked at as well.
+A look is one trip to the server for all streams.  Only if somebody is waited for, and numbers do not tell for whom, the
+locks of the server are looked at as well.
 """
 
 # ruff: noqa: S608 - all in SQL is constant
@@ -9,7 +9,7 @@ the server are looked at as well.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from replication.storage.postgres_ids import move_forward
 from replication.storage.postgres_numbering import IS_THERE
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
 
-# Its snapshot is older than what it reads of the sequences, as Look says.  One that nobody has drawn from has no last
-# value, as after TRUNCATE … RESTART IDENTITY.
-LOOK: Final = (
-    "SELECT pg_snapshot_xmin(snapshot)::text, CASE WHEN %s THEN pg_current_xact_id()::text END, "
+# What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares.
+# A sequence that nobody has drawn from has no last value, as after TRUNCATE … RESTART IDENTITY.
+DRAWN: Final = (
+    "SELECT drawn, CASE WHEN drawn IS DISTINCT FROM %s::bigint[] THEN pg_current_xact_id()::text END FROM (SELECT "
     "ARRAY(SELECT CASE WHEN has_sequence_privilege(to_regclass(name), 'USAGE, SELECT') "
     "THEN coalesce(pg_sequence_last_value(to_regclass(name)), 0) END "
-    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place), "
-    f"{IS_THERE} "
-    "FROM pg_current_snapshot() AS snapshot"
+    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place) AS drawn OFFSET 0) AS seen"
 )
+# Who is under way, in a snapshot that is younger than that.
+UNDER_WAY: Final = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {IS_THERE}"
 # Who draws holds this lock to the end of the transaction, whatever becomes of its savepoints.
 HOLDERS: Final = (
     "SELECT name, virtualtransaction, pid FROM pg_locks JOIN unnest(%s::text[]) AS each (name) "
@@ -62,6 +62,11 @@ class _Watched:
         self.sources = [*table.sources]
         self.gate = Gate()
         self.gone = False
+        self.reach = Reach(None, Token(0))
+
+    def rests(self, drawn: int | None) -> bool:
+        """Whether all is as it was at the last look, with nothing to wait for."""
+        return drawn is not None and drawn == self.gate.drawn and self.gate.since is None and not self.gone
 
 
 class PostgresWatch:
@@ -76,6 +81,10 @@ class PostgresWatch:
     ) -> None:
         self.session = session
         self._watched = [_Watched(each) for each in tables]
+        self._sources = [name for each in self._watched for name in each.sources]
+        self._sequences = _array([each.sequence for each in self._watched])
+        self._tables = _array(self._sources)
+        self._asked_in = 0  # the number of the session
         self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
         self._warn = warn
         self._now = now
@@ -86,25 +95,38 @@ class PostgresWatch:
 
     def look(self) -> Mapping[StreamName, Reach]:
         """Return how far each stream has come."""
-        sequences = [each.sequence for each in self._watched]
-        sources = [name for each in self._watched for name in each.sources]
-        wants_number = any(each.gate.wants_number for each in self._watched)
-        ((oldest, number, drawn, numbered),) = self.session.ask(LOOK, (wants_number, sequences, sources))
-        is_numbered = dict(zip(sources, numbered, strict=True))
+        ((drawn, number),), ((oldest, numbered),) = self._ask()
+        lively = [(each, last) for each, last in zip(self._watched, drawn, strict=True) if not each.rests(last)]
         now = self._now()
-        wanted = [each.sequence for each in self._watched if each.gate.wants_holders(now)]
-        holders = self._holders(wanted) if wanted else {}
-        for each, last in zip(self._watched, drawn, strict=True):
-            if self._is_there(each, last):
-                seen = Look(
-                    Token(last),
-                    int(oldest),
-                    all(is_numbered[name] for name in each.sources),
-                    None if number is None else int(number),
-                    holders.get(each.sequence),
-                )
-                each.gate.see(seen, now)
-        return {each.stream: self._reach(each, now) for each in self._watched}
+        if lively:
+            is_numbered = dict(zip(self._sources, numbered, strict=True))
+            for each, last in lively:
+                if self._is_there(each, last):
+                    all_are = all(is_numbered[name] for name in each.sources)
+                    seen = Look(Token(last), int(oldest), all_are, None if number is None else int(number))
+                    each.gate.see(seen, now)
+            self._see_holders([each for each, _ in lively if not each.gone and each.gate.wants_holders(now)])
+            for each, _ in lively:
+                each.reach = self._reach(each, now)
+        return {each.stream: each.reach for each in self._watched}
+
+    def _ask(self) -> list[list[tuple[Any, ...]]]:
+        while True:
+            known = ["NULL" if each.gone or each.gate.drawn is None else str(each.gate.drawn) for each in self._watched]
+            answers = self.session.run_in_turn(
+                (DRAWN, (f"{{{','.join(known)}}}", self._sequences)), (UNDER_WAY, (self._tables,))
+            )
+            if self._asked_in == self.session.number:
+                return answers
+            self._asked_in = self.session.number
+            for each in self._watched:
+                each.gate.start_over()
+
+    def _see_holders(self, wanted: Sequence[_Watched]) -> None:
+        if wanted:
+            holders = self._holders([each.sequence for each in wanted])
+            for each in wanted:
+                each.gate.see_holders(holders[each.sequence])
 
     def _holders(self, sequences: Sequence[str]) -> Mapping[str, frozenset[Holder]]:
         found: dict[str, set[Holder]] = {each: set() for each in sequences}
@@ -134,4 +156,10 @@ class PostgresWatch:
             prepared = [each.transaction for each in gate.blockers if each.session is None]
             blockers = [words for _, words in self.session.ask(WHO, (sessions, prepared))]
         error = f"there is no sequence {watched.sequence}, or no reading it" if watched.gone else None
-        return Reach(gate.complete, gate.drawn, waits, blockers, error)
+        return Reach(gate.complete, gate.drawn or Token(0), waits, blockers, error)
+
+
+def _array(names: Iterable[str]) -> str:
+    """Return text[] as SQL spells it: the driver would do that anew at every look."""
+    escaped = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
+    return "{" + ",".join(f'"{each}"' for each in escaped) + "}"

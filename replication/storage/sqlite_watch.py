@@ -31,10 +31,10 @@ class SqliteWatch:
         self.streams = streams
         self._read = read
         self._version: int | None = None
-        self._reached: dict[StreamName, Reach] = {}
+        self._reached: Mapping[StreamName, Reach] = {}
 
     async def look(self) -> Mapping[StreamName, Reach]:
         """Return how far each mapped stream has come; a file that nobody has changed costs next to nothing."""
         self._version, last = await self._read(self._version)
-        self._reached |= {stream: Reach(token, token) for stream, token in last.items()}
+        self._reached = {**self._reached, **{stream: Reach(token, token) for stream, token in last.items()}}
         return self._reached

@@ -3,15 +3,16 @@
 A transaction draws an ID at once and commits the row later, or never.  So an ID that is missing now may come yet, and a
 position may pass it only when every transaction that can have drawn it has ended (``protocol``, F1 and trap 36).
 
-A look tells what was drawn; the look after it, which began later, tells who was under way then: all who had drawn so
-much are among those.  Once they have ended, that much is complete.  There are two ways to tell that they have:
+A look tells what was drawn, and then who is under way: all who can have drawn so much, and have not ended, are among
+those.  Once they have ended, that much is complete; if there are none, it is at once.  There are two ways to tell:
 
-- by number: that look takes a ``number`` itself, so all who began before it have smaller ones, and have ended when the
-  ``oldest`` number that a later look sees is not below it.  (A snapshot's own upper end would not do: it is only past
-  the transactions that have ended.)  It costs next to nothing, but a transaction must have its number before it draws
-  (``numbered``), and one that has nothing to do with the sequence is waited for as well.
+- by number: after it has seen what was drawn, a look takes a ``number`` itself, so all who had drawn have smaller ones,
+  and have ended when the ``oldest`` number under way, at this look or a later one, is not below it.  (A snapshot's own
+  upper end would not do: it is only past the transactions that have ended.)  It costs next to nothing, but a
+  transaction must have its number before it draws (``numbered``), and one that has nothing to do with the sequence is
+  waited for as well.
 - by name: who draws from a sequence holds a lock on it until the transaction ends.  That costs a look at all locks, so
-  ``holders`` are asked for only if numbers do not do: see ``wants_holders``.
+  it is asked for only if numbers do not do: see ``wants_holders``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from replication.wire.grammar import Token
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
+
+    from replication.wire.grammar import Token
 
 MARKS: Final = 32  # that wait, each for its own transactions; what comes then waits with the last one
 NOBODY: Final[frozenset[Holder]] = frozenset()
@@ -41,41 +43,33 @@ class Holder:
 
 @attrs.frozen
 class Look:
-    """What a database says of a sequence; it was all read after the look before it had ended.
+    """What a database says of a sequence.
 
-    ``drawn`` is the last ID that was drawn.  No transaction that is under way has a number below ``oldest``, which was
-    read before ``drawn`` and ``holders``.  ``number`` is that of the look; it and ``holders`` are None if nobody asked.
+    ``drawn`` is the last ID that was drawn, and was read first.  Then the look took its ``number``; None if it took
+    none, as when nothing was drawn since the last look.  Then it saw that no transaction under way has a number below
+    ``oldest``, and whether those who draw are ``numbered``.
     """
 
     drawn: Token
     oldest: int
     numbered: bool
-    number: int | None = None
-    holders: AbstractSet[Holder] | None = None
+    number: int | None
 
 
+@attrs.define
 class _Mark:
     """IDs up to ``drawn``, and who must have ended before they are complete."""
 
-    def __init__(self, drawn: Token, look: Look, now: float) -> None:
-        self.since = now
-        self.move(drawn, look)
+    drawn: Token
+    number: int | None  # all with smaller ones; None if that does not tell
+    since: float
+    holders: AbstractSet[Holder] | None = None  # these, or those who were prepared meanwhile; None if nobody asked yet
 
-    def move(self, drawn: Token, look: Look) -> None:
-        """Wait for what is under way at this look."""
-        self.drawn = drawn
-        self._number = look.number if look.numbered else None
-        self._holders: AbstractSet[Holder] | None = None
-
-    def blockers(self, look: Look) -> AbstractSet[Holder] | None:
-        """Return who is still waited for; None if this look cannot tell, but somebody may be."""
-        if self._number is not None and look.oldest >= self._number:
-            return NOBODY
-        if look.holders is None:
-            return None
-        if self._holders is None:
-            self._holders = look.holders
-        return frozenset(each for each in look.holders if each in self._holders or each.session is None)
+    def blockers(self, holders: AbstractSet[Holder]) -> AbstractSet[Holder]:
+        """Return who is still waited for of those who hold the sequence now."""
+        if self.holders is None:
+            self.holders = holders
+        return frozenset(each for each in holders if each in self.holders or each.session is None)
 
 
 class Gate:
@@ -84,54 +78,49 @@ class Gate:
     def __init__(self) -> None:
         """Begin without knowing anything: whatever was drawn before may be under way."""
         self.complete: Token | None = None  # everything up to it has ended; None until that is known of anything
-        self.drawn = Token(0)  # as the last look has it
-        self.numbered = False  # likewise
+        self.drawn: Token | None = None  # as the last look has it
         self.blockers: AbstractSet[Holder] = NOBODY  # who is waited for longest, as far as anybody asked
+        self._numbered = False  # as the last look has it
         self._marks: deque[_Mark] = deque()
-        self._undated: Token | None = None  # what the last look saw: the next one says who was under way then
 
     @property
     def since(self) -> float | None:
         """When what is waited for longest was noted; None if nothing is."""
         return self._marks[0].since if self._marks else None
 
-    @property
-    def moves(self) -> bool:
-        """Whether the next look may bring more, even if nobody draws."""
-        if self._marks or self._undated is None:
-            return bool(self._marks)
-        return self.complete is None or self._undated > self.complete
-
-    @property
-    def wants_number(self) -> bool:
-        """Whether the next look should take a number: it costs one of the server's, so only if somebody has drawn."""
-        known = self._marks[-1].drawn if self._marks else self.complete
-        return self.numbered and self._undated is not None and (known is None or self._undated > known)
-
     def wants_holders(self, now: float) -> bool:
-        """Whether the next look should ask who holds the sequence."""
-        if not self.numbered:
-            return self.moves
-        return self.since is not None and now - self.since >= PATIENCE
+        """Whether it should be asked who holds the sequence, now that the last look was seen."""
+        if self.since is None:
+            return False
+        return not self._numbered or now - self.since >= PATIENCE
 
     def see(self, look: Look, now: float) -> None:
         """Take the next look, at ``now`` seconds of any clock."""
-        drawn, self._undated = self._undated, look.drawn
-        self.drawn, self.numbered = look.drawn, look.numbered
+        self.drawn, self._numbered = look.drawn, look.numbered
+        number = look.number if look.numbered else None
+        while self._marks and self._marks[-1].drawn > look.drawn:  # a crash took them back, and they come again
+            self._marks.pop()
         known = self._marks[-1].drawn if self._marks else self.complete
-        if drawn is not None and (known is None or drawn > known):
-            if len(self._marks) < MARKS:
-                self._marks.append(_Mark(drawn, look, now))
+        if known is None or look.drawn > known:
+            if len(self._marks) == MARKS:
+                mark = self._marks.pop()
+                self._marks.append(_Mark(look.drawn, number, mark.since))
             else:
-                self._marks[-1].move(drawn, look)
-        passed = None
-        for mark in reversed(self._marks):
-            blockers = mark.blockers(look)
-            if blockers is not None and not blockers:
-                passed = mark
-                break
-            self.blockers = blockers or NOBODY
-        while passed is not None and self._marks and self._marks[0].drawn <= passed.drawn:
-            self.complete = self._marks.popleft().drawn
-        if not self._marks:
-            self.blockers = NOBODY
+                self._marks.append(_Mark(look.drawn, number, now))
+        self._pass([mark.number is not None and look.oldest >= mark.number for mark in self._marks])
+
+    def see_holders(self, holders: AbstractSet[Holder]) -> None:
+        """Learn who held the sequence after the last look."""
+        waiting = [mark.blockers(holders) for mark in self._marks]
+        self._pass([not blockers for blockers in waiting])
+        self.blockers = waiting[-len(self._marks)] if self._marks else NOBODY
+
+    def start_over(self) -> None:
+        """Forget who is waited for: a server that crashed gives numbers and IDs again that it had not kept."""
+        self._marks.clear()
+        self.drawn, self.blockers = None, NOBODY
+
+    def _pass(self, ended: Sequence[bool]) -> None:
+        """Pass every mark up to the last one whose transactions have all ended: it has waited for more than others."""
+        for _ in range(max((place for place, has in enumerate(ended, 1) if has), default=0)):
+            self.complete, self.blockers = self._marks.popleft().drawn, NOBODY

@@ -106,7 +106,10 @@ class IWatch(Protocol):
     streams: Sequence[StreamName]
 
     async def look(self) -> Mapping[StreamName, Reach]:
-        """Return how far each mapped stream has come, in one trip to the database; StoreError if it does not answer."""
+        """Return how far each mapped stream has come, in one trip to the database; StoreError if it does not answer.
+
+        It is another mapping at each look; a Reach in it that is the same object as before has not changed.
+        """
         ...
 
 

@@ -53,12 +53,14 @@ class SqliteWatchTests(SynchronousTestCase):
         self.assertEqual(self.reached(watch), {"events": (0, 0)})
         self.sql("INSERT INTO events (name) VALUES ('a'), ('')")
         self.assertEqual(self.reached(watch), {"events": (3, 3)})
+        before = self.pump.wait(watch.look())
         self.assertEqual(self.reached(watch), {"events": (3, 3)})
         with closing(sqlite3.connect(self.path)) as database:
             database.execute("INSERT INTO events (name) VALUES ('b')")
             self.assertEqual(self.reached(watch), {"events": (3, 3)})
             database.commit()
         self.assertEqual(self.reached(watch), {"events": (4, 4)})
+        self.assertEqual(before, {EVENTS: Reach(Token(3), Token(3))}, "what was returned stays as it is")
 
     def test_what_we_commit_ourselves_is_seen_too(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
