@@ -61,6 +61,7 @@ class Rooms:
     """
 
     log = Logger()
+    streams = (EVENTS.name, BACKFILL.name)
 
     def __init__(
         self,

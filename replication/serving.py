@@ -239,7 +239,7 @@ class Serving:
             self._watching.wake(stream)
 
     def reservation_begins(self, reservation: Reservation) -> None:
-        """Remember who holds IDs; StreamError if we are stopping."""
+        """Remember who holds IDs; StoppingError if we are stopping."""
         if self.stopping:
             raise StoppingError(f"{self.instance_name!r} is stopping")
         self._reservations[reservation] = None

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from replication.errors import CatchUpError, ConfigError, StoreError
 from replication.net.link import http_beside
 from replication.replay.archive import Archive
+from replication.replay.databases import name_of
 from replication.replay.folders import open_folder
 from replication.storage import open_store
 from replication.storage.threads import Lane
@@ -94,7 +95,7 @@ class Sources:
         self._secret = secret
         self._made: dict[str, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = {}
         self._failing: set[tuple[str, StreamName, InstanceName]] = set()
-        self._going: dict[tuple[StreamName, InstanceName], str] = {}  # where a long way is being made up
+        self._going: dict[tuple[StreamName, InstanceName], str] = {}  # the sources of long ways
         for url in urls:  # now, so that a wrong one is found before it is needed
             self._at(check_source(url))
         self._urls = list(urls)
@@ -117,7 +118,7 @@ class Sources:
                 continue
             self._failing.discard((url, stream, writer))
             if page.upto > step.after:
-                self._made_up((stream, writer), url, step)
+                self._say_who_tells((stream, writer), url, step)
                 return page
             failures.append(f"{url} has nothing of {writer} after {step.after}")
         raise CatchUpError("; ".join(failures))
@@ -141,15 +142,15 @@ class Sources:
             self._failing.add(where)
             self.log.warn("a source of missed facts fails: {text}", text=str(error))
 
-    def _made_up(self, key: tuple[StreamName, InstanceName], url: str, step: CatchUp) -> None:
-        """Log what makes up a long way, once until that is another source."""
+    def _say_who_tells(self, key: tuple[StreamName, InstanceName], url: str, step: CatchUp) -> None:
+        """Log which source tells of a long way, once until that is another one."""
         if step.upto - step.after <= LARGE_GAP:
             self._going.pop(key, None)
         elif self._going.get(key) != url:
             self._going[key] = url
-            source = url.rpartition("@")[2] or "its own HTTP"  # a password is nobody's business
             text = "fetching {stream} of {writer} from {source}: {count} IDs to go"
-            self.log.info(text, stream=key[0], writer=key[1], source=source, count=step.upto - step.after)
+            source, count = name_of(url) or "its own HTTP", step.upto - step.after
+            self.log.info(text, stream=key[0], writer=key[1], source=source, count=count)
 
     def _own(self, endpoint: str | None, writer: InstanceName) -> str:
         here = [each for each in self._writers.values() if endpoint and each.get("connect") == endpoint]

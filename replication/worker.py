@@ -236,7 +236,7 @@ class Worker:
     def wait_for(self, stream: str, writer: str, token: int, timeout: float = 10.0) -> Deferred[None]:
         """Fire once the facts of ``writer`` up to ``token`` are applied here.
 
-        PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is; StreamError if we stop.
+        PositionTimeoutError after ``timeout`` seconds says how far it got and how the link is.  StoppingError: we stop.
         """
         key = grammar.stream_name(stream), grammar.instance_name(writer)
         if self._position(*key) >= token or (writer == self.instance_name and self._writes(key[0])):

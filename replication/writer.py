@@ -75,7 +75,7 @@ class IWritingProcess(Protocol):
         """Facts are durable that nobody has been told of yet."""
 
     def reservation_begins(self, reservation: Reservation) -> None:
-        """IDs are about to be reserved; StreamError if that may not be."""
+        """IDs are about to be reserved; StoppingError if that may not be any longer."""
 
     def reservation_ended(self, reservation: Reservation) -> None:
         """All IDs of a reservation are complete."""
@@ -162,7 +162,7 @@ class Reservation:
             await rolled_back
 
     async def begin(self) -> Sequence[Token]:
-        """Reserve, once, and return the IDs; StreamError if the process is stopping, StoreError if there are none."""
+        """Reserve, once, and return the IDs; StoppingError if the process is, StoreError if there are none."""
         if self._begun:
             raise StreamError("a reservation is used once: call reserve() again")
         self._begun = True
@@ -203,7 +203,7 @@ class Reservation:
         return [(writer, tokens[0]) for writer, tokens in self._held.items()]
 
     def check_open(self) -> None:
-        """Raise StreamError if the block has been left, or the process could not wait for that."""
+        """Raise StreamError if the block has been left, StoppingError if the process could not wait for that."""
         if self._ended is not None:
             raise self._end()
 

@@ -12,7 +12,7 @@ from replication.web.exchange import Answer, Exchange, refuse, say
 from replication.web.query import read_query, read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 
     from replication.rooms.views import Card, GroupView, Node, RoomView
     from replication.wire.grammar import Token
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 PAGE: Final = 100  # events, unless the caller says
 MAX_PAGE: Final = 10_000
-WRITTEN: Final = ("events", "backfill")  # streams whose facts are the events of rooms, and nothing else
 
 
 class IRooms(Protocol):
     """The rooms that are shown: a ``roomkeeper.Rooms``."""
+
+    @property
+    def streams(self) -> Container[str]:
+        """Streams whose facts are the events of rooms, and nothing else."""
+        ...
 
     async def persist(
         self, room_id: str, events: Sequence[Mapping[str, object]], *, backfilled: bool = False
@@ -60,6 +64,7 @@ class RoomCalls:
     """What answers the calls below ``/v1/rooms``."""
 
     def __init__(self, rooms: IRooms) -> None:
+        self.streams = rooms.streams
         self._rooms = rooms
 
     def find(self, path: Sequence[str], method: str) -> tuple[str, str, Call] | None:

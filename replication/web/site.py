@@ -41,7 +41,7 @@ from replication.web.facts import (
     spell_since,
 )
 from replication.web.query import read_key, read_query, read_token
-from replication.web.rooms import WRITTEN, RoomCalls
+from replication.web.rooms import RoomCalls
 from replication.web.status import describe_peer, describe_stream
 from replication.web.users import IUsers, answer_user, answer_users
 from replication.wire import grammar
@@ -275,7 +275,7 @@ class Api(Resource):
 
     async def _append(self, name: str, request: Exchange) -> Answer:
         read_query(request)
-        if self._rooms is not None and name in WRITTEN:
+        if self._rooms is not None and name in self._rooms.streams:
             raise refuse(403, f"stream {name!r} has the events of rooms: POST /v1/rooms/ROOM/events")
         key, body = read_key(request), request.body()
         by_line = request.media_type == "application/x-ndjson"

@@ -28,6 +28,8 @@ JSON = [("Content-Type", "application/json")]
 class KeptRooms:
     """Rooms without a master: what is asked is answered at once."""
 
+    streams = ("events", "backfill")
+
     def __init__(self) -> None:
         self.keeper = Keeper()
         self.reads = RoomReads(self.keeper.statements)
