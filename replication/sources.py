@@ -1,13 +1,17 @@
 """Where missed facts come from: the sources that the user named, in order, or the HTTP of the writer itself.
 
-Large gaps are what segments are for: they are asked first for those, wherever the user named them.
+Large gaps are what segments are for: they are asked first for those, wherever the user named them.  While a page is
+being applied, the next one is read.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from replication.errors import CatchUpError, ConfigError, StoreError
@@ -77,6 +81,25 @@ class SegmentCatchUp:
         await self._lane.stop()
 
 
+@attrs.frozen
+class _Ahead:
+    """The page that will be asked for next, most likely."""
+
+    endpoint: str | None
+    step: CatchUp
+    page: Deferred[Page]
+
+    def answers(self, endpoint: str | None, step: CatchUp) -> bool:
+        """Whether it is what is asked for now, of the same epoch; it may reach less far."""
+        asked = self.step.after, self.step.epoch, self.endpoint
+        return asked == (step.after, step.epoch, endpoint) and self.step.upto <= step.upto
+
+    def drop(self) -> None:
+        """Nobody will ask for it."""
+        self.page.addErrback(lambda _: None)
+        self.page.cancel()
+
+
 class Sources:
     """All the places to ask, for one worker.
 
@@ -94,6 +117,7 @@ class Sources:
         self._writers = writers
         self._secret = secret
         self._made: dict[str, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = {}
+        self._ahead: dict[tuple[StreamName, InstanceName], _Ahead] = {}
         self._failing: set[tuple[str, StreamName, InstanceName]] = set()
         self._going: dict[tuple[StreamName, InstanceName], str] = {}  # the sources of long ways
         for url in urls:  # now, so that a wrong one is found before it is needed
@@ -107,6 +131,24 @@ class Sources:
 
         ``endpoint`` is where the writer was heard.
         """
+        ahead = self._ahead.pop((stream, writer), None)
+        page = None
+        if ahead is not None and ahead.answers(endpoint, step):
+            with suppress(CatchUpError):  # that was then
+                page = await ahead.page
+        elif ahead is not None:
+            ahead.drop()
+        if page is None:
+            page = await self._fetch(endpoint, stream, writer, step, limit)
+        if page.limited and page.facts and page.upto < step.upto:
+            following = attrs.evolve(step, after=page.upto)
+            reading = Deferred.fromCoroutine(self._fetch(endpoint, stream, writer, following, limit))
+            self._ahead[stream, writer] = _Ahead(endpoint, following, reading)
+        return page
+
+    async def _fetch(
+        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+    ) -> Page:
         failures: list[str] = []
         for url in self._in_order(step):
             try:
@@ -125,6 +167,8 @@ class Sources:
 
     async def close(self) -> None:
         """Let go of every source."""
+        for ahead in self._ahead.values():
+            ahead.drop()
         for source in self._made.values():
             await source.close()
 

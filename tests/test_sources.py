@@ -27,21 +27,23 @@ if TYPE_CHECKING:
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
 STEP = CatchUp(Token(1), Token(9))
+Answer = Page | Exception | Deferred[Page]
 
 
 class FakeSource:
-    """Answers what it is given."""
+    """Answers what it is given; a list, one after the other."""
 
-    def __init__(self, answer: Page | Exception | Deferred[Page]) -> None:
+    def __init__(self, answer: Answer | list[Answer]) -> None:
         self.answer = answer
         self.asked: list[tuple[int, int, int]] = []
         self.closed = False
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         self.asked.append((after, upto, limit))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return await self.answer if isinstance(self.answer, Deferred) else self.answer
+        answer = self.answer.pop(0) if isinstance(self.answer, list) else self.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if isinstance(answer, Deferred) else answer
 
     async def close(self) -> None:
         self.closed = True
@@ -51,8 +53,12 @@ def page(upto: int) -> Page:
     return Page([], Token(upto), limited=False)
 
 
-class SourcesTests(SynchronousTestCase):
-    def sources(self, *answers: Page | Exception | Deferred[Page]) -> tuple[Sources, list[FakeSource]]:
+def full(upto: int) -> Page:
+    return Page([Fact(Token(upto), ("[]",))], Token(upto), limited=True)
+
+
+class UsesSources(SynchronousTestCase):
+    def sources(self, *answers: Answer | list[Answer]) -> tuple[Sources, list[FakeSource]]:
         urls = [f"http://source{number}:1" for number in range(len(answers))]
         sources = Sources(Net(), urls, {}, None)
         fakes = [FakeSource(answer) for answer in answers]
@@ -62,6 +68,8 @@ class SourcesTests(SynchronousTestCase):
     def fetch(self, sources: Sources, endpoint: str | None = None) -> list[Any]:
         return begin(sources.fetch(endpoint, ORDERS, MASTER, STEP, 500))
 
+
+class SourcesTests(UsesSources):
     def test_the_first_that_gets_further_answers(self) -> None:
         sources, (one, two, three) = self.sources(CatchUpError("down"), page(5), page(9))
         self.assertEqual(self.fetch(sources), [page(5)])
@@ -158,6 +166,42 @@ class SourcesTests(SynchronousTestCase):
         sources, fakes = self.sources(page(1), page(1))
         now(sources.close())
         self.assertTrue(all(fake.closed for fake in fakes))
+
+
+class AheadTests(UsesSources):
+    """While a page is being applied, the next one is read."""
+
+    def setUp(self) -> None:
+        self.reading: Deferred[Page] = Deferred()
+        self.many, (self.source,) = self.sources([full(5), self.reading, page(9)])
+        self.assertEqual(self.fetch(self.many), [full(5)])
+        self.assertEqual(self.source.asked, [(1, 9, 500), (5, 9, 500)])
+
+    def go_on(self, *, after: int = 5, upto: int = 12, epoch: int = 0, endpoint: str | None = None) -> list[Any]:
+        return begin(self.many.fetch(endpoint, ORDERS, MASTER, CatchUp(Token(after), Token(upto), epoch), 500))
+
+    def test_it_is_there_when_it_is_asked_for(self) -> None:
+        following = self.go_on()
+        self.assertEqual(following, [])
+        self.reading.callback(full(7))
+        self.assertEqual(following, [full(7)])
+        self.assertEqual(self.source.asked[2:], [(7, 12, 500)])
+
+    def test_if_it_failed_meanwhile_it_is_read_again(self) -> None:
+        self.reading.errback(CatchUpError("down"))
+        self.assertEqual((self.go_on(), self.source.asked[2:]), ([page(9)], [(5, 12, 500)]))
+
+    def test_if_something_else_is_asked_for_it_is_dropped(self) -> None:
+        """A writer that has begun anew may have other facts at the same IDs."""
+        for other in ({"after": 4}, {"upto": 8}, {"epoch": 1}, {"endpoint": "tcp:elsewhere:9092"}):
+            self.setUp()
+            self.assertEqual((self.go_on(**other), len(self.source.asked)), ([page(9)], 3))
+            self.assertTrue(self.reading.called, "it is given up")
+
+    def test_when_all_is_closed_it_is_given_up(self) -> None:
+        now(self.many.close())
+        self.assertTrue(self.reading.called)
+        self.assertTrue(self.source.closed)
 
 
 class ChoiceTests(SynchronousTestCase):
