@@ -211,16 +211,14 @@ class PostgresSession:
 
     # ---- statements
 
-    def run(
-        self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False, prepare: bool = True
-    ) -> list[tuple[Any, ...]]:
+    def run(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows: in the transaction, if one was begun; else at once and by itself.
 
         One that comes again and again is prepared, unless it is about tables that may get columns of other types.
         """
         with self.refusals():
             with self._saying() as connection:
-                cursor = connection.execute(sql, parameters or None, binary=binary, prepare=None if prepare else False)
+                cursor = connection.execute(sql, parameters or None, prepare=None if prepare else False)
             return cursor.fetchall() if cursor.description else []
 
     def add(self, sql: str, parameters: Sequence[object]) -> None:
@@ -252,11 +250,9 @@ class PostgresSession:
 
         return self._twice(run)
 
-    def ask(
-        self, sql: str, parameters: Sequence[object] = (), *, binary: bool = False, prepare: bool = True
-    ) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
         """Run a statement that may run twice, outside a transaction: again, if only now we learn of a lost session."""
-        return self._twice(lambda: self.run(sql, parameters, binary=binary, prepare=prepare))
+        return self._twice(lambda: self.run(sql, parameters, prepare=prepare))
 
     def run_foreign(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of somebody else, in a transaction: more than one in a text are refused."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from threading import Event
+from typing import TYPE_CHECKING, Any
 
+from psycopg import errors
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
@@ -14,6 +16,9 @@ from replication.streams.registry import StreamDefinition
 from replication.wire.grammar import Token
 from tests.contract.stream_store import ME, OTHER, empty, fact, facts
 from tests.storage.on_postgres import HasDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def test_long_names_of_streams_are_told_apart() -> None:
@@ -94,6 +99,26 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
             with self.assertRaises(StoreError):
                 self.table.insert(self.session, [(ME, bad)])
         self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
+
+    def test_a_row_of_somebody_else_that_is_no_json_is_named(self) -> None:
+        self.table.insert(self.session, [(ME, facts(2, 3))])
+        self.sql("INSERT INTO stream_orders VALUES (4, 0, 'master', E'two\x1etexts')")
+        with self.assertRaisesRegex(StoreError, "'stream_orders' has a row between 2 and 4 that is not JSON"):
+            self.table.page(self.session, ME, after=Token(0), upto=Token(99), limit=20)
+
+    def test_a_page_too_large_for_one_value_of_the_database_becomes_a_shorter_one(self) -> None:
+        """That is a gigabyte, which is not written here."""
+        self.table.insert(self.session, [(ME, facts(*range(2, 30)))])
+        ask = self.session.ask
+
+        def ask_little(sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+            if parameters[-1] > 6:  # type: ignore[operator]
+                raise StoreError("too large") from errors.ProgramLimitExceeded()
+            return ask(sql, parameters)
+
+        self.patch(self.session, "ask", ask_little)
+        page = self.table.page(self.session, ME, after=Token(0), upto=Token(99), limit=20)
+        self.assertEqual((list(page.facts), page.upto, page.limited), ([*facts(2, 3, 4, 5, 6)], 6, True))
 
     def test_a_table_of_that_name_that_is_not_ours_is_refused(self) -> None:
         self.sql("CREATE TABLE stream_mine (stream_id bigint, something text)")
