@@ -44,6 +44,7 @@ class DatabaseCatchUp:
     def __init__(self, url: str, reactor: Any) -> None:
         self._store: IStreamStore = open_store(url, reactor, read_only=True)
         self._declared: set[StreamName] = set()
+        self._reached: dict[tuple[StreamName, InstanceName], Token] = {}  # while one page follows the other
         self._opened = False
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -54,10 +55,15 @@ class DatabaseCatchUp:
         if stream not in self._declared:
             await self._store.declare(StreamDefinition(stream))
             self._declared.add(stream)
-        reached = (await self._store.positions(stream)).get(writer, Token(0))
+        reached = self._reached.pop((stream, writer), Token(0))
+        if reached < upto:
+            reached = (await self._store.positions(stream)).get(writer, Token(0))
         if reached <= after:
             return Page([], after, limited=True)
-        return await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
+        page = await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
+        if page.limited:  # there will be a next one
+            self._reached[stream, writer] = reached
+        return page
 
     async def close(self) -> None:
         """Let go of the database."""

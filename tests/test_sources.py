@@ -290,6 +290,22 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual(self.ask(2, 3), ([three], 3))
         self.assertEqual(self.ask(0, 5, limit=1), ([two], 2))
 
+    def test_how_far_it_reaches_is_asked_once_for_many_pages(self) -> None:
+        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
+        asked: list[str] = []
+        positions = self.source._store.positions
+
+        def note(stream: StreamName) -> Any:
+            asked.append(stream)
+            return positions(stream)
+
+        self.patch(self.source._store, "positions", note)
+        for after in (1, 3, 5):
+            self.assertEqual(self.ask(after, 7, limit=2)[1], after + 2)
+        self.assertEqual(asked, ["orders"])
+        self.write(Fact(Token(8), ("[]",)), upto=8)
+        self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
+
     def test_a_copy_that_is_behind_says_so_and_goes_on_later(self) -> None:
         self.write(Fact(Token(2), ("[1]",)), upto=2)
         self.assertEqual(self.ask(1, 9), ([Fact(Token(2), ("[1]",))], 2))

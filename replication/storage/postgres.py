@@ -46,7 +46,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Connection = TypeVar("_Connection", PostgresConnection, PostgresIds)
 
-PAGES: Final[Mapping[str, str]] = dict.fromkeys(PAGING, "off")
+PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off"}
 READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
 
 _FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
