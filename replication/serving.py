@@ -346,7 +346,7 @@ class Serving:
             mine = status.writers[0]
             where = {**of, "writer": mine.instance}
             yield Sample("position", "gauge", "Current ID of a writer.", mine.announced, where)
-            yield Sample("lag", "gauge", "IDs settled and not announced.", mine.position - mine.announced, where)
+            yield Sample("lag", "gauge", "IDs settled and not announced.", mine.lag, where)
 
     # ---- commands
 

@@ -249,6 +249,11 @@ class WriterStatus:
     state: str
     error: str | None = None
 
+    @property
+    def lag(self) -> int:
+        """IDs that are settled and not announced (on the writer), or announced and not applied (on a follower)."""
+        return abs(self.announced - self.position)
+
 
 @attrs.frozen
 class KeptStatus:

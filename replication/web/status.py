@@ -23,7 +23,7 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
                 "instance": each.instance,
                 "position": each.position,
                 "announced": each.announced,
-                "lag": max(0, each.announced - each.position),
+                "lag": each.lag,
                 "state": each.state,
                 "error": each.error,
             }

@@ -22,6 +22,12 @@ def test_a_stream_without_writers_stands_at_nothing() -> None:
     assert (status.minimum, status.maximum) == (0, 0)
 
 
+def test_the_lag_is_what_is_settled_and_not_announced_or_announced_and_not_applied() -> None:
+    name = InstanceName("first")
+    assert WriterStatus(name, Token(7), Token(5), "writing").lag == 2
+    assert WriterStatus(name, Token(5), Token(8), "catching up").lag == 3
+
+
 def test_a_write_without_facts_only_moves_the_position() -> None:
     write = Write(StreamName("orders"), InstanceName("master"), Token(5))
     assert (list(write.facts), write.expected, write.reset) == ([], None, False)
