@@ -44,7 +44,6 @@ class DatabaseCatchUp:
     def __init__(self, url: str, reactor: Any) -> None:
         self._store: IStreamStore = open_store(url, reactor, read_only=True)
         self._declared: set[StreamName] = set()
-        self._reached: dict[tuple[StreamName, InstanceName], Token] = {}  # while one page follows the other
         self._opened = False
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -55,15 +54,14 @@ class DatabaseCatchUp:
         if stream not in self._declared:
             await self._store.declare(StreamDefinition(stream))
             self._declared.add(stream)
-        reached = self._reached.pop((stream, writer), Token(0))
-        if reached < upto:
-            reached = (await self._store.positions(stream)).get(writer, Token(0))
+        if upto - after > limit:
+            page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
+            if page.limited:  # a full page: there is no question how far this database has come
+                return page
+        reached = (await self._store.positions(stream)).get(writer, Token(0))
         if reached <= after:
             return Page([], after, limited=True)
-        page = await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
-        if page.limited:  # there will be a next one
-            self._reached[stream, writer] = reached
-        return page
+        return await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
 
     async def close(self) -> None:
         """Let go of the database."""
@@ -97,6 +95,8 @@ class _Ahead:
 
     def answers(self, endpoint: str | None, step: CatchUp) -> bool:
         """Whether it is what is asked for now, of the same epoch; it may reach less far."""
+        if step.fresh:
+            return False
         asked = self.step.after, self.step.epoch, self.endpoint
         return asked == (step.after, step.epoch, endpoint) and self.step.upto <= step.upto
 
@@ -146,7 +146,7 @@ class Sources:
             ahead.drop()
         if page is None:
             page = await self._fetch(endpoint, stream, writer, step, limit)
-        if page.limited and page.facts and page.upto < step.upto:
+        if page.limited and page.facts and page.upto < step.upto and not step.fresh:
             following = attrs.evolve(step, after=page.upto)
             reading = Deferred.fromCoroutine(self._fetch(endpoint, stream, writer, following, limit))
             self._ahead[stream, writer] = _Ahead(endpoint, following, reading)

@@ -177,8 +177,11 @@ class AheadTests(UsesSources):
         self.assertEqual(self.fetch(self.many), [full(5)])
         self.assertEqual(self.source.asked, [(1, 9, 500), (5, 9, 500)])
 
-    def go_on(self, *, after: int = 5, upto: int = 12, epoch: int = 0, endpoint: str | None = None) -> list[Any]:
-        return begin(self.many.fetch(endpoint, ORDERS, MASTER, CatchUp(Token(after), Token(upto), epoch), 500))
+    def go_on(
+        self, *, after: int = 5, upto: int = 12, epoch: int = 0, fresh: bool = False, endpoint: str | None = None
+    ) -> list[Any]:
+        step = CatchUp(Token(after), Token(upto), epoch, fresh=fresh)
+        return begin(self.many.fetch(endpoint, ORDERS, MASTER, step, 500))
 
     def test_it_is_there_when_it_is_asked_for(self) -> None:
         following = self.go_on()
@@ -193,10 +196,16 @@ class AheadTests(UsesSources):
 
     def test_if_something_else_is_asked_for_it_is_dropped(self) -> None:
         """A writer that has begun anew may have other facts at the same IDs."""
-        for other in ({"after": 4}, {"upto": 8}, {"epoch": 1}, {"endpoint": "tcp:elsewhere:9092"}):
+        for other in ({"after": 4}, {"upto": 8}, {"epoch": 1}, {"fresh": True}, {"endpoint": "tcp:elsewhere:9092"}):
             self.setUp()
             self.assertEqual((self.go_on(**other), len(self.source.asked)), ([page(9)], 3))
             self.assertTrue(self.reading.called, "it is given up")
+
+    def test_where_facts_are_told_in_no_order_nothing_is_read_ahead(self) -> None:
+        sources, (source,) = self.sources(full(5))
+        step = CatchUp(Token(1), Token(9), fresh=True)
+        self.assertEqual(begin(sources.fetch(None, ORDERS, MASTER, step, 500)), [full(5)])
+        self.assertEqual(len(source.asked), 1)
 
     def test_when_all_is_closed_it_is_given_up(self) -> None:
         now(self.many.close())
@@ -305,6 +314,21 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual(asked, ["orders"])
         self.write(Fact(Token(8), ("[]",)), upto=8)
         self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
+
+    def test_a_copy_that_went_back_between_two_pages_is_not_believed_further_than_it_is_now(self) -> None:
+        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
+        self.assertEqual(self.ask(1, 9, limit=2)[1], 3)
+
+        async def go_back() -> None:
+            store = open_store(self.url, self.pump)
+            await store.open()
+            await store.declare(StreamDefinition("orders"))
+            await store.transaction().commit([Write(ORDERS, MASTER, Token(3), reset=True)])
+            await store.close()
+
+        self.pump.wait(go_back())
+        self.write(Fact(Token(4), ("[]",)), upto=4)
+        self.assertEqual(self.ask(3, 9, limit=2), ([Fact(Token(4), ("[]",))], 4))
 
     def test_a_copy_that_is_behind_says_so_and_goes_on_later(self) -> None:
         self.write(Fact(Token(2), ("[1]",)), upto=2)

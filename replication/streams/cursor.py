@@ -46,11 +46,15 @@ class Apply:
 
 @attrs.frozen
 class CatchUp:
-    """Fetch a page of the facts with ``after < token <= upto``."""
+    """Fetch a page of the facts with ``after < token <= upto``.
+
+    A ``fresh`` one is read now: facts that were told in no order may be there since that were not a moment ago.
+    """
 
     after: Token
     upto: Token
     epoch: int = 0
+    fresh: bool = False
 
 
 @attrs.frozen
@@ -195,14 +199,14 @@ class Cursor:
         if self._late:
             return Apply(self._late, self.position, self.position, self._epoch)
         if self._late_gap is not None and self._late_gap[1] <= self.position:
-            return CatchUp(*self._late_gap, self._epoch)
+            return CatchUp(*self._late_gap, self._epoch, fresh=True)
         if self.position < self._tail:
             rows = [*accumulate(map(len, map(itemgetter(1), self._ready[: self._max_apply_rows])))]
             facts = self._ready[: bisect_right(rows, self._max_apply_rows) or 1]
             upto = self._tail if len(facts) == len(self._ready) else facts[-1].token
             return Apply(facts, self.position, upto, self._epoch)
         if self._tail < self._gap_upto:
-            return CatchUp(self._tail, self._gap_upto, self._epoch)
+            return CatchUp(self._tail, self._gap_upto, self._epoch, self._unordered)
         return None
 
     def applied(self, step: Apply | Reset) -> None:

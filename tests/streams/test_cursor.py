@@ -470,7 +470,7 @@ class TestOutOfOrder:
     def test_trap_12_facts_in_descending_order_are_fetched(self) -> None:
         made = cursor()
         say(made, 9, 8, 6)
-        assert made.step() == CatchUp(Token(5), Token(9), 0)
+        assert made.step() == CatchUp(Token(5), Token(9), fresh=True)
         made.fetched(CatchUp(Token(5), Token(9)), Page([fact(6), fact(7), fact(8), fact(9)], Token(9), limited=False))
         assert apply_all(made) == [6, 7, 8, 9]
         assert made.live
@@ -479,7 +479,7 @@ class TestOutOfOrder:
     def test_any_other_disorder_is_fetched_too(self, tokens: tuple[int, ...]) -> None:
         made = cursor()
         say(made, *tokens)
-        assert made.step() == CatchUp(Token(5), Token(max(tokens)), 0)
+        assert made.step() == CatchUp(Token(5), Token(max(tokens)), fresh=True)
         assert (made.held_bytes, made.dropped) == (0, len(tokens))
 
     def test_once_a_link_was_found_out_each_leap_is_fetched(self) -> None:
@@ -489,7 +489,7 @@ class TestOutOfOrder:
         assert apply_all(made) == [6, 7]
         say(made, 12)
         say(made, 10)
-        assert made.step() == CatchUp(Token(7), Token(12), 0)
+        assert made.step() == CatchUp(Token(7), Token(12), fresh=True)
         made.fetched(CatchUp(Token(7), Token(12)), Page([fact(10), fact(12)], Token(12), limited=False))
         assert apply_all(made) == [10, 12]
         say(made, 11, 10)
@@ -502,15 +502,15 @@ class TestOutOfOrder:
         say(made, 18, 21)
         assert isinstance(under_way, Apply)
         made.applied(under_way)
-        assert made.step() == CatchUp(Token(6), Token(19), 0)
+        assert made.step() == CatchUp(Token(6), Token(19), fresh=True)
         made.fetched(CatchUp(Token(6), Token(19)), Page([fact(7), fact(8)], Token(8), limited=True))
         assert made.step() == Apply([fact(7), fact(8)], Token(19), Token(19), 0)
         assert not made.live
         assert apply_all(made) == [7, 8]
-        assert made.step() == CatchUp(Token(8), Token(19), 0)
+        assert made.step() == CatchUp(Token(8), Token(19), fresh=True)
         made.fetched(CatchUp(Token(8), Token(19)), Page([fact(18), fact(19)], Token(19), limited=False))
         assert apply_all(made) == [18]
-        assert made.step() == CatchUp(Token(19), Token(21), 0)
+        assert made.step() == CatchUp(Token(19), Token(21), fresh=True)
         made.fetched(CatchUp(Token(19), Token(21)), Page([fact(21)], Token(21), limited=False))
         assert apply_all(made) == [21]
         assert (made.position, made.live) == (21, True)
@@ -528,7 +528,7 @@ class TestOutOfOrder:
         made = cursor()
         tell(made, 8, 8)
         say(made, 12, 11)
-        assert made.step() == CatchUp(Token(5), Token(12), 0)
+        assert made.step() == CatchUp(Token(5), Token(12), fresh=True)
 
     def test_behind_a_gap_what_comes_late_is_fetched_once_the_gap_is_closed(self) -> None:
         made = cursor()
@@ -537,7 +537,7 @@ class TestOutOfOrder:
         say(made, 11)
         made.fetched(CatchUp(Token(5), Token(8)), Page([fact(7)], Token(8), limited=False))
         assert apply_all(made) == [7, 12]
-        assert made.step() == CatchUp(Token(8), Token(12), 0)
+        assert made.step() == CatchUp(Token(8), Token(12), fresh=True)
         made.fetched(CatchUp(Token(8), Token(12)), Page([fact(11), fact(12)], Token(12), limited=False))
         assert apply_all(made) == [11]
         assert made.live
