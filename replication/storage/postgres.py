@@ -27,7 +27,7 @@ from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_gathered import table_of
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres_session import Address, Holder, PostgresSession
-from replication.storage.postgres_watch import PostgresWatch
+from replication.storage.postgres_watch import WATCH_SETTINGS, PostgresWatch
 from replication.storage.tables import Batch
 from replication.storage.threads import Desk, Watch
 from replication.storage.transactions import CommitGroup, Transaction
@@ -163,7 +163,7 @@ class PostgresStore:
         tables = [each for each in self._tables.values() if each.definition.is_mapped("postgresql")]
         if not tables:
             return None
-        watch = PostgresWatch(self._new_session({}), tables, self.warnings.append)
+        watch = PostgresWatch(self._new_session(WATCH_SETTINGS), tables, self.warnings.append)
         self._watches.append(Desk(self._reactor, watch, self.address.name))
         return Watch(self._watches[-1])
 

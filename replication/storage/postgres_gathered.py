@@ -97,4 +97,4 @@ class GatheredTable:
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token."""
-        return self.gathering.newest(session.ask, stored)
+        return self.gathering.newest(partial(session.ask, prepare=False), stored)

@@ -179,7 +179,7 @@ class MappedTable:
         Everybody is whoever has stored a position, else the stream's ``writers``, else ``master``.
         """
         found: dict[InstanceName | None, Token] = {}
-        for writer, token in session.ask(self._newest):
+        for writer, token in session.ask(self._newest, prepare=False):
             if token is not None:
                 found[writer] = max(token, found.get(writer, token))
         if self.definition.instance_column is None and found:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 TRIGGER: Final = "replication_number_first"
 
-IS_THERE: Final = (  # of each table, in order; one that replicas skip, or that was switched off, is not
-    "ARRAY(SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(name) "
-    f"AND tgname = '{TRIGGER}' AND tgenabled = 'A') "
-    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place)"
+_HAS: Final = (  # one that replicas skip, or that was switched off, is not there
+    f"EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = '{TRIGGER}' AND tgenabled = 'A')"
+)
+_EACH: Final = "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place"
+IS_THERE: Final = f"ARRAY(SELECT {_HAS} {_EACH})"  # of each table, in order
+# Who inserts into a partition passes the trigger of the whole table by, and draws from the same sequence.
+IS_NUMBERED: Final = (
+    f"ARRAY(SELECT {_HAS} AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(name)) {_EACH})"
 )
 _FUNCTION: Final = f"""
     CREATE OR REPLACE FUNCTION {TRIGGER}() RETURNS trigger LANGUAGE plpgsql AS

@@ -257,7 +257,7 @@ class PostgresSession:
     def run_foreign(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement of somebody else, in a transaction: more than one in a text are refused."""
         with self.refusals():
-            with self._saying() as connection, connection.pipeline():  # only the simple protocol takes several
+            with self._saying(in_pipeline=True) as connection:  # only the simple protocol, which is none, takes several
                 cursor = connection.execute(sql, parameters or None, prepare=False)
             return cursor.fetchall() if cursor.description else []
 
@@ -357,13 +357,13 @@ class PostgresSession:
         return work()
 
     @contextmanager
-    def _saying(self) -> Iterator[psycopg.Connection]:
+    def _saying(self, *, in_pipeline: bool = False) -> Iterator[psycopg.Connection]:
         """Say what waits together with what is said inside."""
         connection = self._current()
         opening: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
         waiting = opening + self._added
         self._forget()
-        if not waiting:
+        if not waiting and not in_pipeline:
             yield connection
             return
         with connection.pipeline():

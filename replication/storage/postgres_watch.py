@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.storage.postgres_ids import move_forward
-from replication.storage.postgres_numbering import IS_THERE
+from replication.storage.postgres_numbering import IS_NUMBERED
 from replication.streams.gate import Gate, Holder, Look
 from replication.streams.seams import Reach
 from replication.wire.grammar import Token
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replication.storage.postgres_tables import Table
     from replication.wire.grammar import StreamName
 
+WATCH_SETTINGS: Final[Mapping[str, str]] = {"default_transaction_isolation": "read committed"}  # a snapshot a statement
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
 
 # What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares.
@@ -35,7 +36,7 @@ DRAWN: Final = (
     "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place) AS drawn OFFSET 0) AS seen"
 )
 # Who is under way, in a snapshot that is younger than that.
-UNDER_WAY: Final = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {IS_THERE}"
+UNDER_WAY: Final = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {IS_NUMBERED}"
 # Who draws holds this lock to the end of the transaction, whatever becomes of its savepoints.
 HOLDERS: Final = (
     "SELECT name, virtualtransaction, pid FROM pg_locks JOIN unnest(%s::text[]) AS each (name) "
@@ -65,8 +66,9 @@ class _Watched:
         self.reach = Reach(None, Token(0))
 
     def rests(self, drawn: int | None) -> bool:
-        """Whether all is as it was at the last look, with nothing to wait for."""
-        return drawn is not None and drawn == self.gate.drawn and self.gate.since is None and not self.gone
+        """Whether all is as it was told at the last look, with nothing to wait for."""
+        told = self.reach.complete, self.reach.drawn
+        return drawn is not None and (drawn, drawn) == told and drawn == self.gate.drawn and not self.gone
 
 
 class PostgresWatch:
@@ -125,6 +127,8 @@ class PostgresWatch:
     def _see_holders(self, wanted: Sequence[_Watched]) -> None:
         if wanted:
             holders = self._holders([each.sequence for each in wanted])
+            if self._asked_in != self.session.number:
+                return  # it was lost, and the server may have crashed after the look
             for each in wanted:
                 each.gate.see_holders(holders[each.sequence])
 

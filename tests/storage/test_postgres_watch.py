@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.errors import StoreError
 from replication.storage.postgres_numbering import install, remove
 from replication.storage.postgres_session import Address, Holder, PostgresSession
 from replication.storage.postgres_watch import PostgresWatch
@@ -48,19 +49,19 @@ class UsesWatch(OnPostgres):
         assert watch is not None
         return watch
 
-    def look(self, times: int = 1) -> tuple[int | None, int]:
+    def look(self, times: int = 1, stream: str = "events") -> tuple[int | None, int]:
         for _ in range(times):
-            reach = self.wait(self.watched.look())[next(iter(self.watched.streams))]
+            reach = self.wait(self.watched.look())[StreamName(stream)]
         return reach.complete, reach.drawn
 
     def error(self) -> str | None:
         return self.wait(self.watched.look())[StreamName("events")].error
 
-    def look_on(self) -> tuple[int | None, int]:
+    def look_on(self, stream: str = "events") -> tuple[int | None, int]:
         """Look until numbers alone would long have been given up."""
         self.look(2)
         time.sleep(PATIENCE)
-        return self.look(3)
+        return self.look(3, stream)
 
     def connect(self, *statements: str, **options: Any) -> psycopg.Connection:
         """Connect as another program, and begin with ``statements``."""
@@ -203,6 +204,64 @@ class KindTests(UsesWatch, SynchronousTestCase):
         self.sql("INSERT INTO t7 (name) VALUES ('a')")
         reaches = self.wait(self.watched.look())
         self.assertEqual({name: reach.drawn for name, reach in reaches.items() if reach.drawn > 1}, {"t7": 2})
+
+    def test_what_was_seen_in_a_look_that_failed_later_is_told_by_the_next_one(self) -> None:
+        self.sql("CREATE TABLE others (id bigserial PRIMARY KEY, name text)")
+        definitions = [
+            StreamDefinition(each, table=each, id_column="id", row=["name"]) for each in ("events", "others")
+        ]
+        self.watched = self.watch(*definitions)
+        self.look(2)
+        self.sql(INSERT)
+        self.sql("INSERT INTO others (name) VALUES ('a')")  # has no trigger, so the locks are looked at
+        session = self.store._watches[-1].connection.session
+        ask = session.ask
+
+        def fail(sql: str, *parameters: Any, **options: Any) -> Any:
+            session.ask = ask  # type: ignore[method-assign]
+            raise StoreError("somebody has ended it")
+
+        session.ask = fail  # type: ignore[method-assign]
+        self.assertRaises(StoreError, self.wait, self.watched.look())
+        self.assertEqual(self.look(), (2, 2))
+
+    def test_holders_that_another_session_saw_pass_nothing(self) -> None:
+        """The server may have crashed after the look, and have lost what was drawn."""
+        self.sql("CREATE TABLE others (id bigserial PRIMARY KEY, name text)")
+        self.watched = self.watch(StreamDefinition("others", table="others", id_column="id", row=["name"]))
+        self.look(2)
+        slow = self.connect("INSERT INTO others (name) VALUES ('a')")
+        session = self.store._watches[-1].connection.session
+        ask = session.ask
+
+        def after_a_loss(sql: str, *parameters: Any, **options: Any) -> Any:
+            session.ask = ask  # type: ignore[method-assign]
+            slow.rollback()
+            session.close()
+            return ask(sql, *parameters, **options)
+
+        session.ask = after_a_loss  # type: ignore[method-assign]
+        self.assertEqual(self.look(1, "others"), (1, 2))
+        self.assertEqual(self.look(2, "others"), (2, 2))
+
+    def test_who_inserts_into_a_partition_is_waited_for(self) -> None:
+        """The trigger of the whole table does not see it."""
+        self.sql("CREATE TABLE parted (id bigserial, name text) PARTITION BY LIST (name)")
+        self.sql("CREATE TABLE part PARTITION OF parted DEFAULT")
+        session = PostgresSession(Address.parse(self.url), Event(), Holder())
+        install(session, ['"parted"'])
+        session.close()
+        self.watched = self.watch(StreamDefinition("parted", table="parted", id_column="id", row=["name"]))
+        self.look(2)
+        slow = self.connect("SELECT nextval('parted_id_seq')")  # the first one is logged, which takes a number
+        slow.commit()
+        slow.execute("SELECT 1 FROM part, nextval('parted_id_seq')")
+        self.assertEqual(slow.execute("SELECT nextval('parted_id_seq')").fetchall(), [(4,)])
+        self.assertEqual(slow.execute("SELECT pg_current_xact_id_if_assigned()").fetchall(), [(None,)])
+        self.assertEqual(self.look_on("parted"), (1, 4))
+        slow.execute("INSERT INTO part VALUES (4, 'late')")
+        slow.commit()
+        self.assertEqual(self.look(1, "parted"), (4, 4))
 
     def test_a_table_that_counts_down_and_has_several_rows_an_id(self) -> None:
         self.sql("CREATE SEQUENCE numbers")
