@@ -97,13 +97,17 @@ class Pair:
         """Check that the next append works, that no ID is stuck, and that the worker has what is committed."""
         assert until(lambda: self.append(number)[0] == 200, "an append works again")
         assert until(lambda: self.health()[0] == 200, "it is healthy again")
-        stream = get_json(self.http, "/v1/streams/events")
-        assert (stream["open"], stream["writers"][0]["lag"]) == (0, 0)
+        until(lambda: self.waiting() == (0, 0), "nothing is open, and all is announced")
         until(
             lambda: self.server.sql(TABLE, database=self.copy) == self.sql(TABLE), "the copy has just what is committed"
         )
         assert ask(f"{self.worker_http}/health")[0] == 200
         assert (self.master.starts, self.worker.starts) == (1, 1)
+
+    def waiting(self) -> tuple[int, int]:
+        """Return how many IDs are open at the master, and how many are settled and not announced."""
+        stream = get_json(self.http, "/v1/streams/events")
+        return stream["open"], stream["writers"][0]["lag"]
 
     def rows(self) -> set[int]:
         """Return what the worker has."""
