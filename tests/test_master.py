@@ -79,7 +79,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.net.advance(1.0)
         self.pump.wait(self.a.check())
         self.assertEqual(one.announced, 6)
-        self.pump.wait(self.a.check())
+        self.pump.wait(self.a.store.transaction().commit([]))  # which comes after the position
         stored = self.pump.wait(self.a.store.stored())[StreamName("orders")]
         self.assertEqual(stored, {InstanceName("a"): 6, InstanceName("b"): 6})
 
