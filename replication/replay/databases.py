@@ -88,12 +88,12 @@ def resolve_url(url: str) -> str:
 
 
 def name_of(url: str) -> str:
-    """Return ``url`` without a password."""
+    """Return ``url`` without a password, and without options, of which one may be a password."""
     with suppress(ValueError):
         password = urlsplit(url).password
         if password:
-            return url.replace(f":{password}@", "@", 1)
-    return url
+            url = url.replace(f":{password}@", "@", 1)
+    return url.partition("?")[0]
 
 
 def open_database(url: str) -> IDatabase:
