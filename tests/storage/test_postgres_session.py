@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from psycopg import errors
 from twisted.trial.unittest import SynchronousTestCase
@@ -260,10 +261,17 @@ class LossTests(UsesSession, SynchronousTestCase):
     def test_each_question_of_a_trip_has_a_snapshot_of_its_own(self) -> None:
         """Which is what tells who was under way after an ID was drawn."""
         self.session.run("CREATE TABLE mine (a integer)")
-        other = Thread(target=lambda: self.sql("SELECT pg_sleep(0.1); INSERT INTO mine VALUES (1)"))
-        other.start()
-        ((_,),), ((count,),) = self.session.run_in_turn(("SELECT pg_sleep(1)", ()), ("SELECT count(*) FROM mine", ()))
-        other.join()
+        with psycopg.connect(self.url, autocommit=True) as other:
+            other.execute("SELECT pg_advisory_lock(7)")
+
+            def write_and_let_go() -> None:
+                other.execute("INSERT INTO mine VALUES (1)")
+                other.execute("SELECT pg_advisory_unlock(7)")
+
+            with self.when_waiting_for("advisory", write_and_let_go):
+                _, ((count,),) = self.session.run_in_turn(
+                    ("SELECT pg_advisory_lock(7)", ()), ("SELECT count(*) FROM mine", ())
+                )
         self.assertEqual(count, 1)
 
     def test_what_was_never_begun_is_not_committed(self) -> None:
