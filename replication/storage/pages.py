@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
 from replication.streams.facts import gather
@@ -13,11 +13,21 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SEPARATOR: Final = "\x1e"  # of rows that the database gives as one value: it is in no JSON text and in no name
+
 
 def check_limit(limit: int) -> None:
     """Raise StoreError for a page that could not hold a row."""
     if limit < 1:
         raise StoreError(f"a page of {limit} rows was asked for: at least one")
+
+
+def split_rows(table: str, ids: str, texts: str) -> tuple[list[Token], list[str]]:
+    """Return the tokens and the texts of rows that came as two values; StoreError if one has a separator in it."""
+    tokens, rows = [Token(each) for each in map(int, ids.split(","))], texts.split(SEPARATOR)
+    if len(tokens) != len(rows):
+        raise StoreError(f"table {table!r} has a row between {tokens[0]} and {tokens[-1]} that is not JSON")
+    return tokens, rows
 
 
 def cut_page(tokens: list[Token], texts: list[str], *, upto: Token, limit: int) -> Page | None:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Protocol
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.pages import cut_page
+from replication.storage.pages import SEPARATOR, cut_page, split_rows
 from replication.storage.tables import DOWN, UP
 from replication.streams.facts import Fact
 from replication.streams.seams import Page
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from replication.streams.registry import StreamDefinition
 
 NAME_LENGTH: Final = 63  # PostgreSQL cuts longer names off without a word
-_SEPARATOR: Final = "\x1e"  # in no JSON text and no name
 _TOO_LARGE: Final = "54000"  # program_limit_exceeded: no value has more than a gigabyte
 
 # What kind of relation has a name, if any ("r" is a table), and its columns in order.
@@ -89,13 +88,13 @@ class GenericTable:
         self._insert = (
             f'INSERT INTO {table} (stream_id, ord, instance_name, "row") '
             "SELECT * FROM unnest(%s::bigint[], %s::integer[], "
-            f"string_to_array(%s, '{_SEPARATOR}'), string_to_array(%s, '{_SEPARATOR}'))"
+            f"string_to_array(%s, '{SEPARATOR}'), string_to_array(%s, '{SEPARATOR}'))"
         )
         self._delete = f"DELETE FROM {table} WHERE stream_id {way.above} %s AND instance_name = %s"
         # One value for a whole page, because the driver lets go of the interpreter's lock for each part of an answer:
         # row by row, a page beside a busy reactor took 20 times as long.
         self._page = (
-            f"SELECT string_agg(({minus}stream_id)::text, ','), string_agg(\"row\", '{_SEPARATOR}') FROM ("
+            f"SELECT string_agg(({minus}stream_id)::text, ','), string_agg(\"row\", '{SEPARATOR}') FROM ("
             f'SELECT stream_id, "row" FROM {table} WHERE instance_name = %s AND stream_id {way.above} %s '
             f"AND stream_id {way.upto} %s ORDER BY stream_id {way.order}, ord LIMIT %s) AS page"
         )
@@ -138,7 +137,7 @@ class GenericTable:
         if rows:
             tokens, places, writers, texts = zip(*rows, strict=True)
             arrays = [f"{{{','.join(tokens)}}}", f"{{{','.join(places)}}}"]
-            session.add(self._insert, [*arrays, _SEPARATOR.join(writers), _SEPARATOR.join(texts)])
+            session.add(self._insert, [*arrays, SEPARATOR.join(writers), SEPARATOR.join(texts)])
 
     def delete(self, session: PostgresSession, writer: InstanceName, above: Token) -> None:
         """Delete what ``writer`` wrote above a token."""
@@ -155,9 +154,7 @@ class GenericTable:
             return self.page(session, writer, after=after, upto=upto, limit=limit // 2)
         if ids is None:
             return Page((), upto, limited=False)
-        tokens, texts = [Token(each) for each in map(int, ids.split(","))], texts.split(_SEPARATOR)
-        if len(tokens) != len(texts):
-            raise StoreError(f"table {self.name!r} has a row between {tokens[0]} and {tokens[-1]} that is not JSON")
+        tokens, texts = split_rows(self.name, ids, texts)
         page = cut_page(tokens, texts, upto=upto, limit=limit)
         if page is not None:
             return page
