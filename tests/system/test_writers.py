@@ -252,9 +252,11 @@ def check_conversation(said: Sequence[str], writer: str, rows: dict[int, list[st
             continue
         place, text = rest.split(" ", 1)
         begun.append(text)
-        if place == "batch" or told is None:
+        if place == "batch":
             continue
         token = int(place)
+        if told is None:  # said to everybody, before this connection was told where the writer is
+            told = token - 1
         assert token > told, f"I7: {line} after {told}"
         skipped = tokens[bisect_right(tokens, told) : bisect_right(tokens, token - 1)]
         assert not skipped, f"I1: {line} after {told} leaves out {skipped}"
