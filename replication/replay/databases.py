@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from replication.storage.pages import Rows
     from replication.storage.postgres_session import PostgresSession
     from replication.streams.registry import Dialect, StreamDefinition
-    from replication.streams.seams import Page
     from replication.wire.grammar import Token
 
 FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host:port/database"
@@ -45,8 +45,8 @@ class Position(NamedTuple):
 class IPages(Protocol):
     """Tables of the application, as the store reads them."""
 
-    def __call__(self, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return a page as ``IStreamStore.facts`` does."""
+    def __call__(self, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
+        """Return a page as ``IStreamStore.facts`` does, as columns."""
         ...
 
 
@@ -136,9 +136,9 @@ class SqliteDatabase:
         with _refusals(self.name):
             table.declare(self._database, may_create=False)
 
-        def page(writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        def page(writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
             with _refusals(self.name):
-                return table.page(self._database, writer, after=after, upto=upto, limit=limit)
+                return table.rows(self._database, writer, after=after, upto=upto, limit=limit)
 
         return page
 
@@ -201,7 +201,7 @@ class PostgresDatabase:
             )
         table = postgres_gathered.table_of(definition)
         table.declare(self._session, may_create=False)
-        return partial(table.page, self._session)
+        return partial(table.rows, self._session)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Return what a query finds."""

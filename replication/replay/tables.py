@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from replication.errors import StoreError
 from replication.storage.gathering import Gathering
-from replication.streams.facts import texts_of
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -161,11 +160,9 @@ class _Paged:
             while reached < upto:
                 page = self._page(writer, after=reached, upto=upto, limit=PAGE_ROWS)
                 reached = page.upto
-                tokens = [token for token, texts in page.facts for _ in texts]
-                if not tokens:
-                    continue
-                numbers = None if len(writers) == 1 else np.full(len(tokens), number)
-                yield Columns(np.array(tokens, np.int64), numbers, pa.array(texts_of(page.facts), pa.string()))
+                if page.tokens:
+                    numbers = None if len(writers) == 1 else np.full(len(page.tokens), number)
+                    yield Columns(np.array(page.tokens, np.int64), numbers, pa.array(page.texts, pa.string()))
 
 
 class MappedTable(_Paged, _Places):

@@ -163,7 +163,7 @@ class SqliteConnection:
         """Return a page as ``IStreamStore.facts`` does."""
         check_limit(limit)
         with self._refusals():
-            return table.page(self._opened, writer, after=after, upto=upto, limit=limit)
+            return table.rows(self._opened, writer, after=after, upto=upto, limit=limit).page()
 
     def recall(self, key: str, now: float) -> list[Token] | None:
         """Return the tokens of a receipt of the day before ``now``."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replication.storage.gathering import Ask
+    from replication.storage.pages import Rows
     from replication.storage.tables import Table
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import Page
     from replication.wire.grammar import InstanceName
 
 
@@ -73,11 +73,11 @@ class GatheredTable:
         """Refuse, by StoreError: these tables are the application's."""
         raise StoreError(f"stream {self.definition.name!r} is gathered from tables, from which nothing is deleted here")
 
-    def page(
+    def rows(
         self, database: sqlite3.Connection, writer: InstanceName, *, after: Token, upto: Token, limit: int
-    ) -> Page:
+    ) -> Rows:
         """Return a page; StoreError names a table whose value has no place in JSON."""
-        return self.gathering.page(_asking(database), writer, after=after, upto=upto, limit=limit)
+        return self.gathering.rows(_asking(database), writer, after=after, upto=upto, limit=limit)
 
     def newest(
         self, database: sqlite3.Connection, stored: Mapping[InstanceName, Token]

@@ -14,16 +14,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import RemoteProtocolError, RowError, StoreError
-from replication.storage.pages import cut_page
+from replication.storage.pages import Rows, cut_rows
 from replication.storage.tables import DOWN, UP
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from replication.streams.facts import Fact
     from replication.streams.registry import SourceTable, StreamDefinition
 
     Ask = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
@@ -100,16 +99,18 @@ class Gathering:
         self.definition = definition
         self.parts = [Part(definition, each, mark=mark, order=order) for each in sources]
 
-    def page(self, ask: Ask, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+    def rows(self, ask: Ask, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page as ``IStreamStore.facts`` does; StoreError names a value that has no place in JSON."""
-        rows = self._rows(ask, writer, after, upto, limit + 1)
-        page = cut_page([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
-        if page is None:
-            whole = Fact(rows[0][0], self._whole(ask, writer, rows[0][0]))
-            return Page([whole], whole.token, limited=whole.token < upto)
+        found = self._rows(ask, writer, after, upto, limit + 1)
+        rows = cut_rows([token for token, _ in found], [text for _, text in found], upto=upto, limit=limit)
+        if rows is None:
+            first = found[0][0]
+            return Rows.of_fact(first, self._whole(ask, writer, first), upto)
         if self.definition.distinct:
-            return Page([Fact(token, _distinct(texts)) for token, texts in page.facts], page.upto, page.limited)
-        return page
+            facts = [(token, _distinct(texts)) for token, texts in rows.page().facts]
+            tokens = [token for token, texts in facts for _ in texts]
+            return rows._replace(tokens=tokens, texts=[text for _, texts in facts for text in texts])
+        return rows
 
     def check(self, ask: Ask, writer: InstanceName, facts: Sequence[Fact]) -> None:
         """Return if the application has written the rows of ``facts``; else StoreError.

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import sqlite3
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from replication.errors import RowError, SchemaError, StoreError, ValueRefusedError
-from replication.storage.pages import cut_page
+from replication.storage.pages import Rows, cut_rows
 from replication.storage.tables import DOWN, UP
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
 
 MASTER: Final = InstanceName("master")  # who wrote the rows that name no writer
@@ -137,19 +136,18 @@ class MappedTable:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
         database.execute(self._delete, {"after": self.direction.sign * above, "writer": writer})
 
-    def page(
+    def rows(
         self, database: sqlite3.Connection, writer: InstanceName, *, after: Token, upto: Token, limit: int
-    ) -> Page:
+    ) -> Rows:
         """Return a page; StoreError names a column whose value has no place in JSON."""
         sign = self.direction.sign
         span = {"writer": writer, "after": sign * after, "upto": sign * upto, "limit": limit + 1}
-        rows = database.execute(self._page, span).fetchall()
-        tokens = [self._token(row[0]) for row in rows]
-        page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
-        if page is not None:
-            return page
-        whole = Fact(tokens[0], tuple(self._whole(database, writer, tokens[0])))
-        return Page([whole], whole.token, limited=whole.token < upto)
+        found = database.execute(self._page, span).fetchall()
+        tokens = self._tokens([row[0] for row in found])
+        rows = cut_rows(tokens, self._spell(found), upto=upto, limit=limit)
+        if rows is not None:
+            return rows
+        return Rows.of_fact(tokens[0], self._whole(database, writer, tokens[0]), upto)
 
     def newest(
         self, database: sqlite3.Connection, stored: Mapping[InstanceName, Token]
@@ -161,7 +159,7 @@ class MappedTable:
         found: dict[InstanceName | None, Token] = {}
         for writer, place in database.execute(self._newest).fetchall():
             if place is not None:
-                token = self._token(place)
+                (token,) = self._tokens([place])
                 found[writer] = max(token, found.get(writer, token))
         if self.definition.instance_column is None and found:
             found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
@@ -170,24 +168,25 @@ class MappedTable:
     def last_id(self, database: sqlite3.Connection) -> Token:
         """Return the largest token, whatever ``where`` says."""
         ((place,),) = database.execute(self._last).fetchall()
-        return Token(0) if place is None else max(Token(0), self._token(place))
+        return Token(0) if place is None else max(Token(0), *self._tokens([place]))
 
     def _whole(self, database: sqlite3.Connection, writer: InstanceName, token: Token) -> list[str]:
         sign = self.direction.sign
         span = {"writer": writer, "after": sign * (token - 1), "upto": sign * token, "limit": -1}
         return self._spell(database.execute(self._page, span).fetchall())
 
-    def _token(self, place: object) -> Token:
-        if type(place) is not int:
+    def _tokens(self, places: Sequence[object]) -> list[Token]:
+        if {*map(type, places)} - {int}:
+            place = next(place for place in places if type(place) is not int)
             raise StoreError(
                 f"stream {self.definition.name!r}: column {self.definition.id_column!r} of table "
                 f"{self.definition.table!r} holds {place!r}, not an integer"
             )
-        return Token(place)
+        return cast("list[Token]", places)
 
     def _spell(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
         try:
-            return [grammar.spell_row(row[1:]) for row in rows]
+            return grammar.spell_rows([row[1:] for row in rows])
         except RowError as error:
             token, column = next(
                 (row[0], column)

@@ -6,16 +6,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from replication.errors import PositionMovedError, SchemaError, StoreError, UnknownStreamError
-from replication.storage.pages import check_limit, cut_page
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
+from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, IWatch, Receipt, Write
+    from replication.streams.seams import IStatements, IWatch, Page, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
@@ -117,8 +115,8 @@ class MemoryStore:
             if source == writer and after < token <= upto
         )
         rows = [(token, text) for token, texts in mine for text in texts][: limit + 1]
-        page = cut_page([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
-        return page or Page([Fact(*mine[0])], mine[0][0], limited=mine[0][0] < upto)
+        cut = cut_rows([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
+        return (cut or Rows.of_fact(*mine[0], upto)).page()
 
     def watch(self) -> IWatch | None:
         """Return None: nobody else writes here."""

@@ -12,7 +12,7 @@ from replication.streams.registry import StreamDefinition
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replication.streams.seams import Page
+    from replication.storage.pages import Rows
     from replication.wire.grammar import InstanceName, Token
 
 
@@ -37,7 +37,7 @@ class NoTable:
     def delete(self, *_: object) -> None:
         """Delete nothing: there is nothing."""
 
-    def page(self, *_: object, **__: object) -> Page:
+    def rows(self, *_: object, **__: object) -> Rows:
         """Refuse, by StoreError, to read facts."""
         raise self._refusal()
 

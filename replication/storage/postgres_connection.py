@@ -207,7 +207,7 @@ class PostgresConnection:
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does."""
         check_limit(limit)
-        return table.page(self.session, writer, after=after, upto=upto, limit=limit)
+        return table.rows(self.session, writer, after=after, upto=upto, limit=limit).page()
 
     def recall(self, key: str, now: float) -> list[Token] | None:
         """Return the tokens of a receipt of the day before ``now``."""

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replication.storage.gathering import Part
+    from replication.storage.pages import Rows
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.postgres_tables import Table, Written
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import Page
     from replication.wire.grammar import InstanceName
 
 
@@ -91,9 +91,9 @@ class GatheredTable:
         """Refuse, by StoreError: these tables are the application's."""
         raise StoreError(f"stream {self.definition.name!r} is gathered from tables, from which nothing is deleted here")
 
-    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+    def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a table whose value has no place in JSON."""
-        return self.gathering.page(partial(session.ask, prepare=False), writer, after=after, upto=upto, limit=limit)
+        return self.gathering.rows(partial(session.ask, prepare=False), writer, after=after, upto=upto, limit=limit)
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token."""

@@ -16,12 +16,10 @@ from psycopg.postgres import types
 
 from replication.errors import RowError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.mapped import MASTER, SEEK, differs
-from replication.storage.pages import cut_page
+from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres_checks import has_pair, what_is_amiss
 from replication.storage.postgres_tables import COLUMNS, KIND, quoted, relation_name
 from replication.storage.tables import DOWN, UP
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
@@ -161,17 +159,16 @@ class MappedTable:
         """Delete what ``writer`` wrote above a token; of a table without instances, what anybody did."""
         session.add(self._delete, [self.direction.sign * above, *self._mine(writer)])
 
-    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+    def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a column whose value has no place in JSON."""
         sign = self.direction.sign
         span = [sign * after, sign * upto, *self._mine(writer), limit + 1]
-        rows = session.ask(self._page, span, prepare=False)
-        tokens = [Token(row[0]) for row in rows]
-        page = cut_page(tokens, self._spell(rows), upto=upto, limit=limit)
-        if page is not None:
-            return page
-        first = tokens[0]
-        return Page([Fact(first, tuple(self._read(session, writer, [first])[first]))], first, limited=first < upto)
+        found = session.ask(self._page, span, prepare=False)
+        tokens: list[Token] = [row[0] for row in found]
+        rows = cut_rows(tokens, self._spell(found), upto=upto, limit=limit)
+        if rows is not None:
+            return rows
+        return Rows.of_fact(tokens[0], self._read(session, writer, tokens[:1])[tokens[0]], upto)
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token; without instances it is everybody's.
@@ -235,7 +232,7 @@ class MappedTable:
                 for row in rows
             ]
         try:
-            return [grammar.spell_row(row[1:]) for row in rows]
+            return grammar.spell_rows([row[1:] for row in rows])
         except RowError as error:
             token, column = next(
                 (row[0], column)

@@ -8,10 +8,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, Protocol
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.pages import SEPARATOR, cut_page, split_rows
+from replication.storage.pages import SEPARATOR, Rows, cut_rows, split_rows
 from replication.storage.tables import DOWN, UP
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.tables import Direction
+    from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
 
 NAME_LENGTH: Final = 63  # PostgreSQL cuts longer names off without a word
@@ -54,8 +53,8 @@ class Table(Protocol):
         """Delete what ``writer`` wrote above a token."""
         ...
 
-    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return a page as ``IStreamStore.facts`` does."""
+    def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
+        """Return a page as ``IStreamStore.facts`` does, as columns."""
         ...
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
@@ -143,7 +142,7 @@ class GenericTable:
         """Delete what ``writer`` wrote above a token."""
         session.add(self._delete, (self.direction.sign * above, writer))
 
-    def page(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+    def rows(self, session: PostgresSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; a shorter one if what ``limit`` allows would not fit into one value of the database."""
         sign = self.direction.sign
         try:
@@ -151,15 +150,15 @@ class GenericTable:
         except StoreError as error:
             if limit == 1 or getattr(error.__cause__, "sqlstate", None) != _TOO_LARGE:
                 raise
-            return self.page(session, writer, after=after, upto=upto, limit=limit // 2)
+            return self.rows(session, writer, after=after, upto=upto, limit=limit // 2)
         if ids is None:
-            return Page((), upto, limited=False)
+            return Rows([], [], upto, limited=False)
         tokens, texts = split_rows(self.name, ids, texts)
-        page = cut_page(tokens, texts, upto=upto, limit=limit)
-        if page is not None:
-            return page
+        rows = cut_rows(tokens, texts, upto=upto, limit=limit)
+        if rows is not None:
+            return rows
         whole = session.ask(self._fact, (sign * tokens[0],))
-        return Page([Fact(tokens[0], tuple([text for (text,) in whole]))], tokens[0], limited=tokens[0] < upto)
+        return Rows.of_fact(tokens[0], [text for (text,) in whole], upto)
 
     def newest(
         self,

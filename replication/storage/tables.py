@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 import attrs
 
 from replication.errors import SchemaError
-from replication.storage.pages import SEPARATOR, cut_page, split_rows
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
+from replication.storage.pages import SEPARATOR, Rows, cut_rows, split_rows
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
     from replication.streams.seams import Receipt, Write
 
@@ -69,10 +68,10 @@ class Table(Protocol):
         """Delete what ``writer`` wrote above a token."""
         ...
 
-    def page(
+    def rows(
         self, database: sqlite3.Connection, writer: InstanceName, *, after: Token, upto: Token, limit: int
-    ) -> Page:
-        """Return a page as ``IStreamStore.facts`` does."""
+    ) -> Rows:
+        """Return a page as ``IStreamStore.facts`` does, as columns."""
         ...
 
     def newest(
@@ -141,9 +140,9 @@ class GenericTable:
         """Delete what ``writer`` wrote above a token."""
         database.execute(self._delete, (self.direction.sign * above, writer))
 
-    def page(
+    def rows(
         self, database: sqlite3.Connection, writer: InstanceName, *, after: Token, upto: Token, limit: int
-    ) -> Page:
+    ) -> Rows:
         """Return a page; a shorter one if what ``limit`` allows would not fit into one value of the database."""
         sign = self.direction.sign
         try:
@@ -151,15 +150,15 @@ class GenericTable:
         except sqlite3.DataError:
             if limit == 1:
                 raise
-            return self.page(database, writer, after=after, upto=upto, limit=limit // 2)
+            return self.rows(database, writer, after=after, upto=upto, limit=limit // 2)
         if ids is None:
-            return Page((), upto, limited=False)
+            return Rows([], [], upto, limited=False)
         tokens, texts = split_rows(self.name, ids, texts)
-        page = cut_page(tokens, texts, upto=upto, limit=limit)
-        if page is not None:
-            return page
+        rows = cut_rows(tokens, texts, upto=upto, limit=limit)
+        if rows is not None:
+            return rows
         whole = database.execute(self._fact, (sign * tokens[0],)).fetchall()
-        return Page([Fact(tokens[0], tuple([text for (text,) in whole]))], tokens[0], limited=tokens[0] < upto)
+        return Rows.of_fact(tokens[0], [text for (text,) in whole], upto)
 
     def newest(
         self, database: sqlite3.Connection, stored: Mapping[InstanceName, Token]

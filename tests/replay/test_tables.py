@@ -95,7 +95,7 @@ def test_a_mapped_row_has_the_bytes_that_the_store_gives_it(
     with closing(sqlite3.connect(path)) as opened:
         stored = MappedTable(shop)
         for writer in (MASTER, OTHER):
-            page = stored.page(opened, InstanceName(writer), after=Token(0), upto=UPTO, limit=1_000)
+            page = stored.rows(opened, InstanceName(writer), after=Token(0), upto=UPTO, limit=1_000).page()
             want = [(token, writer, text) for token, texts in page.facts for text in texts]
             assert [each for each in found if each[1] == writer] == want
 
@@ -169,7 +169,7 @@ def test_rows_that_are_gathered_from_several_tables_have_the_bytes_that_the_stor
         found = read(url, PETS, MASTER, OTHER)
         for writer in (MASTER, OTHER):
             with closing(sqlite3.connect(tmp_path / "m.db")) as opened:
-                page = stored.page(opened, writer, after=Token(0), upto=UPTO, limit=1_000)
+                page = stored.rows(opened, writer, after=Token(0), upto=UPTO, limit=1_000).page()
             want = [(token, writer, text) for token, texts in page.facts for text in texts]
             assert want
             assert [each for each in found if each[1] == writer] == want

@@ -42,7 +42,7 @@ def test_a_page_of_many_tables_takes_no_more_rows_of_each_than_it_may_have() -> 
         asked.append(parameters)
         return [(2, "a", "b"), (3, "c", "d")]
 
-    page = gathering().page(ask, ME, after=Token(1), upto=Token(9), limit=1)
+    page = gathering().rows(ask, ME, after=Token(1), upto=Token(9), limit=1).page()
     assert asked == [[1, 9, 2]]
     assert (page.upto, page.limited, len(page.facts)) == (2, True, 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replication.errors import StoreError
-from replication.storage.pages import check_limit, cut_page
+from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.streams.facts import Fact, gather
 from replication.streams.seams import Page
 from replication.wire.grammar import Token
@@ -34,19 +34,25 @@ def test_no_rows_are_no_facts() -> None:
 
 
 def test_a_page_that_holds_all_there_is_reaches_as_far_as_asked() -> None:
-    assert cut_page(tokens(2, 3), ["a", "b"], upto=Token(9), limit=2) == Page(
-        gather(tokens(2, 3), ["a", "b"]), Token(9), limited=False
+    assert cut_rows(tokens(2, 3), ["a", "b"], upto=Token(9), limit=2) == Rows(
+        tokens(2, 3), ["a", "b"], Token(9), limited=False
     )
 
 
 def test_the_row_too_many_tells_where_the_last_whole_fact_ends() -> None:
-    whole = Page(gather(tokens(2, 3), ["a", "b"]), Token(3), limited=True)
-    assert cut_page(tokens(2, 3, 4), ["a", "b", "c"], upto=Token(9), limit=2) == whole
-    assert cut_page(tokens(2, 3, 4, 4), ["a", "b", "c", "d"], upto=Token(9), limit=3) == whole
+    whole = Rows(tokens(2, 3), ["a", "b"], Token(3), limited=True)
+    assert cut_rows(tokens(2, 3, 4), ["a", "b", "c"], upto=Token(9), limit=2) == whole
+    assert cut_rows(tokens(2, 3, 4, 4), ["a", "b", "c", "d"], upto=Token(9), limit=3) == whole
 
 
 def test_a_first_fact_that_does_not_fit_makes_no_page() -> None:
-    assert cut_page(tokens(2, 2, 2), ["a", "b", "c"], upto=Token(9), limit=2) is None
+    assert cut_rows(tokens(2, 2, 2), ["a", "b", "c"], upto=Token(9), limit=2) is None
+
+
+def test_rows_of_one_fact_are_a_page_whose_end_says_whether_there_is_more() -> None:
+    for upto, limited in ((2, False), (9, True)):
+        page = Rows.of_fact(Token(2), ("a", "b"), Token(upto)).page()
+        assert page == Page([Fact(Token(2), ("a", "b"))], Token(2), limited=limited)
 
 
 def test_a_page_holds_a_row_at_least() -> None:

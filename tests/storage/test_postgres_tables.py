@@ -82,7 +82,7 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
             plan = self.plan(table._page, ME, sign * 5, sign * 10**9, 100)
             self.assertIn("Index Scan", plan)
             self.assertNotIn("  Sort", plan.replace("Incremental Sort", ""))
-            page = table.page(self.session, ME, after=Token(5), upto=Token(10**9), limit=100)
+            page = table.rows(self.session, ME, after=Token(5), upto=Token(10**9), limit=100).page()
             self.assertEqual([each.token for each in page.facts], [*range(6, 106)])
 
     def test_the_newest_facts_of_all_writers_are_found_by_the_index(self) -> None:
@@ -104,7 +104,7 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
         self.table.insert(self.session, [(ME, facts(2, 3))])
         self.sql("INSERT INTO stream_orders VALUES (4, 0, 'master', E'two\x1etexts')")
         with self.assertRaisesRegex(StoreError, "'stream_orders' has a row between 2 and 4 that is not JSON"):
-            self.table.page(self.session, ME, after=Token(0), upto=Token(99), limit=20)
+            self.table.rows(self.session, ME, after=Token(0), upto=Token(99), limit=20).page()
 
     def test_a_page_too_large_for_one_value_of_the_database_becomes_a_shorter_one(self) -> None:
         """That is a gigabyte, which is not written here."""
@@ -117,7 +117,7 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
             return ask(sql, parameters)
 
         self.patch(self.session, "ask", ask_little)
-        page = self.table.page(self.session, ME, after=Token(0), upto=Token(99), limit=20)
+        page = self.table.rows(self.session, ME, after=Token(0), upto=Token(99), limit=20).page()
         self.assertEqual((list(page.facts), page.upto, page.limited), ([*facts(2, 3, 4, 5, 6)], 6, True))
 
     def test_a_table_of_that_name_that_is_not_ours_is_refused(self) -> None:

@@ -54,19 +54,19 @@ class GenericTableTests(SynchronousTestCase):
         stored = [fact(token, '"' + "x" * 300 + '"') for token in range(2, 30)]
         self.table.insert(self.database, ME, stored)
         self.database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2000)
-        page = self.table.page(self.database, ME, after=Token(0), upto=Token(99), limit=20)
+        page = self.table.rows(self.database, ME, after=Token(0), upto=Token(99), limit=20).page()
         self.assertEqual((list(page.facts), page.upto, page.limited), (stored[:5], 6, True))
 
     def test_a_single_row_too_large_for_the_database_is_an_error(self) -> None:
         self.table.insert(self.database, ME, [fact(2, '"' + "x" * 300 + '"')])
         self.database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 250)
         with self.assertRaises(sqlite3.DataError):
-            self.table.page(self.database, ME, after=Token(0), upto=Token(99), limit=20)
+            self.table.rows(self.database, ME, after=Token(0), upto=Token(99), limit=20).page()
 
     def test_a_row_that_is_no_json_is_named_instead_of_pairing_rows_wrongly(self) -> None:
         self.table.insert(self.database, ME, [*facts(2, 3), fact(4, "two\x1etexts")])
         with self.assertRaisesRegex(StoreError, "'stream_orders' has a row between 2 and 4 that is not JSON"):
-            self.table.page(self.database, ME, after=Token(0), upto=Token(99), limit=20)
+            self.table.rows(self.database, ME, after=Token(0), upto=Token(99), limit=20).page()
 
     def test_a_table_of_that_name_that_is_not_ours_is_refused(self) -> None:
         self.database.execute("CREATE TABLE stream_mine (stream_id, something)")

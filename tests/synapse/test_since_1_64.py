@@ -39,7 +39,7 @@ def told(database: sqlite3.Connection, definition: StreamDefinition) -> list[Fac
     table = GatheredTable(definition)
     table.declare(database, may_create=False)
     span = {"after": Token(0), "upto": Token(10**6), "limit": 10**6}
-    return list(table.page(database, InstanceName("master"), **span).facts)  # type: ignore[arg-type]
+    return list(table.rows(database, InstanceName("master"), **span).page().facts)  # type: ignore[arg-type]
 
 
 def test_the_streams_are_the_same_but_for_groups() -> None:
