@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shutil
 import sqlite3
 import time
@@ -24,7 +25,7 @@ import attrs
 from replication.bench.children import Child
 from replication.bench.databases import kinds
 from replication.bench.series import Lap, Series
-from replication.replay.history import SEGMENT_ROWS, Shape
+from replication.replay.history import FULL, SEGMENT_ROWS, Shape
 from replication.replay.job import check_installed, open_session, replay
 from replication.replay.run import Request, run_here
 from replication.replay.segments import SUFFIXES
@@ -51,6 +52,7 @@ TABLE: Final = GenericTable(StreamDefinition(STREAM))
 COLUMNS: Final = ", ".join(f'"{each}"' for each in GenericTable.COLUMNS)
 FIELDS: Final = ("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership")
 MAPPED: Final = StreamDefinition("messages", table="messages", id_column="id", row=FIELDS)
+SPANS: Final = 4  # for each core, so that none waits long for the last one of another
 AT_ONCE: Final = 10_000  # facts that are written together
 
 
@@ -58,13 +60,14 @@ def measure(effort: Effort) -> Iterator[Series]:
     """Measure each database and compression."""
     check_installed()
     rows = effort.size(3_000_000, 2_000)
-    shape = min(SEGMENT_ROWS, rows // 12)  # so that no core waits long for the last segment of another
+    part, whole = FULL
+    shape = min(SEGMENT_ROWS, rows * whole // (part * SPANS * (os.cpu_count() or 1)) + 1)
     with (
         kinds() as (sqlite, *shared),
         TemporaryDirectory(prefix="replication-bench-") as folder,
         open_session(None) as spark,
     ):
-        bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds, rows // 4)
+        bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds, rows // 2)
         history = sqlite.make()
         _write_sqlite(history, rows)
         yield from bench.measure(sqlite.name, history)
@@ -95,7 +98,14 @@ class _Bench:
                 scans.append(scanning.hear())
             for compression, laps in batches.items():
                 laps.append(on_spark(compression=compression))
-            mapped.append(on_spark(streams=[MAPPED.name], definitions=[MAPPED], upto=self.mapped_upto))
+            mapped.append(
+                on_spark(
+                    streams=[MAPPED.name],
+                    definitions=[MAPPED],
+                    upto=self.mapped_upto,
+                    segment_rows=self.segment_rows // 2,
+                )
+            )
             alone.append(self._time(lambda out: run_here(Request(url, out, [STREAM], shape=Shape(self.segment_rows)))))
         yield _rate(f"{name}, plain scan", scans)
         for compression, laps in batches.items():

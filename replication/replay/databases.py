@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 from replication.errors import ConfigError, StoreError
@@ -174,13 +174,15 @@ class PostgresDatabase:
         self._url = url
         self._session: PostgresSession | None = None
         try:
-            from adbc_driver_postgresql import dbapi  # noqa: PLC0415 (only who needs it must have it)
+            from adbc_driver_manager import AdbcConnection, dbapi  # noqa: PLC0415 (only who needs it must have it)
+
+            with _refusals(self.name):
+                server = _Server.at(url)
+                self._connection = dbapi.Connection(server, AdbcConnection(server.database), autocommit=True)
         except ImportError as error:
             raise ConfigError(
                 f"history in PostgreSQL needs {error.name}: pip install '.[spark]' in the checkout"
             ) from error
-        with _refusals(self.name):
-            self._connection = dbapi.connect(url, autocommit=True)
 
     def generic_table(self, definition: StreamDefinition) -> str:
         """Return its name, quoted; a long one is cut."""
@@ -223,6 +225,27 @@ class PostgresDatabase:
         self._connection.close()
         if self._session is not None:
             self._session.close()
+
+
+class _Server:
+    """What ADBC knows of a server, which it asks for 50 ms of all types: as much as a task needs for 40,000 rows.
+
+    So this process keeps it.  No session is kept with it, and a new one finds a server that was restarted.
+    """
+
+    def __init__(self, url: str) -> None:
+        from adbc_driver_postgresql import connect  # noqa: PLC0415 (see above)
+
+        self.database = connect(url)
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def at(cls, url: str) -> Self:
+        """Return the one at ``url``."""
+        return cls(url)
+
+    def close(self) -> None:
+        """Stay: it is the connection that closes."""
 
 
 def _batches(connection: Any, first: list[str], options: dict[str, str], sql: str) -> Iterator[pa.RecordBatch]:

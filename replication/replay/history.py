@@ -248,6 +248,7 @@ class _Chain:
         )
 
     def _close(self, upto: Token) -> None:
+        self._writer.end()
         self._stack.close()
         self._finished.append(self._writer.finish(upto, self._folder.size(self._staged) or 0))
 

@@ -42,7 +42,7 @@ VERSION: Final = 1  # of the manifest's form
 SUFFIXES: Final[Mapping[str, str]] = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 GZIP_LEVEL: Final = 1  # 6 takes twice the time for 6 % less
 ZSTD_LEVEL: Final = 1  # 3 takes 2.5 times the time for 11 % less
-FRAME: Final = 2**20  # bytes of lines that are compressed together
+FRAME: Final = 2**18  # bytes of lines that are compressed together: 2**20 takes a tenth more time for 0.4 % less
 CHUNK: Final = 2**20  # bytes of lines that are read at once
 
 
@@ -215,14 +215,21 @@ class SegmentWriter:
 
     def write(self, lines: bytes | memoryview, rows: int, first: Token, last: Token) -> None:
         """Take the lines of whole facts, ``first`` to ``last``, each after a line feed; ``rows`` of them are RDATA."""
-        for data in (lines[1:], b"\n"):
-            self._sum.update(data)
-            self._sink.write(data)
-        self._size += len(lines)
+        self._add(lines if self._size else lines[1:])
         self.rows += rows
         self.last = last
         if self._first is None:
             self._first = first
+
+    def end(self) -> None:
+        """Write the last line feed."""
+        if self._size:
+            self._add(b"\n")
+
+    def _add(self, data: bytes | memoryview) -> None:
+        self._sum.update(data)
+        self._sink.write(data)
+        self._size += len(data)
 
     def finish(self, upto: Token, stored_size: int) -> Segment:
         """Return the segment, which reaches to ``upto``."""
@@ -267,16 +274,22 @@ class _Frames:
 
     def write(self, data: bytes | memoryview) -> None:
         """Write the frames that are full."""
-        self._held += data
-        full = len(self._held) // FRAME * FRAME
-        if full:
-            for start in range(0, full, FRAME):
-                self._sink.write(self._compressor.compress(memoryview(self._held)[start : start + FRAME]))
-            self._held = self._held[full:]
+        room = FRAME - len(self._held)
+        if len(data) < room:
+            self._held += data
+            return
+        self._frame(self._held + data[:room])
+        full = room + (len(data) - room) // FRAME * FRAME
+        for start in range(room, full, FRAME):
+            self._frame(data[start : start + FRAME])
+        self._held = bytearray(data[full:])
 
     def close(self) -> None:
         """Write the last one."""
-        self._sink.write(self._compressor.compress(self._held))
+        self._frame(self._held)
+
+    def _frame(self, data: bytes | bytearray | memoryview) -> None:
+        self._sink.write(self._compressor.compress(data))
 
 
 def check_compression(compression: str) -> None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName
 
 PAGE_ROWS: Final = 10_000  # of a mapped table
-MAX_ID: Final = 2**63 - 1
+ID_BITS: Final = 48  # of a 64-bit integer; the others are for the number of a writer
+MAX_WRITERS: Final = 2**15 - 1
 Tokens = Any  # a one-dimensional array of numpy's, of int64: numpy is an extra
 
 
@@ -119,24 +120,28 @@ class GenericTable(_Places):
     def columns(self, writers: Sequence[InstanceName], *, after: Token, upto: Token, alone: bool) -> Iterator[Columns]:
         """Read them with ADBC, the order being the primary key's.
 
-        A column costs a tenth of the time, so that the writer's number travels with the ID, as a digit.
+        A column costs a tenth of the time, so that the writer's number travels with the ID, in its upper bits.
         """
         one = len(writers) == 1
-        base = 1 if one else len(writers) + 1  # a digit for those who were not asked for
-        if (upto - after) * base > MAX_ID:
+        if not one and (upto >> ID_BITS or len(writers) > MAX_WRITERS):
             for number, each in enumerate(writers):
                 yield from self._numbered(number, self.columns([each], after=after, upto=upto, alone=False))
             return
         mine = "" if alone and not one else f" AND instance_name IN ({', '.join(map(_quoted, writers))})"
-        place = self.token if one else f"({self.token} - {after}) * {base} + {self._number(writers)}"
+        place = self.token if one else self._numbering(writers)
         sql = f'SELECT {place}, "row" FROM {self.source} WHERE {self.span(after, upto)}{mine} {self.order}, ord'
         for batch in self.database.batches(sql):
             places, rows = batch.column(0).to_numpy(), batch.column(1)
-            yield Columns(places, None, rows) if one else Columns(places // base + after, places % base, rows)
+            if one:
+                yield Columns(places, None, rows)
+            else:
+                yield Columns(places & 2**ID_BITS - 1, places >> ID_BITS, rows)
 
-    def _number(self, writers: Sequence[InstanceName]) -> str:
-        numbers = " ".join(f"WHEN {_quoted(each)} THEN {number}" for number, each in enumerate(writers))
-        return f"CASE instance_name {numbers} ELSE {len(writers)} END"
+    def _numbering(self, writers: Sequence[InstanceName]) -> str:
+        first, *others = writers
+        numbers = [f"WHEN {_quoted(each)} THEN {self.token} + {n << ID_BITS}" for n, each in enumerate(others, 1)]
+        cases = " ".join([f"WHEN {_quoted(first)} THEN {self.token}", *numbers])
+        return f"CASE instance_name {cases} ELSE {self.token} + {len(writers) << ID_BITS} END"
 
     def _numbered(self, number: int, some: Iterator[Columns]) -> Iterator[Columns]:
         import numpy as np  # noqa: PLC0415 (only who needs it must have it)

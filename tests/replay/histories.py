@@ -87,6 +87,7 @@ def write_segment(
         for each in facts:
             if data := live_lines([each], writer, stream, limit):
                 writing.write(b"\n" + data[:-1], data.count(b"RDATA"), each.token, each.token)
+        writing.end()
     end = upto if upto is not None else facts[-1].token
     segment = writing.finish(Token(end), folder.size("being written") or 0)
     folder.move("being written", segment.name)
