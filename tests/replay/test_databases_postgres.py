@@ -25,6 +25,7 @@ from replication.streams.seams import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.replay.histories import MASTER, OTHER, fact, lines_of, live_lines, write_database
 from tests.storage.pump import Pump
+from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -187,3 +188,24 @@ def test_the_database_is_only_read(database: Database) -> None:
         with pytest.raises(StoreError, match="read-only"):
             list(opened.batches("DELETE FROM stream_orders RETURNING stream_id"))
         assert len(opened.rows("SELECT 1 FROM stream_orders")) == sum(len(each.texts) for each in FACTS)
+
+
+def test_what_is_kept_of_a_server_is_no_session_and_outlives_a_restart(database: Database) -> None:
+    database.write("orders", {MASTER: FACTS})
+    here = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database.name}' AND pid <> pg_backend_pid()"
+
+    def read() -> int:
+        with closing(open_database(database.url)) as opened:
+            assert database.sql(here) == [(1,)]
+            return sum(batch.num_rows for batch in opened.batches("SELECT stream_id FROM stream_orders"))
+
+    before = read()
+    assert before == sum(len(each.texts) for each in FACTS)
+    until(lambda: database.sql(here) == [(0,)], "the session has ended")
+    database.server.stop("immediate")
+    try:
+        with pytest.raises(StoreError, match=database.name):
+            open_database(database.url)
+    finally:
+        database.server.start()
+    assert read() == before
