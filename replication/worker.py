@@ -61,6 +61,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 T = TypeVar("T")
 DEFAULT_CONNECT = ("tcp:127.0.0.1:9092",)
 STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
+SILENCE = 10.0  # seconds in which a writer has told where its streams stand
 
 _token_of = itemgetter(0)
 
@@ -291,7 +292,23 @@ class Worker:
         for link in self._links:
             if not self.stopping:
                 link.start()
+        Deferred.fromCoroutine(self._notice_silence())
         return None
+
+    async def _notice_silence(self) -> None:
+        """Name the streams that no writer has told anything of, some time after all were asked: one may be misspelt."""
+        while True:
+            await self.waits.nap(SILENCE)
+            if self.stopping:
+                return
+            if all(link.peer is not None for link in self._links):
+                break
+        for name in self._streams or self._functions:
+            follower = self._followers.get(name)
+            if not self._writes(name) and not (follower is not None and follower.cursors):
+                self.log.warn(
+                    "no writer has said where stream {name} stands, and all are connected: is that its name?", name=name
+                )
 
     async def _stopped(self) -> None:
         self.waits.end()

@@ -199,6 +199,22 @@ class KeepingTests(WorkerCase):
         self.assertEqual(contents(self.store), {"orders": {2: ("[]",)}, "caches": {}})
         self.assertEqual([each.definition.name for each in self.worker.stream_statuses()], ["orders", "caches"])
 
+    def test_a_stream_of_which_no_writer_says_anything_is_named_once(self) -> None:
+        self.worker = self.make_worker(streams=["orders", "odrers"])
+        with logged() as said:
+            begin(self.worker.start())
+            self.net.run(60.0)
+        self.assertEqual([line for line in said if "odrers" in line], [], "no writer was there")
+        writer = self.serve(HELLO + position(1, 1))
+        with logged() as said:
+            self.net.run(11.0)
+            self.say(writer, position(1, 2))
+            self.net.run(25.0)
+        self.assertEqual(
+            [line for line in said if "stream" in line],
+            ["no writer has said where stream odrers stands, and all are connected: is that its name?"],
+        )
+
     def test_trap_34_a_writer_with_our_own_name_is_not_followed_and_that_is_said_once(self) -> None:
         self.worker = self.make_worker(instance_name="master")
         with logged() as said:
