@@ -61,7 +61,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 T = TypeVar("T")
 DEFAULT_CONNECT = ("tcp:127.0.0.1:9092",)
 STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
-SILENCE = 10.0  # seconds in which a writer has told where its streams stand
+SILENCE = 5.0  # seconds in which a writer that has said SERVER tells where its streams stand, or twice that
 
 _token_of = itemgetter(0)
 
@@ -297,12 +297,15 @@ class Worker:
 
     async def _notice_silence(self) -> None:
         """Name the streams that no writer has told anything of, some time after all were asked: one may be misspelt."""
+        before: list[int | None] = []
         while True:
             await self.waits.nap(SILENCE)
-            if self.stopping:
+            if self.stopping or self._warned:  # of a writer with our name: that is why
                 return
-            if all(link.peer is not None for link in self._links):
+            asked = [link.connections if link.greeted else None for link in self._links]
+            if None not in asked and asked == before:
                 break
+            before = asked
         for name in self._streams or self._functions:
             follower = self._followers.get(name)
             if not self._writes(name) and not (follower is not None and follower.cursors):

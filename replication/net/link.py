@@ -134,6 +134,11 @@ class WriterLink(Factory):
             self.peer.close("server stopping")
         return self._service.stopService()
 
+    @property
+    def greeted(self) -> bool:
+        """Whether the writer is there and has said SERVER."""
+        return self.peer is not None and self._hello is None
+
     def rest(self) -> None:
         """Read no more until ``go_on``, but for LONGEST_REST at most, and not again before that."""
         if self._resting is None and self.peer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
@@ -239,7 +239,7 @@ class _Server:
         self.database = connect(url)
 
     @classmethod
-    @lru_cache(maxsize=1)
+    @cache
     def at(cls, url: str) -> Self:
         """Return the one at ``url``."""
         return cls(url)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName
 
 PAGE_ROWS: Final = 10_000  # of a mapped table
-ID_BITS: Final = 48  # of a 64-bit integer; the others are for the number of a writer
+ID_BITS: Final = 48  # of a 64-bit integer, for the place in a span; the others are for the number of a writer
 MAX_WRITERS: Final = 2**15 - 1
 Tokens = Any  # a one-dimensional array of numpy's, of int64: numpy is an extra
 
@@ -123,25 +123,24 @@ class GenericTable(_Places):
         A column costs a tenth of the time, so that the writer's number travels with the ID, in its upper bits.
         """
         one = len(writers) == 1
-        if not one and (upto >> ID_BITS or len(writers) > MAX_WRITERS):
+        if not one and (upto - after >> ID_BITS or len(writers) > MAX_WRITERS):
             for number, each in enumerate(writers):
                 yield from self._numbered(number, self.columns([each], after=after, upto=upto, alone=False))
             return
         mine = "" if alone and not one else f" AND instance_name IN ({', '.join(map(_quoted, writers))})"
-        place = self.token if one else self._numbering(writers)
+        place = self.token if one else self._numbering(writers, after)
         sql = f'SELECT {place}, "row" FROM {self.source} WHERE {self.span(after, upto)}{mine} {self.order}, ord'
         for batch in self.database.batches(sql):
             places, rows = batch.column(0).to_numpy(), batch.column(1)
             if one:
                 yield Columns(places, None, rows)
             else:
-                yield Columns(places & 2**ID_BITS - 1, places >> ID_BITS, rows)
+                yield Columns((places & 2**ID_BITS - 1) + after, places >> ID_BITS, rows)
 
-    def _numbering(self, writers: Sequence[InstanceName]) -> str:
-        first, *others = writers
-        numbers = [f"WHEN {_quoted(each)} THEN {self.token} + {n << ID_BITS}" for n, each in enumerate(others, 1)]
-        cases = " ".join([f"WHEN {_quoted(first)} THEN {self.token}", *numbers])
-        return f"CASE instance_name {cases} ELSE {self.token} + {len(writers) << ID_BITS} END"
+    def _numbering(self, writers: Sequence[InstanceName], after: Token) -> str:
+        places = [f"{self.token} + {(number << ID_BITS) - after}" for number in range(len(writers) + 1)]
+        cases = " ".join(f"WHEN {_quoted(each)} THEN {place}" for each, place in zip(writers, places, strict=False))
+        return f"CASE instance_name {cases} ELSE {places[-1]} END"
 
     def _numbered(self, number: int, some: Iterator[Columns]) -> Iterator[Columns]:
         import numpy as np  # noqa: PLC0415 (only who needs it must have it)
