@@ -110,7 +110,7 @@ class Rooms:
         def work(database: IStatements) -> list[str]:
             tables = RoomTables(database)
             rows = recalculate(tables, self._rules(database), room_id, int(fact.token))
-            return [grammar.spell_row(row) for row in rows]
+            return grammar.spell_rows(rows)
 
         async with self._master.stream(EVENTS.name).reserve() as fact:
             fact.texts.extend(await fact.run(work))
@@ -184,7 +184,7 @@ class Rooms:
             for start in range(0, len(events), CHUNK):
                 chunk = slice(start, start + CHUNK)
                 rows = persist(tables, rules, room_id, events[chunk], mine[chunk], backfilled=tasks[0].backfilled)
-                texts += [[grammar.spell_row(row) for row in of_id] for of_id in rows]
+                texts += [grammar.spell_rows(of_id) for of_id in rows]
                 if not tasks[0].backfilled:
                     _note_changes(changed, room_id, rows)
         tables.flush()

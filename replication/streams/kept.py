@@ -106,7 +106,7 @@ class Kept:
         return Page(facts, upto, limited=False)
 
     def _replace(self, fact: Fact) -> None:
-        keys = [grammar.spell_row([row[place] for place in self._places]) for row in fact.rows]
+        keys = grammar.spell_rows([[row[place] for place in self._places] for row in fact.rows])
         for key in keys:
             self._replaced += key in self._newest
             self._newest[key] = fact.token

@@ -139,13 +139,9 @@ def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable
         answer = _decode_raw(body)
     except (msgspec.MsgspecError, RecursionError):
         # the standard library has the last word: it takes lone surrogates
-        return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), _spell_rows
+        return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), grammar.spell_rows
     as_it_lies = not foreign and body.isascii() and b"\x7f" not in body
     return answer, _raw_texts if as_it_lies else _spell_again
-
-
-def _spell_rows(rows: list[Any]) -> list[str]:
-    return [grammar.spell_row(row) for row in rows]
 
 
 def _raw_texts(rows: list[Any]) -> list[str]:
