@@ -61,7 +61,7 @@ F = TypeVar("F", bound="Callable[..., object]")
 T = TypeVar("T")
 DEFAULT_CONNECT = ("tcp:127.0.0.1:9092",)
 STOP_PATIENCE = 10.0  # seconds that functions under way have to finish when we stop
-SILENCE = 5.0  # seconds in which a writer that has said SERVER tells where its streams stand, or twice that
+SILENCE = 5.0  # seconds from look to look: who had said SERVER at one has told all its streams by the next
 
 _token_of = itemgetter(0)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import shutil
 import sqlite3
 import time
@@ -60,13 +59,13 @@ def measure(effort: Effort) -> Iterator[Series]:
     """Measure each database and compression."""
     check_installed()
     rows = effort.size(3_000_000, 2_000)
-    part, whole = FULL
-    shape = min(SEGMENT_ROWS, rows * whole // (part * SPANS * (os.cpu_count() or 1)) + 1)
     with (
         kinds() as (sqlite, *shared),
         TemporaryDirectory(prefix="replication-bench-") as folder,
         open_session(None) as spark,
     ):
+        part, whole = FULL
+        shape = min(SEGMENT_ROWS, rows * whole // (part * SPANS * spark.sparkContext.defaultParallelism) + 1)
         bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds, rows // 2)
         history = sqlite.make()
         _write_sqlite(history, rows)
