@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE_ROWS: Final = 10_000  # of a mapped table
 ID_BITS: Final = 48  # of a 64-bit integer, for the place in a span; the others are for the number of a writer
-MAX_WRITERS: Final = 2**15 - 1
+MAX_WRITERS: Final = 2**15 - 1  # of whom a query tells apart
 Tokens = Any  # a one-dimensional array of numpy's, of int64: numpy is an extra
 
 

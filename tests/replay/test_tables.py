@@ -44,7 +44,7 @@ def read(
         return found
 
 
-def test_all_writers_or_some_or_one(tmp_path: Path) -> None:
+def test_all_writers_or_some_or_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write_database(
         tmp_path / "m.db", {MASTER: [fact(2, 1), fact(9, 2)], OTHER: [fact(3, 3, 4)], "x": [fact(5, 5)]}
     )
@@ -58,6 +58,8 @@ def test_all_writers_or_some_or_one(tmp_path: Path) -> None:
     assert read(url, orders, OTHER, "x") == every[1:4]
     assert read(url, orders, MASTER, after=2) == [(9, None, "2")]
     assert read(url, orders, "nobody") == []
+    monkeypatch.setattr(tables, "MAX_WRITERS", 1)
+    assert read(url, orders, OTHER, MASTER) == [*every[1:3], every[0], every[-1]], "more than there are numbers for"
 
 
 def make_shop(path: Path, rows: Sequence[tuple[Any, ...]], columns: str = "n INTEGER, writer TEXT, a, b") -> str:
