@@ -178,9 +178,9 @@ def is_said(shown: list[str], terminals: list[Terminal]) -> bool:
 
 
 def settled(folder: Path, followers: int) -> bool:
-    """Whether the master serves HTTP, and has so many followers."""
+    """Whether the master serves HTTP, and has so many followers: one says who it is and what it wants in one write."""
     terminal = Terminal("curl -s http://127.0.0.1:9093/v1/connections", folder)
-    return terminal.finish() == 0 and "".join(terminal.lines).count('"last_command":"REPLICATE"') >= followers
+    return terminal.finish() == 0 and len(re.findall(r'"name":"[^"]', "".join(terminal.lines))) >= followers
 
 
 def test_this_machine_has_what_the_page_asks_for() -> None:
