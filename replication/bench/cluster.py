@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -46,7 +48,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=_place(self._as)))
         if self._as:
             os.chown(self.folder, self._as["user"], self._as["group"])
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         every = {**_SETTINGS, **settings, "port": self.port, "unix_socket_directories": self.folder}
         try:
             self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
@@ -67,11 +69,11 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
-        self._run("pg_ctl", "start", "--wait", "--silent", f"--log={self.folder}/log")
+        self._run("pg_ctl", "start", "--wait", "--timeout=600", "--silent", f"--log={self.folder}/log")
 
     def stop(self, mode: str = "fast") -> None:
         """Stop it: ``fast`` ends every session and writes all out; ``immediate`` is a crash of all its processes."""
-        self._run("pg_ctl", "stop", "--wait", "--silent", f"--mode={mode}")
+        self._run("pg_ctl", "stop", "--wait", "--timeout=600", "--silent", f"--mode={mode}")
 
     def remove(self) -> None:
         """Stop it if it runs, and delete its folder."""
@@ -129,6 +131,15 @@ def _place(other: Mapping[str, Any]) -> Path:
     return Path("/tmp") if closed else place  # noqa: S108 (mkdtemp makes it safe)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+def free_ports(number: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody listens on, below those that a system gives to whoever asks for any."""
+    chances = random.SystemRandom().sample(range(10_000, 32_000), 1_000)
+    return list(islice((port for port in chances if _is_free(port)), number))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

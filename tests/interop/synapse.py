@@ -17,6 +17,7 @@ import urllib.request
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
+from replication.bench.cluster import free_ports
 from tests.system.daemons import PATIENCE, until
 
 if TYPE_CHECKING:
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 SERVER_NAME = "alpha.test"
 SECRET = "the-replication-secret"
 _TRANSACTIONS = count(1)
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on; a configuration cannot say port 0 and tell us the real one."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    try:
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Process:

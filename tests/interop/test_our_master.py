@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from tests.interop.synapse import SECRET, Client, FederationSender, GenericWorker, Main, MatrixError, free_ports
+from replication.bench.cluster import free_ports
+from tests.interop.synapse import SECRET, Client, FederationSender, GenericWorker, Main, MatrixError
 from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import environment, until
 from tests.system.peers import ask

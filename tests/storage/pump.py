@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,3 +48,11 @@ class Pump:
         if isinstance(outcome[0], Failure):
             outcome[0].raiseException()
         return outcome[0]
+
+
+def threads_of(name: str) -> list[str]:
+    """Return which threads with ``name`` in theirs do not end; one may be there for a moment after its last word."""
+    mine = [each for each in threading.enumerate() if name in each.name]
+    for each in mine:
+        each.join(PATIENCE)
+    return [each.name for each in mine if each.is_alive()]

@@ -34,7 +34,7 @@ from tests.contract.stream_store import (
     write,
 )
 from tests.storage.on_postgres import OnPostgres
-from tests.storage.pump import PATIENCE
+from tests.storage.pump import PATIENCE, threads_of
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class StoreTests(UsesDesks, SynchronousTestCase):
             said = str(self.assertRaises(StoreError, self.wait, store.open()))
             self.assertIn("make it with createdb", said)
         self.wait(store.close())
-        self.assertEqual([each.name for each in threading.enumerate() if "nowhere" in each.name], [])
+        self.assertEqual(threads_of("nowhere"), [])
 
     def test_a_url_that_is_none_is_refused_before_anything_is_done(self) -> None:
         self.assertRaises(ConfigError, PostgresStore, "postgresql://me:pass@word@here/x", self.pump)
@@ -189,7 +189,7 @@ class StoreTests(UsesDesks, SynchronousTestCase):
         mine = [each.name for each in threading.enumerate() if self.database in each.name]
         self.assertEqual(len(mine), 4)
         self.wait(self.store.close())
-        self.assertEqual([each.name for each in threading.enumerate() if self.database in each.name], [])
+        self.assertEqual(threads_of(self.database), [])
 
 
 class LineTests(UsesDesks, SynchronousTestCase):

@@ -213,7 +213,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         self.assertEqual(self.times(), 2)
 
     def test_f14_a_statement_that_takes_too_long_fails_alone(self) -> None:
-        self.configure("statement_timeout", "200ms")
+        self.configure("statement_timeout", "2s")
         self.connection.close()
         self.at_each("stream_orders", "IF NEW.stream_id = 3 THEN PERFORM pg_sleep(60); END IF;")
         good, bad = None, StoreError

@@ -113,7 +113,7 @@ class SessionTests(UsesSession, SynchronousTestCase):
 
     def test_what_is_refused_is_said_with_its_cure(self) -> None:
         self.assertIn('relation "nowhere" does not exist', self.refusal(lambda: self.session.run("TABLE nowhere")))
-        self.configure("statement_timeout", "50ms")
+        self.configure("statement_timeout", "1s")
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")

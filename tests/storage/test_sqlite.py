@@ -38,7 +38,7 @@ from tests.contract.stream_store import (
     facts,
     write,
 )
-from tests.storage.pump import PATIENCE
+from tests.storage.pump import PATIENCE, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -338,15 +338,14 @@ class LineTests(OnFile, SynchronousTestCase):
         store = SqliteStore(self.path, self.pump)
         patch = self.patch(SqliteConnection, "_connect", connect_to_write_only)
         self.assertRaises(StoreError, self.wait, store.open())
-        self.assertEqual([each.name for each in threading.enumerate() if self.path in each.name], [])
+        self.assertEqual(threads_of(self.path), [])
         patch.restore()
         self.wait(store.open())
         self.wait(store.close())
 
     def test_no_thread_outlives_its_store(self) -> None:
         self.wait(self.store.close())
-        names = [each.name for each in threading.enumerate() if self.path in each.name]
-        self.assertEqual(names, [])
+        self.assertEqual(threads_of(self.path), [])
 
 
 class TroubleTests(OnFile, SynchronousTestCase):

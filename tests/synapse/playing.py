@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from tests.synapse.recorded import Facts
 
 PAGE_ROWS = 100
-PAUSE = 1.0  # seconds, in which what was said is applied
 
 
 class PlayedMaster:
     """Plays ``recording`` to whoever says REPLICATE first, cut at random places, and goes on pinging."""
 
     def __init__(self, recording: bytes, facts: Facts, seed: int, *, pause_after: bytes = b"") -> None:
-        """Play it, with a pause after the first line that begins so."""
+        """Play it, with a pause after the first line that begins so, until ``resume`` is set."""
         first = recording.find(b"\n" + pause_after) if pause_after else -1
         self._pause_at = recording.find(b"\n", first + 1) + 1 if first >= 0 else -1
         self.heard = b""  # what the worker said
@@ -30,6 +29,7 @@ class PlayedMaster:
         self._recording = recording
         self._facts = facts
         self._chance = random.Random(seed)
+        self.resume = threading.Event()
         self._ended = threading.Event()
         self._socket = listen()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._make_answerer())
@@ -52,6 +52,7 @@ class PlayedMaster:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self.resume.set()
         self._http.shutdown()
         for thread in self._threads:
             thread.join()
@@ -70,8 +71,8 @@ class PlayedMaster:
                     end = self._pause_at
                 peer.sendall(self._recording[at:end])
                 at = end
-                if at == self._pause_at:
-                    self._ended.wait(PAUSE)
+                while at == self._pause_at and not self.resume.wait(0.5):
+                    peer.sendall(b"PING 1\n")
             peer.settimeout(0.5)
             while not self._ended.is_set():
                 try:

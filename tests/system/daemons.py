@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from replication.bench.cluster import free_ports
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -126,14 +128,10 @@ class Daemon:
 @contextmanager
 def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
     """Start a master and yield its addresses, which it has again when it is started again."""
+    wire, http = free_ports(2)
+    master.options += (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{http}:interface=127.0.0.1")
     with master:
-        wire, http = master.address("the wire"), master.address("HTTP")
-        master.options = (
-            *[each for each in master.options if each not in LOCAL],
-            f"--listen=tcp:{wire.rpartition(':')[2]}:interface=127.0.0.1",
-            f"--http=tcp:{http.rpartition(':')[2]}:interface=127.0.0.1",
-        )
-        yield wire, http
+        yield master.address("the wire"), master.address("HTTP")
 
 
 def append(http: str, stream: str, facts: Sequence[Fact], secret: str = "") -> list[int]:
@@ -143,6 +141,6 @@ def append(http: str, stream: str, facts: Sequence[Fact], secret: str = "") -> l
     request = urllib.request.Request(
         url, body, {"Content-Type": "application/x-ndjson", "Authorization": f"Bearer {secret}"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         ids: list[int] = json.load(answer)["ids"]
         return ids

@@ -27,7 +27,7 @@ class Scene:
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         (folder / "secret").write_text("open sesame\n")
-        (folder / "master.toml").write_text("ping_after = 0.2\ngive_up_after = 60.0\n")
+        (folder / "master.toml").write_text("ping_after = 0.2\ngive_up_after = 3600.0\n")
         self.master = stack.enter_context(
             Daemon(
                 folder,

@@ -20,7 +20,7 @@ from replication.sources import LARGE_GAP
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.replay.histories import write_database
-from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
+from tests.system.daemons import PATIENCE, Daemon, append, fixed_ports, until
 from tests.system.test_kills import APP, rows_of, table
 
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
@@ -54,7 +54,7 @@ class Road:
         if parts.path.endswith("/updates"):
             query = parse_qs(parts.query)
             self.asked.append((int(query["from"][0]), int(query["upto"][0])))
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=PATIENCE) as answer:
             return answer.status, answer.read()
 
 
@@ -159,7 +159,6 @@ def inside(token: int, segments: Sequence[Segment]) -> bool:
     return any(each.after <= token < each.upto for each in segments)
 
 
-@pytest.mark.timeout(900)
 def test_a_fresh_worker_takes_segments_then_another_source_then_goes_on_live(
     tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +171,7 @@ def test_a_fresh_worker_takes_segments_then_another_source_then_goes_on_live(
     (tmp_path / "account.py").write_text(APP.replace('("caches", "events")', '("orders",)'))
     chance = random.Random(11)
     with ExitStack() as stack:
-        wire, http = stack.enter_context(fixed_ports(Daemon(tmp_path, "master", "--stream=orders", *LOCAL)))
+        wire, http = stack.enter_context(fixed_ports(Daemon(tmp_path, "master", "--stream=orders")))
         roads = [stack.enter_context(road_to(http)) for _ in range(2)]
         followers = []
         began = time.monotonic()

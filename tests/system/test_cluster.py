@@ -36,7 +36,7 @@ def commands() -> str:
     return found[1]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_readmes_commands_run_the_batch_on_a_cluster(tmp_path: Path) -> None:
     """Neither the driver nor an executor finds the package but in the zip."""
     need_spark()
@@ -60,7 +60,7 @@ def test_the_readmes_commands_run_the_batch_on_a_cluster(tmp_path: Path) -> None
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

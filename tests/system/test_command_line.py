@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from tests.system.daemons import PATIENCE, Daemon, environment, until
+from replication.bench.cluster import free_ports
+from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +38,6 @@ def replication(stack: ExitStack, *arguments: str, **streams: Any) -> subprocess
     return process
 
 
-def free_ports() -> tuple[int, int]:
-    """Return two ports that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        return first.getsockname()[1], second.getsockname()[1]
-
-
 def make_master(folder: Path, wire: int, http: int) -> Daemon:
     """Return a master of the stream ``orders`` that is not started."""
     sockets = (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{http}:interface=127.0.0.1")
@@ -62,7 +57,7 @@ def feed(sink: IO[bytes], rows: Sequence[bytes]) -> None:
 def test_rows_come_out_once_and_in_order_though_the_master_ends_while_they_go_in(
     tmp_path: Path, stack: ExitStack, end: Callable[[Daemon], object]
 ) -> None:
-    wire, http = free_ports()
+    wire, http = free_ports(2)
     master = stack.enter_context(make_master(tmp_path, wire, http))
     master.address("HTTP")
     printed, ids = tmp_path / "printed", tmp_path / "ids"
@@ -101,7 +96,7 @@ def test_rows_come_out_once_and_in_order_though_the_master_ends_while_they_go_in
 
 
 def test_tail_stops_when_the_reader_of_its_output_does(tmp_path: Path, stack: ExitStack) -> None:
-    wire, http = free_ports()
+    wire, http = free_ports(2)
     stack.enter_context(make_master(tmp_path, wire, http)).address("HTTP")
     reader, writer = os.pipe()
     tail = replication(stack, "tail", f"tcp:127.0.0.1:{wire}", stdout=writer, stderr=subprocess.PIPE)
@@ -112,10 +107,19 @@ def test_tail_stops_when_the_reader_of_its_output_does(tmp_path: Path, stack: Ex
 
 
 def test_a_port_in_use_is_one_line_and_status_1(tmp_path: Path, stack: ExitStack) -> None:
-    wire, http = free_ports()
+    wire, http = free_ports(2)
     stack.enter_context(make_master(tmp_path, wire, http)).address("HTTP")
     endpoint = f"tcp:{wire}:interface=127.0.0.1"
-    command = ["twistd", "-n", "--pidfile=", "replication", "master", f"--listen={endpoint}", "--database=sqlite://"]
+    command = [
+        "twistd",
+        "-n",
+        "--pidfile=",
+        "replication",
+        "master",
+        f"--listen={endpoint}",
+        LOCAL[1],
+        "--database=sqlite://",
+    ]
     second = subprocess.run(
         command, cwd=tmp_path, env=environment(), timeout=PATIENCE, check=False, capture_output=True, text=True
     )
@@ -126,7 +130,7 @@ def test_a_port_in_use_is_one_line_and_status_1(tmp_path: Path, stack: ExitStack
 
 
 def test_sighup_does_not_kill_and_sigterm_says_goodbye(tmp_path: Path, stack: ExitStack) -> None:
-    wire, http = free_ports()
+    wire, http = free_ports(2)
     master = stack.enter_context(make_master(tmp_path, wire, http))
     master.address("HTTP")
     os.kill(master.pid, signal.SIGHUP)

@@ -40,12 +40,15 @@ from twisted.internet.task import LoopingCall
 from replication.wire.commands import RemoteServerUp
 
 def register(worker):
+    syncing = []  # an open context ends with its last reference
+
     def speak():
         if worker.remote_server_up(f"{worker.instance_name}.example"):
             worker.federation_ack(2)
             worker.user_ip("@seen:h", "token", "192.0.2.1")
             if not worker.users_syncing():
-                worker.user_syncing("@syncs:h").__enter__()
+                syncing.append(worker.user_syncing("@syncs:h"))
+                syncing[-1].__enter__()
     LoopingCall(speak).start(0.2)
 
     @worker.on_command(RemoteServerUp)
@@ -98,7 +101,7 @@ def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp
             return [token for (token,) in database.execute("SELECT stream_id FROM stream_typing ORDER BY stream_id")]
 
     with ExitStack() as stack:
-        daemon = Daemon(tmp_path, "master", "--config=master.toml", *LOCAL)
+        daemon = Daemon(tmp_path, "master", "--config=master.toml")
         wire, http = stack.enter_context(fixed_ports(daemon))
         follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         worker = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=copy", *follow))
@@ -130,10 +133,10 @@ def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path
     with Daemon(tmp_path, "worker", "--instance-name=one", *follow, name="one") as one:
         until(lambda: get_json(f"http://{http}", "/v1/users")["users"], "a user syncs")
         with Daemon(tmp_path, "worker", "--instance-name=two", *follow, name="two") as two:
-            until((tmp_path / "one-heard").exists, "one hears of the other's server")
-            until((tmp_path / "two-heard").exists, "and two of the one's")
-            assert set((tmp_path / "one-heard").read_text().split()) == {"two.example"}
-            assert set((tmp_path / "two-heard").read_text().split()) == {"one.example"}
+            until(lambda: heard(tmp_path, "one"), "one hears of the other's server")
+            until(lambda: heard(tmp_path, "two"), "and two of the one's")
+            assert heard(tmp_path, "one") == {"two.example"}
+            assert heard(tmp_path, "two") == {"one.example"}
             until(lambda: len(syncing(http)) == 2, "the user syncs at both")
             assert [token for token, _ in page(http, "federation")] == [3]
             assert two.terminate() == 0
@@ -145,6 +148,12 @@ def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path
     with closing(sqlite3.connect(tmp_path / "replication.db")) as database:
         seen = database.execute("SELECT user_id, access_token, ip, device_id FROM users_last_seen").fetchall()
     assert seen == [("@seen:h", "token", "192.0.2.1", None)]
+
+
+def heard(folder: Path, instance: str) -> set[str]:
+    """Return of which servers an instance has heard; the file is there before its first line is."""
+    file = folder / f"{instance}-heard"
+    return set(file.read_text().split()) if file.exists() else set()
 
 
 def syncing(http: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ from replication.replay.history import Shape
 from replication.replay.run import Request, run_here
 from replication.streams.registry import StreamDefinition
 from tests.replay.histories import fact, write_database
-from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
+from tests.system.daemons import Daemon, append, fixed_ports, until
 from tests.system.test_kills import rows_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_worker_ends_equal_with_compacted_segments(tmp_path: Path) -> None:
     for each in history:
         want.update(each.rows)
     (tmp_path / "states.py").write_text(STATES)
-    with fixed_ports(Daemon(tmp_path, "master", "--stream=orders", *LOCAL)) as (wire, http):
+    with fixed_ports(Daemon(tmp_path, "master", "--stream=orders")) as (wire, http):
         sources = ("--catch-up=segments", f"--catch-up=http://{http}")
         with Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", *sources, "--app=states"):
             live = [fact(0, [3, "live"]), fact(0, [99, "live"])]

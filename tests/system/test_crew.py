@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from replication.bench.cluster import free_ports
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.interop.synapse import free_ports
 from tests.system.daemons import Daemon, append, get_json, until
 
 if TYPE_CHECKING:

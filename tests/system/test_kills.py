@@ -15,12 +15,12 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.system.daemons import CHECKOUT, Daemon, environment, until
+from tests.system.daemons import CHECKOUT, Daemon, environment, fixed_ports, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 # The application keeps its own account of what it saw, in the transaction that it was called in.  A fact that is seen
 # twice in committed transactions breaks the primary key; a position that goes back is caught by the trigger.
@@ -78,7 +78,6 @@ def table(database: Path, stream: str) -> list[tuple[object, ...]]:
     return rows_of(database, f'SELECT stream_id, ord, instance_name, row FROM "stream_{stream}" ORDER BY 1, 2')
 
 
-@pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     full = bool(request.config.getoption("--full"))
     facts = make_facts(tmp_path, 350_000 if full else 24_000)
@@ -86,22 +85,8 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
     (tmp_path / "account.py").write_text(APP)
     chance = random.Random(7)
     with ExitStack() as stack:
-        # A first start finds free ports; every later one takes the same.
-        master = stack.enter_context(
-            Daemon(
-                tmp_path,
-                "master",
-                "--stream=events",
-                "--listen=tcp:0:interface=127.0.0.1",
-                "--http=tcp:0:interface=127.0.0.1",
-            )
-        )
-        wire, http = master.address("the wire"), master.address("HTTP")
-        master.options = (
-            "--stream=events",
-            f"--listen=tcp:{wire.rpartition(':')[2]}:interface=127.0.0.1",
-            f"--http=tcp:{http.rpartition(':')[2]}:interface=127.0.0.1",
-        )
+        master = Daemon(tmp_path, "master", "--stream=events")
+        wire, http = stack.enter_context(fixed_ports(master))
         follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         copy = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=copy", *follow, name="copy"))
         seen = stack.enter_context(

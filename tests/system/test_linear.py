@@ -7,11 +7,12 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from http.client import HTTPException
 from itertools import count, takewhile
 from threading import Event
 from typing import TYPE_CHECKING
 
-from tests.system.daemons import Daemon, get_json, until
+from tests.system.daemons import Daemon, fixed_ports, get_json, until
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
@@ -49,12 +50,8 @@ def has_seen(folder: Path, count: int) -> bool:
 def start_writer(stack: ExitStack, folder: Path, name: str, database: str) -> Daemon:
     """Start a master that keeps its ports when it is started again."""
     options = ("--stream=events", f"--instance-name={name}", f"--database={database}")
-    served = [f"--{what}=tcp:0:interface=127.0.0.1" for what in ("listen", "http")]
-    writer = stack.enter_context(Daemon(folder, "master", *options, *served, name=name))
-    ports = {
-        what: writer.address(where).rpartition(":")[2] for what, where in (("listen", "the wire"), ("http", "HTTP"))
-    }
-    writer.options = (*options, *(f"--{what}=tcp:{port}:interface=127.0.0.1" for what, port in ports.items()))
+    writer = Daemon(folder, "master", *options, name=name)
+    stack.enter_context(fixed_ports(writer))
     return writer
 
 
@@ -66,7 +63,7 @@ def append(http: str, numbers: Iterable[int]) -> None:
         def done(body: bytes = body, kind: dict[str, str] = kind) -> bool:
             try:
                 return bool(ask(f"{http}/v1/streams/events/facts", body, kind)[0] == 200)
-            except OSError:  # it was killed, and is not back yet
+            except (OSError, HTTPException):  # it was killed, and is not back yet
                 return False
 
         until(done, "the append is done")

@@ -109,7 +109,6 @@ def start_writers(stack: ExitStack, database: str, transactions: int) -> list[su
     return writers
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("installed", [True, False], ids=["with the trigger", "without"])
 def test_eight_writers_with_plain_sql(
     tmp_path: Path, database: str, request: pytest.FixtureRequest, *, installed: bool
@@ -152,7 +151,8 @@ def test_eight_writers_with_plain_sql(
         assert rows_of(tmp_path / "replication-copy.db", "SELECT stream_id FROM stream_events ORDER BY 1") == tokens
         assert rows_of(tmp_path / "replication-seen.db", "SELECT token FROM seen ORDER BY 1") == tokens
         assert ears[0].rows == sorted(committed)
-        assert ears[1].rows == [each for each in sorted(committed) if each >= ears[1].rows[0]]
+        first = min(ears[1].rows, default=last + 1)
+        assert ears[1].rows == [each for each in sorted(committed) if each >= first]
         order = sorted(committed.items(), key=lambda each: each[1])
         assert [id_ for id_, _ in order] != sorted(committed), "they were to commit out of order"
         for ear in ears:
@@ -162,13 +162,12 @@ def test_eight_writers_with_plain_sql(
                 late = [id_ for id_, asked in told if reached < id_ <= position and asked > at]
                 assert not late, f"at {position} before {late} were committed"
                 reached = position
-        assert get_json(f"http://{http}", "/v1/streams")["streams"][0]["open"] == 0
+        until(lambda: get_json(f"http://{http}", "/v1/streams")["streams"][0]["open"] == 0, "nothing is open")
         master.kill()
         for ear in ears:
             ear.join()
 
 
-@pytest.mark.timeout(600)
 def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> None:
     """A bulk that commits at once never sits in the master's memory: who follows fetches it in pages."""
     full = bool(request.config.getoption("--full"))
@@ -178,7 +177,7 @@ def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, 
         wire, http = master.address("the wire"), master.address("HTTP")
         worker = Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         stack.enter_context(worker)
-        until(lambda: "REPLICATE" in str(get_json(f"http://{http}", "/v1/connections")), "the worker follows")
+        until(lambda: "worker1" in str(get_json(f"http://{http}", "/v1/connections")), "the worker follows")
         writers = start_writers(stack, database, transactions)
         ours = subprocess.run(
             ["replication", "append", "events", "-", f"--http=http://{http}"],
@@ -225,6 +224,7 @@ def test_another_process_writes_into_the_file(tmp_path: Path) -> None:
             until(lambda: ear.rows == [2, 3], "the rows are told")
             append = ["replication", "append", "events", '["ours"]', f"--http=http://{http}"]
             assert subprocess.run(append, env=environment(), check=True, capture_output=True).stdout == b"4\n"
+            until(lambda: ear.rows == [2, 3, 4], "ours is told")
             database.execute("DELETE FROM events WHERE id > 2")
             database.execute("INSERT INTO events (name) VALUES ('after')")
             until(lambda: ear.rows == [2, 3, 4, 5], "ours and theirs are told in order")

@@ -35,7 +35,7 @@ from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.replay.histories import lines_of, write_database
 from tests.replay.sessions import need_spark
-from tests.system.daemons import CHECKOUT, LOCAL, Daemon, append, environment, fixed_ports, until
+from tests.system.daemons import CHECKOUT, PATIENCE, Daemon, append, environment, fixed_ports, until
 from tests.system.test_kills import table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def pages(http: str, stream: str, writer: str, upto: int) -> list[Any]:
     after = 0
     while after < upto:
         url = f"http://{http}/v1/streams/{stream}/updates?instance={writer}&from={after}&upto={upto}&limit=333"
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             page = json.load(answer)
         found += page["updates"]
         after = page["upto_token"]
@@ -96,7 +96,6 @@ class Recorder:
         self._socket.close()
 
 
-@pytest.mark.timeout(600)
 def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -104,7 +103,7 @@ def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
     facts = make_facts(tmp_path, 400_000 if request.config.getoption("--full") else 6_000, "master")
     long = Fact(Token(0), ('["f",[],1]', json.dumps(["f", ["x" * 20_000], 2], separators=(",", ":"))))
     (tmp_path / "master").mkdir()
-    with fixed_ports(Daemon(tmp_path / "master", "master", "--stream=events", *LOCAL)) as (wire, http):
+    with fixed_ports(Daemon(tmp_path / "master", "master", "--stream=events")) as (wire, http):
         recorder = Recorder(wire)
         last = {}
         for stream in ("events", "caches"):
@@ -205,7 +204,6 @@ def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_be
     assert contents(tmp_path / "out") == want
 
 
-@pytest.mark.timeout(600)
 def test_the_command_without_spark_is_killed_at_any_moment_of_its_run(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

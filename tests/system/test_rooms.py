@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from replication.bench.cluster import free_ports
 from tests.rooms.test_graph import STEPS
 from tests.system.daemons import PATIENCE, Daemon, environment, get_json, until
-from tests.system.test_command_line import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_worker_has_followed_every_step_though_the_master_was_killed_in_betwee
         if event["state_before"]:  # the recorder had these at hand, stored or not
             event["state_before"] = [[named[it]["type"], named[it]["state_key"], it] for it in event["state_before"]]
     with ExitStack() as stack:
-        wire, http = free_ports()
+        wire, http = free_ports(2)
         ports = (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{http}:interface=127.0.0.1")
         master = stack.enter_context(Daemon(tmp_path, "master", "--rooms", "--server-name", "local.test", *ports))
         url = f"http://{master.address('HTTP')}"

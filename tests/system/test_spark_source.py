@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
@@ -22,7 +23,7 @@ import pytest
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.replay.sessions import need_spark
-from tests.system.daemons import LOCAL, Daemon, append, environment, fixed_ports, until
+from tests.system.daemons import Daemon, append, environment, fixed_ports, until
 from tests.system.test_kills import table
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def appending(http: str) -> Iterator[Callable[[], None]]:
                 append(http, "visits", FACTS, SECRET)
             except HTTPError:
                 raise
-            except OSError:
+            except (OSError, HTTPException):
                 continue  # the master is away
 
     thread = threading.Thread(target=work)
@@ -127,7 +128,7 @@ def test_a_query_that_is_killed_goes_on_from_its_checkpoint_and_a_master_may_be_
     kills, away = (6, 65.0) if request.config.getoption("--full") else (1, 3.0)
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "master.toml").write_text('[[streams]]\nname = "visits"\nrow = ["at", "page"]\n')
-    master = Daemon(tmp_path, "master", "--config=master.toml", "--secret-file=secret", *LOCAL)
+    master = Daemon(tmp_path, "master", "--config=master.toml", "--secret-file=secret")
 
     def goes_on(process: subprocess.Popen[bytes]) -> None:
         enough = len(sink(tmp_path)) + ROWS

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from tests.postgres import PostgresServer
 
-pytestmark = pytest.mark.timeout(300)
 KEPT: list[str] = [*WHOLE, *NEWEST]
 
 
