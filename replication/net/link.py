@@ -170,7 +170,8 @@ class WriterLink(Factory):
         self.connections += 1
         self.state = "connected"
         self._faulted = False
-        silent = Fault(f"ping timeout: no SERVER line for {HELLO_PATIENCE:g} s", "ping timeout")
+        lacking = f"no SERVER line for {HELLO_PATIENCE:g} s: is that a writer's --listen, and not its --http?"
+        silent = Fault(f"ping timeout: {lacking}", "ping timeout")
         self._hello = self._reactor.callLater(HELLO_PATIENCE, peer.fail, silent)
         now = int(self._reactor.seconds() * 1000)
         peer.say(Name(self._instance_name), Ping(str(now)), *self._more(), Replicate(self._streams))

@@ -64,9 +64,15 @@ def number_first(url: str, definitions: Sequence[StreamDefinition], *, remove: b
 def _check_postgres(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
     with _session(url) as session:
         from replication.storage.postgres_gathered import table_of  # noqa: PLC0415 - its driver is an extra
+        from replication.storage.postgres_ids import check_sequence  # noqa: PLC0415
 
-        mapped = [each for each in definitions if each.maps("postgresql") or each.sources("postgresql")]
-        return [_find(each, lambda of: table_of(of).declare(session, may_create=False)) for each in mapped]
+        def declare(definition: StreamDefinition) -> Sequence[str]:
+            table = table_of(definition)
+            said = table.declare(session, may_create=False)
+            check_sequence(session, table)
+            return said
+
+        return [_find(each, declare) for each in definitions if each.maps("postgresql") or each.sources("postgresql")]
 
 
 def _find(definition: StreamDefinition, declare: Callable[[StreamDefinition], Sequence[str]]) -> Finding:

@@ -53,7 +53,11 @@ WAIT_FOR_END: Final = f"SELECT pg_advisory_xact_lock({HOLDER_KEY})"
 FORGET: Final = "DELETE FROM writer_claims WHERE instance_name = %s AND holder = %s"
 DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
-SEQUENCE: Final = "SELECT seqincrement, seqcache, seqcycle FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
+SEQUENCE: Final = (
+    "SELECT seqincrement, seqcache, seqcycle, (SELECT string_agg(each, ', ') FROM unnest(ARRAY['SELECT', 'UPDATE']) "
+    "AS each WHERE NOT has_sequence_privilege(seqrelid, each)), quote_ident(current_user) "
+    "FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
+)
 EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
 DRAW: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
 
@@ -150,18 +154,10 @@ def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> lis
     It consumes 1 instead of starting with 2, which PostgreSQL would report as used before anybody used it.
     """
     name, sequence = table.definition.name, table.sequence
-    ((exists,),) = session.run(EXISTS, (sequence,))
-    if not exists:
+    increment = check_sequence(session, table)
+    if increment is None:
         session.run(f"CREATE SEQUENCE {sequence}")
-    kind = session.run(SEQUENCE, (sequence,))
-    if not kind:
-        raise SchemaError(f"{sequence} is not a sequence, but stream {name!r} needs one of that name: rename it")
-    ((increment, cache, cycles),) = kind
-    if increment < 1 or cache != 1 or cycles:
-        raise SchemaError(
-            f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: "
-            f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
-        )
+        increment = 1
     ((last, called),) = session.run(f"SELECT last_value, is_called FROM {sequence}")
     drawn = last if called else last - increment
     if drawn >= max(1, used):
@@ -170,6 +166,29 @@ def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> lis
     if used <= 1:
         return []
     return [f"stream {name!r}: sequence {sequence} was at {drawn}, behind ID {used}, which is stored: moved forward"]
+
+
+def check_sequence(session: PostgresSession, table: Table) -> int | None:
+    """Return by how much the sequence of a table ascends; None if it is to be made, SchemaError if it is of no use."""
+    name, sequence = table.definition.name, table.sequence
+    ((exists,),) = session.run(EXISTS, (sequence,))
+    if not exists:
+        return None
+    kind = session.run(SEQUENCE, (sequence,))
+    if not kind:
+        raise SchemaError(f"{sequence} is not a sequence, but stream {name!r} needs one of that name: rename it")
+    ((increment, cache, cycles, lacking, user),) = kind
+    if increment < 1 or cache != 1 or cycles:
+        raise SchemaError(
+            f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: "
+            f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
+        )
+    if lacking:
+        raise SchemaError(
+            f"sequence {sequence} of stream {name!r} cannot be read and moved forward by {user}: "
+            f"GRANT {lacking} ON SEQUENCE {sequence} TO {user}"
+        )
+    return int(increment)
 
 
 def move_forward(session: PostgresSession, sequence: str, used: int) -> None:

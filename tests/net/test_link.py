@@ -153,7 +153,8 @@ class ConversationTests(LinkCase):
         self.link.start()
         with logged():
             self.net.run(HELLO_PATIENCE + 1)
-        self.assertEqual(self.faults, [Fault("ping timeout: no SERVER line for 30 s", "ping timeout")])
+        said = "ping timeout: no SERVER line for 30 s: is that a writer's --listen, and not its --http?"
+        self.assertEqual(self.faults, [Fault(said, "ping timeout")])
         self.assertEqual(len(writer.connections), 2)
 
     def test_one_that_has_said_server_and_no_ping_may_be_silent_for_ever(self) -> None:

@@ -29,6 +29,12 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertIn("there is no table of that name", other.error or "")
         self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
 
+    def test_a_sequence_of_no_use_is_named_before_a_master_starts(self) -> None:
+        self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+        self.sql("ALTER SEQUENCE events_id_seq CACHE 10")
+        said = check(self.url, [EVENTS])[0].error or ""
+        self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", said)
+
     def test_the_trigger_is_installed_and_removed(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
         self.assertEqual(number_first(self.url, [EVENTS, EVENTS]), ["events"])

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from tests.postgres import find_binaries
-from tests.system.daemons import PATIENCE, Daemon, environment, get_json, until
+from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, get_json, until
 from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
@@ -205,6 +205,59 @@ def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, 
         assert {id_ for id_, _, _, row in rows if "ours" in row} == {int(each) for each in ours.split()}
         grown = memory(master, "VmHWM") - before
         assert grown < 96 * 2**20, f"the master grew by {grown} bytes"
+
+
+@pytest.fixture
+def modest(postgres: PostgresServer, database: str) -> Iterator[str]:
+    """Return the URL of that database for a user who has no rights there yet."""
+    name = database.rpartition("/")[2]
+    postgres.sql("CREATE ROLE modest LOGIN")
+    yield postgres.url(name, "modest")
+    for each in ("DROP OWNED BY modest CASCADE", "DROP ROLE modest"):
+        postgres.sql(each, database=name)
+
+
+def test_a_user_with_the_rights_that_the_readme_names(
+    tmp_path: Path, postgres: PostgresServer, database: str, modest: str
+) -> None:
+    """Those are enough; ``check`` and the start name the one that is missing, and what it names helps."""
+    name = database.rpartition("/")[2]
+    start_master(tmp_path, modest)  # writes its configuration
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        return done.stdout + done.stderr
+
+    def check() -> str:
+        return run("replication", "streams", "check", "--config=master.toml")
+
+    postgres.sql("GRANT CREATE ON SCHEMA public TO modest", database=name)
+    assert "permission denied for table events" in check()
+    postgres.sql("GRANT SELECT ON events TO modest", database=name)
+    said = check().removeprefix("events: ")
+    assert said in run("twistd", "-n", "--pidfile=", "replication", "master", "--config=master.toml", *LOCAL)
+    grant = said.partition(" by modest: ")[2]
+    assert grant == "GRANT SELECT, UPDATE ON SEQUENCE events_id_seq TO modest\n"
+    postgres.sql(grant, database=name)
+    assert "of stream" not in check()
+    with start_master(tmp_path, modest) as master, psycopg.connect(database) as open_one:
+        ear, http = Ear(master.address("the wire")), master.address("HTTP")
+        until(lambda: ear.reached == 1, "it is told where the stream is")
+        open_one.execute("INSERT INTO events (name) VALUES ('slow')")
+        postgres.sql("INSERT INTO events (name) VALUES ('quick')", database=name)
+        waits = f"wait for session {open_one.info.backend_pid} of postgres"
+        until(lambda: waits in str(get_json(f"http://{http}", "/v1/streams")), "it says whom it waits for")
+        assert ear.rows == []
+        open_one.commit()
+        until(lambda: ear.rows == [2, 3], "all is told")
+        append = ("replication", "append", "events", '["ours"]', f"--http=http://{http}", "--retry=0")
+        assert "permission denied for table events" in run(*append)
+        postgres.sql("GRANT INSERT ON events TO modest", database=name)
+        ours = int(run(*append))
+        until(lambda: ear.rows == [2, 3, ours], "what is appended is told, too")
+    ear.join()
 
 
 def test_another_process_writes_into_the_file(tmp_path: Path) -> None:
