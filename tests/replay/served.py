@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -14,6 +12,7 @@ from replication.streams.seams import Page, StreamStatus, WriterStatus
 from replication.web.facts import spell_page
 from replication.web.status import describe_stream
 from replication.wire.grammar import InstanceName, Token
+from tests.answering import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,28 +83,8 @@ class FakeMaster:
 def served(master: FakeMaster) -> Iterator[FakeMaster]:
     """Serve it at ``master.url`` until the block is left."""
 
-    class Answering(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str, authorization: str | None) -> tuple[int, bytes]:
+        return master.answer(path, authorization)  # which a test may replace
 
-        def do_GET(self) -> None:
-            code, body = master.answer(self.path, self.headers.get("Authorization"))
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Answering) as server:
-        master.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield master
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as master.url:
+        yield master

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests.answering import answering
 from tests.system.peers import listen
 
 if TYPE_CHECKING:
@@ -32,31 +33,25 @@ class PlayedMaster:
         self.resume = threading.Event()
         self._ended = threading.Event()
         self._socket = listen()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._make_answerer())
-        self._threads = [threading.Thread(target=self._play), threading.Thread(target=self._http.serve_forever)]
+        self._player = threading.Thread(target=self._play)
+        self._serving = ExitStack()
+        self.url = ""  # where its HTTP is
 
     @property
     def wire(self) -> str:
         """Where it is, as an endpoint."""
         return f"tcp:127.0.0.1:{self._socket.getsockname()[1]}"
 
-    @property
-    def url(self) -> str:
-        """Where its HTTP is."""
-        return f"http://127.0.0.1:{self._http.server_port}"
-
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self.url = self._serving.enter_context(answering(self._answer))
+        self._player.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.resume.set()
-        self._http.shutdown()
-        for thread in self._threads:
-            thread.join()
-        self._http.server_close()
+        self._serving.close()
+        self._player.join()
         self._socket.close()
 
     def _play(self) -> None:
@@ -94,28 +89,10 @@ class PlayedMaster:
             rows += [[token, json.loads(row)] for row in self._facts[stream][token]]
         return {"updates": rows, "upto_token": upto, "limited": False}
 
-    def _make_answerer(self) -> type[BaseHTTPRequestHandler]:
-        page = self._page
-
-        class Answerer(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                asked = urlsplit(self.path)
-                *path, stream, _ = asked.path.split("/")
-                known = path == ["", "_synapse", "replication", "get_repl_stream_updates"]
-                answer: dict[str, Any] = {}
-                if known:
-                    ends = parse_qs(asked.query)
-                    answer = page(stream, int(ends["from_token"][0]), int(ends["upto_token"][0]))
-                body = json.dumps(answer).encode()
-                self.send_response(200 if known else 404)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Answerer
+    def _answer(self, path: str, _: str | None) -> tuple[int, bytes]:
+        asked = urlsplit(path)
+        *place, stream, _ = asked.path.split("/")
+        if place != ["", "_synapse", "replication", "get_repl_stream_updates"]:
+            return 404, b"{}"
+        ends = parse_qs(asked.query)
+        return 200, json.dumps(self._page(stream, int(ends["from_token"][0]), int(ends["upto_token"][0]))).encode()

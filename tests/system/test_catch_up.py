@@ -10,7 +10,6 @@ import threading
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +18,7 @@ import pytest
 from replication.sources import LARGE_GAP
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
+from tests.answering import answering
 from tests.replay.histories import write_database
 from tests.system.daemons import PATIENCE, Daemon, append, fixed_ports, until
 from tests.system.test_kills import APP, rows_of, table
@@ -48,7 +48,7 @@ class Road:
         self.url = ""
         self.asked: list[tuple[int, int]] = []
 
-    def pass_on(self, path: str) -> tuple[int, bytes]:
+    def pass_on(self, path: str, _: str | None) -> tuple[int, bytes]:
         """Return the master's answer."""
         parts = urlsplit(path)
         if parts.path.endswith("/updates"):
@@ -63,34 +63,8 @@ def road_to(http: str) -> Iterator[Road]:
     """Serve a road to the HTTP at this address until the block is left."""
     road = Road(http)
 
-    class Passing(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, body = road.pass_on(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Say nothing of a worker that is killed while it is answered."""
-
-    with Server(("127.0.0.1", 0), Passing) as server:
-        road.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield road
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(road.pass_on) as road.url:
+        yield road
 
 
 @contextmanager
