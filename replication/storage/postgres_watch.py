@@ -4,7 +4,7 @@ A look is one trip to the server for all streams.  Only if somebody is waited fo
 locks of the server are looked at as well.
 """
 
-# ruff: noqa: S608 - all in SQL is constant
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which lets plain ones through only
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.storage.postgres_ids import move_forward
 from replication.storage.postgres_numbering import IS_NUMBERED
+from replication.storage.postgres_tables import quoted
 from replication.streams.gate import Gate, Holder, Look
 from replication.streams.seams import Reach
 from replication.wire.grammar import Token
@@ -43,6 +44,8 @@ HOLDERS: Final = (
     "ON relation = to_regclass(name) WHERE locktype = 'relation' AND granted AND mode = 'RowExclusiveLock' "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
+# A commit that is flushed, and with it all that was drawn before: drawing an ID is not of itself, nor is a rollback.
+FLUSH: Final = "SELECT pg_logical_emit_message(true, 'replication', '')"
 _SINCE: Final = """' since ' || to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')"""
 WHO: Final = (
     "SELECT pid::text, 'session ' || pid || coalesce(' of ' || usename, '') || coalesce(' (' || nullif("
@@ -55,10 +58,14 @@ WHO: Final = (
 
 
 class _Watched:
-    """A stream: its sequence, the tables that draw from it, and its gate."""
+    """A stream: its sequence, the tables that draw from it, and its gate; what no crash takes back is ``durable``."""
 
     def __init__(self, table: Table) -> None:
         self.stream = table.definition.name
+        minus = "-" if table.definition.negative else ""
+        furthest = f"{minus}{table.direction.furthest}({quoted(table.definition.id_column)})"
+        self.newest = f"greatest({', '.join(f'(SELECT {furthest} FROM {each})' for each in table.sources)})"
+        self.durable: Token | None = None
         self.sequence = table.sequence
         self.sources = [*table.sources]
         self.gate = Gate()
@@ -108,6 +115,7 @@ class PostgresWatch:
                     seen = Look(Token(last), int(oldest), all_are, None if number is None else int(number))
                     each.gate.see(seen, now)
             self._see_holders([each for each, _ in lively if not each.gone and each.gate.wants_holders(now)])
+            self._make_durable([each for each, _ in lively if each.gate.complete != each.durable])
             for each, _ in lively:
                 each.reach = self._reach(each, now)
         return {each.stream: each.reach for each in self._watched}
@@ -123,6 +131,7 @@ class PostgresWatch:
             self._asked_in = self.session.number
             for each in self._watched:
                 each.gate.start_over()
+                each.gate.complete = each.durable
 
     def _see_holders(self, wanted: Sequence[_Watched]) -> None:
         if wanted:
@@ -138,9 +147,24 @@ class PostgresWatch:
             found[name].add(Holder(transaction, session))
         return {name: frozenset(holders) for name, holders in found.items()}
 
+    def _make_durable(self, advanced: Sequence[_Watched]) -> None:
+        """Let no crash of the server take back what is about to be told: its sequence would give the IDs again.
+
+        Whoever committed the row of an ID, or of a later one, has flushed that it was drawn.
+        """
+        if not advanced:
+            return
+        (newest,) = self.session.ask(f"SELECT {', '.join(each.newest for each in advanced)}", prepare=False)
+        pairs = zip(advanced, newest, strict=True)
+        if any(last is None or last < (each.gate.complete or 0) for each, last in pairs):
+            self.session.ask(FLUSH)
+        if self._asked_in == self.session.number:  # else the server may have crashed before
+            for each in advanced:
+                each.durable = each.gate.complete
+
     def _is_there(self, watched: _Watched, drawn: int | None) -> bool:
         """Whether a sequence is where it was; one that went back, as after a restore, is moved forward again."""
-        complete = watched.gate.complete
+        complete = watched.durable
         watched.gone = drawn is None
         if drawn is not None and complete is not None and drawn < complete:
             self._warn(
@@ -160,7 +184,7 @@ class PostgresWatch:
             prepared = [each.transaction for each in gate.blockers if each.session is None]
             blockers = [words for _, words in self.session.ask(WHO, (sessions, prepared))]
         error = f"there is no sequence {watched.sequence}, or no reading it" if watched.gone else None
-        return Reach(gate.complete, gate.drawn or Token(0), waits, blockers, error)
+        return Reach(watched.durable, gate.drawn or Token(0), waits, blockers, error)
 
 
 def _array(names: Iterable[str]) -> str:

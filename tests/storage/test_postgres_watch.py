@@ -7,6 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
@@ -320,3 +321,34 @@ def _try_prepared(server: PostgresServer, session: PostgresSession) -> None:
     server.sql("COMMIT PREPARED 'payment 7'")
     (reach,) = watch.look().values()
     assert reach.complete == start.drawn + 2
+
+
+@pytest.mark.parametrize("rows", [0, 1], ids=["only rollbacks", "a row below"])
+def test_f9_a_crash_takes_back_no_id_that_was_told(rows: int) -> None:
+    """A sequence forgets what was drawn by those who rolled back, unless something was committed since."""
+    from replication.storage.postgres_mapped import MappedTable
+
+    with PostgresServer(fsync=False, wal_writer_delay="10s") as server:
+        server.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+        session = PostgresSession(Address.parse(server.url()), Event(), Holder())
+        install(session, ["events"])
+        table = MappedTable(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        table.declare(session, may_create=False)
+        warnings: list[str] = []
+        watch = PostgresWatch(session, [table], warnings.append)
+        for _ in range(rows):
+            server.sql(INSERT)
+        with psycopg.connect(server.url()) as other:
+            for _ in range(100):
+                other.execute(INSERT)
+            other.rollback()
+        for _ in range(2):
+            (told,) = watch.look().values()
+        assert told.complete == told.drawn == rows + 100
+        server.restart("immediate")
+        assert server.sql(INSERT) > [(told.complete,)]
+        (again,) = watch.look().values()
+        assert warnings == []
+        assert again.complete is not None
+        assert again.complete >= told.complete
+        session.close()

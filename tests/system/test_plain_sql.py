@@ -252,6 +252,9 @@ def test_a_user_with_the_rights_that_the_readme_names(
         assert ear.rows == []
         open_one.commit()
         until(lambda: ear.rows == [2, 3], "all is told")
+        open_one.execute("INSERT INTO events (name) VALUES ('nothing')")
+        open_one.rollback()
+        until(lambda: ear.reached == 4, "a rollback is passed")
         append = ("replication", "append", "events", '["ours"]', f"--http=http://{http}", "--retry=0")
         assert "permission denied for table events" in run(*append)
         postgres.sql("GRANT INSERT ON events TO modest", database=name)
