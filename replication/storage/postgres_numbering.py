@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 TRIGGER: Final = "replication_number_first"
 
 _HAS: Final = (  # one that replicas skip, or that was switched off, is not there
-    f"EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = '{TRIGGER}' AND tgenabled = 'A')"
+    f"EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass(name) AND tgname = '{TRIGGER}' AND tgenabled = 'A' "
+    f"AND tgtype & {4 | 16} = {4 | 16})"  # before INSERT and UPDATE, which may say SET id = DEFAULT
 )
 _EACH: Final = "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place"
 IS_THERE: Final = f"ARRAY(SELECT {_HAS} {_EACH})"  # of each table, in order
-# Who inserts into a partition passes the trigger of the whole table by, and draws from the same sequence.
+# Who inserts into a partition passes the trigger of the whole table by, and the other way round; both draw from one
+# sequence.
 IS_NUMBERED: Final = (
-    f"ARRAY(SELECT {_HAS} AND NOT EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(name)) {_EACH})"
+    f"ARRAY(SELECT {_HAS} AND NOT EXISTS (SELECT FROM pg_inherits WHERE to_regclass(name) IN (inhparent, inhrelid)) "
+    f"{_EACH})"
 )
 _FUNCTION: Final = f"""
     CREATE OR REPLACE FUNCTION {TRIGGER}() RETURNS trigger LANGUAGE plpgsql AS
@@ -48,7 +51,8 @@ def install(session: PostgresSession, tables: Sequence[str]) -> None:
         for table in tables:
             session.run(f"DROP TRIGGER IF EXISTS {TRIGGER} ON {table}")
             session.run(
-                f"CREATE TRIGGER {TRIGGER} BEFORE INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}()"
+                f"CREATE TRIGGER {TRIGGER} BEFORE INSERT OR UPDATE ON {table} "
+                f"FOR EACH STATEMENT EXECUTE FUNCTION {TRIGGER}()"
             )
             session.run(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {TRIGGER}")
 
