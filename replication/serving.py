@@ -444,6 +444,7 @@ class Serving:
         try:
             await self._follow_others()
             await self._store_positions(list(self._writers.values()))
+            await self.store.claim(self.instance_name)  # again, if the database was away and has forgotten it
         except StoreError:  # whoever writes is told; it is tried again
             return
 

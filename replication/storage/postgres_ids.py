@@ -112,7 +112,7 @@ class PostgresIds:
 
     def _hold_names(self) -> None:
         """Take the locks again after the session was lost."""
-        self.session.connect()
+        self.session.refresh()
         if self._held_in != self.session.number:
             for name in self.session.holder.names:
                 self._lock(name)

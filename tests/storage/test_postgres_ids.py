@@ -210,6 +210,13 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         for name in (ME, OTHER):
             self.refusal(self.make_ids(), name)
 
+    def test_f17_a_name_is_held_again_before_anything_is_drawn(self) -> None:
+        """By who claims it now and then, as whoever serves does: a restart of the server set the name free."""
+        self.ids.claim(ME)
+        self.end_sessions()
+        self.ids.claim(ME)
+        self.assertIn("another process writes as", str(self.assertRaises(StoreError, self.make_ids().claim, ME)))
+
     def test_f17_no_id_is_drawn_by_a_process_that_has_lost_its_name(self) -> None:
         self.declare()
         self.ids.claim(ME)
