@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg.postgres import types
 
-from replication.errors import RowError, SchemaError, StoreError, ValueRefusedError
+from replication.errors import RemoteProtocolError, RowError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.mapped import MASTER, SEEK, differs
 from replication.storage.pages import Rows, cut_rows
 from replication.storage.postgres_checks import has_pair, what_is_amiss
@@ -24,7 +24,7 @@ from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.postgres_tables import Written
@@ -151,7 +151,7 @@ class MappedTable:
                 session.run_many(self._insert, rows)
                 kept.update(self._read(session, writer, [fact.token for fact in missing]))
             for token, texts in facts:
-                if kept.get(token, []) != [*texts]:
+                if sorted(kept.get(token, [])) != sorted(texts):  # followers are told them in the order of the table
                     was_there = all(token != fact.token for fact in missing)
                     raise differs(self.definition, token, texts, kept.get(token, []), was_there=was_there)
 
@@ -224,13 +224,7 @@ class MappedTable:
 
     def _spell(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
         if any(self._json):
-            rows = [
-                tuple(
-                    grammar.read_json(value) if is_json and value is not None else value
-                    for is_json, value in zip((False, *self._json), row, strict=True)
-                )
-                for row in rows
-            ]
+            rows = [(row[0], *self._read_columns(row)) for row in rows]
         try:
             return grammar.spell_rows([row[1:] for row in rows])
         except RowError as error:
@@ -240,10 +234,20 @@ class MappedTable:
                 for column, value in zip(self._columns, row[1:], strict=True)
                 if not _is_json(value)
             )
-            raise StoreError(
-                f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
-                f"{token}, what is no JSON: {error}"
-            ) from error
+            raise self._is_no_json(token, column, error) from error
+
+    def _read_columns(self, row: tuple[Any, ...]) -> Iterator[Any]:
+        for column, is_json, value in zip(self._columns, self._json, row[1:], strict=True):
+            try:
+                yield grammar.read_json(value) if is_json and value is not None else value
+            except RemoteProtocolError as error:
+                raise self._is_no_json(row[0], column, error) from error
+
+    def _is_no_json(self, token: Token, column: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
+            f"{token}, what is no JSON: {error}"
+        )
 
     def _values(self, writer: InstanceName, token: Token, text: str) -> list[Any]:
         row = grammar.read_json(text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.postgres import PostgresStore
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
 from replication.wire.grammar import StreamName, Token
@@ -100,6 +101,38 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.assertEqual(
             list(self.page(stream=EVENTS).facts), [fact(2, '["b",1]'), fact(3, '["z",1]', '["a",1]', '["m",1]')]
         )
+
+    def test_rows_that_a_policy_hides_are_refused_and_not_left_out(self) -> None:
+        self.map_events()
+        self.add((2, None, "a", 1))
+        self.server.sql("CREATE ROLE hidden LOGIN")
+        self.addCleanup(self.server.sql, "DROP ROLE hidden")
+        self.addCleanup(self.sql, "DROP OWNED BY hidden CASCADE")
+        self.sql("GRANT ALL ON SCHEMA public TO hidden")
+        self.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO hidden")
+        self.sql("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+        store = PostgresStore(self.server.url(self.database, "hidden"), self.pump, read_only=True)
+        self.wait(store.open())
+        self.addCleanup(lambda: self.wait(store.close()))
+        events = StreamDefinition(EVENTS, table="events", id_column="id", row=["name", "size"])
+        said = str(self.assertRaises(StoreError, self.wait, store.declare(events)))
+        self.assertIn("row-level security policy", said)
+
+    def test_json_that_cannot_be_read_is_named_and_goes_on_once_it_is_mended(self) -> None:
+        self.sql("CREATE TABLE deep (id bigint PRIMARY KEY, value jsonb)")
+        self.map_events(table="deep", row=["value"])
+        self.sql("INSERT INTO deep VALUES (2, (repeat('[', 3000) || repeat(']', 3000))::jsonb)")
+        said = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
+        self.assertIn("column 'value' of table 'deep' has, at ID 2, what is no JSON: ", said)
+        self.sql("UPDATE deep SET value = '[]'")
+        self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, "[[]]")])
+
+    def test_the_order_of_a_facts_rows_is_that_of_the_table(self) -> None:
+        """Where the database had room for them: that is told, and no reason to refuse them."""
+        self.map_events()
+        self.at_each("events", "UPDATE events SET size = size WHERE id = NEW.id AND name = 'a' AND NEW.name = 'b';")
+        self.commit_events(fact(2, '["a",1]', '["b",1]'))
+        self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, '["b",1]', '["a",1]')])
 
     def test_trap_13_pages_hold_whole_facts(self) -> None:
         self.map_events()
