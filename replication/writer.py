@@ -309,7 +309,7 @@ class StreamWriter:
     def reach(self, upto: Token) -> None:
         """Learn that nobody else's ID at or below ``upto`` is open any more; at first, that the stream begins there.
 
-        It is at or above all that was ever announced and no crash takes it back, so nothing is stored before it is said.
+        No crash takes it back, and it is at or above all that was announced: nothing need be stored before it is said.
         """
         opens = not self.ids.are_known
         self.ids.reach(upto)

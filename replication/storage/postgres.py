@@ -46,7 +46,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Connection = TypeVar("_Connection", PostgresConnection, PostgresIds)
 
-PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off"}
+# Nobody but those who ask for what is locked waits for it.
+PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
 READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
 
 _FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
@@ -75,7 +76,7 @@ class PostgresStore:
         connections: int = 8,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.address = Address.parse(url)
+        self.address = Address.parse(url, read_only=read_only)
         self.warnings: list[str] = []
         self._reactor = reactor
         self._read_only = read_only

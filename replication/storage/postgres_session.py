@@ -42,10 +42,14 @@ _DEFAULTS: Final[Mapping[str, str | int]] = {
     "keepalives_idle": 30,
     "keepalives_interval": 5,
     "keepalives_count": 3,
+    "tcp_user_timeout": 45_000,  # ms; keepalives rest while a question is under way
 }
-# Once a commit is acknowledged, a crash of the server must not take it back, whatever is configured there.
-_DURABLE: Final = (
-    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+# Whatever is configured there: once a commit is acknowledged, a crash of the server must not take it back, and the
+# session that holds a name may be idle for long.
+_OF_OURS: Final = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off' "
+    "UNION ALL SELECT set_config('idle_session_timeout', '0', false) "
+    "WHERE current_setting('idle_session_timeout', true) <> '0'"
 )
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
@@ -130,8 +134,11 @@ class Address:
     secrets: Sequence[str] = attrs.field(repr=False)
 
     @classmethod
-    def parse(cls, url: str) -> Self:
-        """Read ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password."""
+    def parse(cls, url: str, *, read_only: bool = False) -> Self:
+        """Read ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password.
+
+        Of several hosts it is the primary, unless we are only to read.
+        """
         try:
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
@@ -144,7 +151,8 @@ class Address:
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         application = f"replication {socket.gethostname()}:{os.getpid()}"
-        known = {key: value for key, value in _DEFAULTS.items() if key not in given}
+        defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
+        known = {key: value for key, value in defaults.items() if key not in given}
         conninfo = make_conninfo(url, fallback_application_name=application, **known)
         return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
 
@@ -278,12 +286,16 @@ class PostgresSession:
             columns = cursor.description
         return [column.type_code for column in columns or ()]
 
+    def refresh(self) -> None:
+        """Connect, anew if the session was lost while nothing was asked."""
+        if self._has_unread():  # the server has nothing to say to us now, unless it ends the session
+            self.ask("SELECT")
+
     # ---- transactions
 
     def begin(self, how: str = "") -> None:
         """Begin a transaction; what follows runs in it until ``commit`` or ``rollback``."""
-        if self._has_unread():  # the server has nothing to say to us now, unless it ends the session
-            self.ask("SELECT")
+        self.refresh()
         self._begun, self._opening = True, f"BEGIN {how}"
 
     @property
@@ -330,7 +342,7 @@ class PostgresSession:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(f"database {self.address.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
-        connection.execute(_DURABLE)
+        connection.execute(_OF_OURS)
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
         self._backend = connection.execute(_BACKEND).fetchone() or ()
         connection.execute(_HOLD, (self.holder.id,))

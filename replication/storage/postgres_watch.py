@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from replication.storage.postgres_tables import Table
     from replication.wire.grammar import StreamName
 
-WATCH_SETTINGS: Final[Mapping[str, str]] = {"default_transaction_isolation": "read committed"}  # a snapshot a statement
+WATCH_SETTINGS: Final[Mapping[str, str]] = {
+    "default_transaction_isolation": "read committed",  # a snapshot a statement
+    "lock_timeout": "2s",  # who holds a sequence for longer is to be seen
+}
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
 
 # What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares.

@@ -67,6 +67,15 @@ def test_a_url_that_cannot_be_read_is_refused_without_what_may_be_its_password(u
     assert "hunter2" not in "".join(traceback.format_exception(refused.value)).replace(url, "")
 
 
+def test_who_writes_wants_the_primary_of_several_hosts() -> None:
+    """A session that ended up on a standby would take what was not replayed there yet for rolled back."""
+    several, one = "postgresql://a:1,b:2/shop", "postgresql://a/shop"
+    assert "target_session_attrs=primary" in Address.parse(several).conninfo
+    assert "target_session_attrs" not in Address.parse(several, read_only=True).conninfo
+    assert "target_session_attrs" not in Address.parse(one).conninfo
+    assert "=any" in Address.parse(f"{several}?target_session_attrs=any").conninfo
+
+
 def test_an_option_that_there_is_not_is_named() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         Address.parse("postgresql://here/shop?nonsense=1")

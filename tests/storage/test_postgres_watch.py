@@ -98,6 +98,22 @@ class NumberedTests(UsesWatch, SynchronousTestCase):
         slow.commit()
         self.assertEqual(self.look(3), (3, 3))
 
+    def test_an_id_that_an_update_draws_is_waited_for(self) -> None:
+        self.sql(INSERT)
+        self.look(2)
+        slow = self.connect("UPDATE events SET id = DEFAULT")
+        self.sql(INSERT)
+        self.assertEqual(self.look_on(), (2, 4))
+        slow.commit()
+        self.assertEqual(self.look(), (4, 4))
+
+    def test_who_holds_the_sequence_itself_is_seen(self) -> None:
+        slow = self.connect("TRUNCATE events RESTART IDENTITY")
+        self.assertIn("another session holds the lock", str(self.assertRaises(StoreError, self.look)))
+        slow.rollback()
+        self.sql(INSERT)
+        self.assertEqual(self.look(3), (2, 2))
+
     def test_rows_that_are_copied_are_waited_for(self) -> None:
         slow = self.connect()
         with slow.cursor().copy("COPY events (name) FROM STDIN") as copy:
@@ -262,6 +278,25 @@ class KindTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.look_on("parted"), (1, 4))
         slow.execute("INSERT INTO part VALUES (4, 'late')")
         slow.commit()
+        self.assertEqual(self.look(1, "parted"), (4, 4))
+
+    def test_who_inserts_into_the_whole_of_a_mapped_partition_is_waited_for(self) -> None:
+        """The trigger of the partition does not see it."""
+        self.sql("CREATE TABLE parted (id bigint, name text) PARTITION BY LIST (name)")
+        self.sql("CREATE TABLE part PARTITION OF parted DEFAULT")
+        self.sql("CREATE SEQUENCE numbers OWNED BY part.id")
+        self.sql("ALTER TABLE part ALTER id SET DEFAULT nextval('numbers')")
+        session = PostgresSession(Address.parse(self.url), Event(), Holder())
+        install(session, ['"part"'])
+        session.close()
+        self.watched = self.watch(StreamDefinition("parted", table="part", id_column="id", row=["name"]))
+        self.look(2)
+        slow = self.connect("SELECT nextval('numbers')")
+        slow.commit()
+        slow.execute("SELECT 1 FROM parted, nextval('numbers')")
+        self.assertEqual(slow.execute("SELECT nextval('numbers')").fetchall(), [(4,)])
+        self.assertEqual(self.look_on("parted"), (1, 4))
+        slow.rollback()
         self.assertEqual(self.look(1, "parted"), (4, 4))
 
     def test_a_table_that_counts_down_and_has_several_rows_an_id(self) -> None:
