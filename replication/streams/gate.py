@@ -13,6 +13,20 @@ those.  Once they have ended, that much is complete; if there are none, it is at
   waited for as well.
 - by name: who draws from a sequence holds a lock on it until the transaction ends.  That costs a look at all locks, so
   it is asked for only if numbers do not do: see ``wants_holders``.
+
+By name, nobody is lost who is prepared (``PREPARE TRANSACTION``) while a mark waits, though the name may change then:
+
+- All who can have drawn what a mark is about, and have not ended, are among those whom it saw first: they had the lock.
+  Whoever was prepared by then keeps that name to the end.
+- A session's transaction keeps its name, which none has again, so it is waited for until a look does not see it.  It
+  has ended by then, or it is prepared, and that same look sees it so: a look misses nobody who holds the lock all the
+  while, and a lock goes from a session to a prepared transaction in one step.  Which of the prepared ones it is, a look
+  does not tell, so all of them are waited for from then on.
+- That is as true if there were no looks for long: who was prepared and has ended meanwhile need not be waited for, and
+  who is waited for instead costs time only.  A crash gives prepared ones other names, and ``start_over`` comes first.
+
+A mark sees no new sessions, so it takes prepared ones at most as often as it saw sessions at first, and comes to an end
+however many are prepared meanwhile.
 """
 
 from __future__ import annotations
@@ -63,13 +77,18 @@ class _Mark:
     drawn: Token
     number: int | None  # all with smaller ones; None if that does not tell
     since: float
-    holders: AbstractSet[Holder] | None = None  # these, or those who were prepared meanwhile; None if nobody asked yet
+    holders: AbstractSet[Holder] | None = None  # who is left of these; None if nobody asked yet
 
     def blockers(self, holders: AbstractSet[Holder]) -> AbstractSet[Holder]:
         """Return who is still waited for of those who hold the sequence now."""
         if self.holders is None:
-            self.holders = holders
-        return frozenset(each for each in holders if each in self.holders or each.session is None)
+            left = holders
+        else:
+            left = self.holders & holders
+            if any(each.session is not None for each in self.holders - holders):  # each may be prepared now
+                left |= {each for each in holders if each.session is None}
+        self.holders = left
+        return left
 
 
 class Gate:

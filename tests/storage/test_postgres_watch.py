@@ -21,7 +21,9 @@ from tests.postgres import PostgresServer
 from tests.storage.on_postgres import OnPostgres
 
 if TYPE_CHECKING:
-    from replication.streams.seams import IWatch
+    from collections.abc import Callable
+
+    from replication.streams.seams import IWatch, Reach
 
 INSERT = "INSERT INTO events (name) VALUES ('a') RETURNING id"
 LONG = 60.0
@@ -327,21 +329,27 @@ def test_prepared_transactions_are_waited_for_and_named() -> None:
             if trigger:
                 install(session, ["events"])
             _try_prepared(server, session)
+            _try_load(server, session)
             session.close()
 
 
-def _try_prepared(server: PostgresServer, session: PostgresSession) -> None:
+def _watch(server: PostgresServer, session: PostgresSession, now: Callable[[], float]) -> tuple[PostgresWatch, Reach]:
     from replication.storage.postgres_mapped import MappedTable
 
-    time_ = 0.0
     table = MappedTable(StreamDefinition("events", table="events", id_column="id", row=["name"]))
     table.declare(session, may_create=False)
     server.sql(INSERT)
     warnings: list[str] = []
-    watch = PostgresWatch(session, [table], warnings.append, lambda: time_)
+    watch = PostgresWatch(session, [table], warnings.append, now)
     for _ in range(3):
         (start,) = watch.look().values()
     assert start.complete == start.drawn
+    return watch, start
+
+
+def _try_prepared(server: PostgresServer, session: PostgresSession) -> None:
+    time_ = 0.0
+    watch, start = _watch(server, session, lambda: time_)
     with psycopg.connect(server.url(), autocommit=True) as slow:
         slow.execute("BEGIN")
         slow.execute(INSERT)
@@ -387,3 +395,49 @@ def test_f9_a_crash_takes_back_no_id_that_was_told(rows: int) -> None:
         assert again.complete is not None
         assert again.complete >= told.complete
         session.close()
+
+
+def _try_load(server: PostgresServer, session: PostgresSession) -> None:
+    """Somebody is prepared at every look, never the same for long; and for some looks, somebody for longer."""
+    watch, start = _watch(server, session, time.monotonic)
+    with (
+        psycopg.connect(server.url(), autocommit=True) as slow,
+        psycopg.connect(server.url(), autocommit=True) as quick,
+    ):
+
+        def go_on(number: int) -> int:
+            """Let one transaction more be prepared, a look be taken, and the one before be committed."""
+            quick.execute("BEGIN")
+            ((drawn,),) = quick.execute(INSERT).fetchall()
+            watch.look()
+            quick.execute(f"PREPARE TRANSACTION 'load {number}'")
+            if number:
+                quick.execute(f"COMMIT PREPARED 'load {number - 1}'")
+            watch.look()
+            time.sleep(PATIENCE / 4)
+            return int(drawn)
+
+        drawn = [go_on(number) for number in range(12)]
+        (reach,) = watch.look().values()
+        assert reach.complete is not None
+        assert drawn[-4] <= reach.complete < drawn[-1]
+        slow.execute("BEGIN")
+        ((held,),) = slow.execute(INSERT).fetchall()
+        go_on(12)
+        slow.execute("PREPARE TRANSACTION 'held'")
+        slow.execute("BEGIN")
+        slow.execute(INSERT)
+        for number in range(13, 24):
+            go_on(number)
+        (reach,) = watch.look().values()
+        assert reach.complete == held - 1
+        slow.execute("ROLLBACK")
+        slow.execute("COMMIT PREPARED 'held'")
+        last = [go_on(number) for number in range(24, 36)][-4]
+        (reach,) = watch.look().values()
+        assert reach.complete is not None
+        assert reach.complete >= last
+        quick.execute("COMMIT PREPARED 'load 35'")
+    for _ in range(2):
+        (reach,) = watch.look().values()
+    assert reach.complete == reach.drawn > start.drawn

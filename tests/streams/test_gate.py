@@ -11,6 +11,7 @@ from replication.wire.grammar import Token
 
 SLOW, OTHER = Holder("3/17", 4711), Holder("4/2", 4712)
 PREPARED = Holder("-1/765", None)
+SESSIONS = st.integers(1, 4)
 
 
 def look(drawn: int, oldest: int = 9, number: int | None = 9, *, numbered: bool = True) -> Look:
@@ -88,6 +89,54 @@ def test_a_transaction_that_is_prepared_meanwhile_has_another_name_and_is_waited
     assert gate.complete == 5
 
 
+def test_who_was_prepared_after_what_is_waited_for_is_not_waited_for() -> None:
+    later, latest = Holder("-1/766", None), Holder("-1/767", None)
+    gate = gate_at(4)
+    gate.see(look(5, numbered=False), 1.0)
+    gate.see_holders({SLOW, PREPARED})
+    gate.see_holders({SLOW, PREPARED, later})
+    assert gate.blockers == {SLOW, PREPARED}
+    gate.see_holders({later})  # as which SLOW may have been prepared
+    assert (gate.complete, gate.blockers) == (4, {later})
+    gate.see_holders({latest})
+    assert gate.complete == 5
+
+
+def test_who_draws_prepares_and_draws_again_between_two_looks_is_waited_for() -> None:
+    gate = gate_at(4)
+    gate.see(look(5, numbered=False), 1.0)
+    gate.see_holders({SLOW})
+    gate.see_holders({Holder("3/18", SLOW.session), PREPARED})
+    assert (gate.complete, gate.blockers) == (4, {PREPARED})
+    gate.see_holders({Holder("3/18", SLOW.session)})
+    assert gate.complete == 5
+
+
+def test_of_several_sessions_each_may_be_prepared_at_another_time() -> None:
+    later = Holder("-1/766", None)
+    gate = gate_at(4)
+    gate.see(look(5, numbered=False), 1.0)
+    gate.see_holders({SLOW, OTHER})
+    gate.see_holders({PREPARED, OTHER})
+    assert gate.blockers == {PREPARED, OTHER}
+    gate.see_holders({OTHER})
+    assert gate.blockers == {OTHER}
+    gate.see_holders({later})
+    assert (gate.complete, gate.blockers) == (4, {later})
+    gate.see_holders(frozenset())
+    assert gate.complete == 5
+
+
+def test_who_is_seen_twice_while_it_is_prepared_is_waited_for() -> None:
+    """The locks of sessions are read before those of prepared transactions."""
+    gate = gate_at(4)
+    gate.see(look(5, numbered=False), 1.0)
+    gate.see_holders({SLOW})
+    gate.see_holders({SLOW, PREPARED})
+    gate.see_holders({PREPARED})
+    assert (gate.complete, gate.blockers) == (4, {PREPARED})
+
+
 def test_a_sequence_that_goes_back_moves_nothing() -> None:
     gate = gate_at(9)
     for _ in range(3):
@@ -129,13 +178,17 @@ def test_marks_that_wait_long_are_bounded_and_the_last_of_them_is_right() -> Non
 @attrs.define(eq=False)
 class Transaction:
     name: str
+    session: int | None  # None once it is prepared
     number: int | None = None
     ids: list[int] = attrs.field(factory=list)
-    prepared: bool = False
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.name, self.session)
 
 
 class Database(RuleBasedStateMachine):
-    """Transactions draw IDs and end, some with a number from the start, looks are taken, and the server crashes."""
+    """Sessions draw IDs in transactions that end or are prepared, looks are taken, and the server crashes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,53 +198,49 @@ class Database(RuleBasedStateMachine):
         self.upcoming, self.last, self.names = 10, 1, 0
         self.open: list[Transaction] = []
         self.kept = self.kept_number = 1  # the last ID, and number, of what ended well: no crash takes it back
+        self.forget_look()
+
+    def forget_look(self) -> None:
+        """Leave off the look that is under way, after whichever part of it."""
         self.begun: tuple[int, int | None] | None = None
         self.looked: Look | None = None
+        self.held: frozenset[Holder] | None = None
+
+    def of(self, session: int) -> Transaction:
+        """Return the transaction that a session is in, or begin one."""
+        for each in self.open:
+            if each.session == session:
+                return each
+        self.names += 1
+        self.open.append(Transaction(f"{session}/{self.names}", session))
+        return self.open[-1]
 
     def number(self, transaction: Transaction) -> None:
         if transaction.number is None:
             transaction.number, self.upcoming = self.upcoming, self.upcoming + 1
 
-    @rule(count=st.integers(1, 3), data=st.data())
-    def draw(self, count: int, data: st.DataObject) -> None:
-        self.names += 1
-        able = [each for each in self.open if not each.prepared]
-        transaction = data.draw(st.sampled_from([*able, Transaction(str(self.names))]))
-        if transaction not in self.open:
-            self.open.append(transaction)
+    @rule(session=SESSIONS, count=st.integers(1, 3))
+    def draw(self, session: int, count: int) -> None:
+        transaction = self.of(session)
         if self.numbered:
             self.number(transaction)
         for _ in range(count):
             self.last += 1
             transaction.ids.append(self.last)
 
-    @rule(data=st.data())
-    def write_elsewhere(self, data: st.DataObject) -> None:
-        self.names += 1
-        transaction = data.draw(st.sampled_from([*self.open, Transaction(str(self.names))]))
-        if transaction not in self.open:
-            self.open.append(transaction)
+    @rule(session=SESSIONS)
+    def write_elsewhere(self, session: int) -> None:
+        self.number(self.of(session))
+
+    @rule(session=SESSIONS, renamed=st.booleans())
+    def prepare(self, session: int, *, renamed: bool) -> None:
+        """PostgreSQL has given it a name of its own up to 13.4 and 14.0, and since then after a crash only."""
+        transaction = self.of(session)
         self.number(transaction)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def prepare(self, data: st.DataObject) -> None:
-        transaction = data.draw(st.sampled_from(self.open))
-        self.number(transaction)
-        transaction.prepared = True
+        transaction.session = None
+        if renamed:
+            transaction.name = f"-1/{transaction.number}"
         self.keep(transaction)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        transaction = data.draw(st.sampled_from(self.open))
-        self.open.remove(transaction)
-        self.keep(transaction)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
-        self.open.remove(data.draw(st.sampled_from(self.open)))
 
     def keep(self, transaction: Transaction) -> None:
         self.kept = max(self.kept, *transaction.ids, 0)
@@ -200,10 +249,12 @@ class Database(RuleBasedStateMachine):
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
         """Numbers and IDs that nothing durable has are given again; a sequence behind ``complete`` is moved forward."""
-        self.open = [each for each in self.open if each.prepared]
+        self.open = [each for each in self.open if each.session is None]
+        for each in self.open:
+            each.name = f"-1/{each.number}"
         self.upcoming = data.draw(st.integers(self.kept_number + 1, self.upcoming))
         self.last = max(data.draw(st.integers(self.kept, self.last)), self.gate.complete or 1)
-        self.begun = self.looked = None
+        self.forget_look()
         self.gate.start_over()
 
     @precondition(lambda self: not any(each.ids for each in self.open))
@@ -212,7 +263,7 @@ class Database(RuleBasedStateMachine):
         """Its lock on the table waits for those who have inserted."""
         self.numbered = not self.numbered
 
-    @precondition(lambda self: self.begun is None and self.looked is None)
+    @precondition(lambda self: self.begun is None and self.looked is None and self.held is None)
     @rule()
     def read_the_sequence(self) -> None:
         number = None
@@ -238,26 +289,48 @@ class Database(RuleBasedStateMachine):
         self.gate.see(self.looked, self.time)
         self.looked = None
         if asked or self.gate.wants_holders(self.time):
-            held = [each for each in self.open if each.ids]
-            self.gate.see_holders(
-                frozenset(
-                    Holder(f"-1/{each.number}", None) if each.prepared else Holder(each.name, int(each.name))
-                    for each in held
-                )
-            )
+            self.held = frozenset(each.holder for each in self.open if each.ids and each.session is not None)
+
+    @precondition(lambda self: self.held is not None)
+    @rule()
+    def read_who_is_prepared(self) -> None:
+        """The locks are not read at once: who is prepared meanwhile is seen twice."""
+        assert self.held is not None
+        prepared = {each.holder for each in self.open if each.ids and each.session is None}
+        holders, self.held = self.held | prepared, None
+        self.gate.see_holders(holders)
+
+    @rule()
+    def lose_a_look(self) -> None:
+        """Its answer never came."""
+        self.forget_look()
 
     @invariant()
     def nothing_open_is_passed(self) -> None:
         assert all(id_ > (self.gate.complete or 0) for each in self.open for id_ in each.ids)
 
+    def look(self) -> None:
+        self.read_the_sequence()
+        self.read_who_is_under_way()
+        self.end_a_look(asked=True, seconds=PATIENCE)
+        self.read_who_is_prepared()
+        self.nothing_open_is_passed()
+
     def teardown(self) -> None:
-        """Once all have ended, so has the waiting."""
+        """The waiting ends while others go on, one of them always prepared; and once all have ended, for good."""
         self.open.clear()
-        self.begun = self.looked = None
-        for _ in range(2):
-            self.read_the_sequence()
-            self.read_who_is_under_way()
-            self.end_a_look(asked=False, seconds=PATIENCE)
+        self.forget_look()
+        drawn = []
+        for _ in range(6):
+            self.draw(1, 1)
+            self.look()
+            drawn.append(self.last)
+            self.prepare(1, renamed=True)
+            del self.open[:-1]
+        assert self.gate.complete is not None
+        assert self.gate.complete >= drawn[-3]
+        self.open.clear()
+        self.look()
         assert (self.gate.complete, self.gate.since) == (self.last, None)
 
 
