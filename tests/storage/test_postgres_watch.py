@@ -263,6 +263,27 @@ class KindTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.look(1, "others"), (1, 2))
         self.assertEqual(self.look(2, "others"), (2, 2))
 
+    def test_a_look_that_meets_somebody_without_a_name_passes_nothing(self) -> None:
+        """As PostgreSQL 13.4 and 14.0 show a transaction for a moment while it is being prepared."""
+        self.sql("CREATE TABLE others (id bigserial PRIMARY KEY, name text)")
+        self.watched = self.watch(StreamDefinition("others", table="others", id_column="id", row=["name"]))
+        self.look(2)
+        slow = self.connect("INSERT INTO others (name) VALUES ('a')")
+        self.assertEqual(self.look(1, "others"), (1, 2))
+        session = self.store._watches[-1].connection.session
+        ask = session.ask
+
+        def without_a_name(sql: str, *parameters: Any, **options: Any) -> Any:
+            session.ask = ask  # type: ignore[method-assign]
+            ((sequence, _, pid),) = ask(sql, *parameters, **options)
+            return [(sequence, "3/0", pid)]
+
+        session.ask = without_a_name  # type: ignore[method-assign]
+        self.assertEqual(self.look(1, "others"), (1, 2))
+        self.assertEqual(self.look(1, "others"), (1, 2))
+        slow.commit()
+        self.assertEqual(self.look(1, "others"), (2, 2))
+
     def test_who_inserts_into_a_partition_is_waited_for(self) -> None:
         """The trigger of the whole table does not see it."""
         self.sql("CREATE TABLE parted (id bigserial, name text) PARTITION BY LIST (name)")
