@@ -74,13 +74,20 @@ class Part:
         order = f"ORDER BY {self.place} {way.order}, {self._order} LIMIT {mark}"
         self.page = f"SELECT {token}, {escape(', '.join(values))} FROM {escape(tables)} {span} {order}"
         beyond = f"FROM {tables} WHERE {self.place} {way.above}"
-        self.newest = f"SELECT {self._instance}, {self._minus}{way.furthest}({self.place}) {beyond} 0{where}{group}"
+        furthest = f"{self._minus}{way.furthest}({self.place}) {beyond}"
+        self.newest = f"SELECT {self._instance}, {furthest} 0{where}{group}"
+        self._furthest = f"SELECT {furthest} ", where
         self._tokens = f"SELECT {token} {beyond} ", f"{where} ORDER BY {self.place} {way.order} LIMIT "
 
     def tokens(self, after: Token, count: int) -> str:
         """Return SQL for the tokens of the next ``count`` rows after one, whoever wrote them."""
         begin, end = self._tokens
         return f"{begin}{self._direction.sign * after}{end}{count}"
+
+    def beyond(self, token: Token) -> str:
+        """Return SQL for the largest token above one, whoever wrote it."""
+        begin, end = self._furthest
+        return f"{begin}{self._direction.sign * token}{end}"
 
     def parameters(self, writer: InstanceName, after: Token, upto: Token, limit: int) -> list[object]:
         """Return what ``page`` takes."""

@@ -63,14 +63,16 @@ def number_first(url: str, definitions: Sequence[StreamDefinition], *, remove: b
 
 def _check_postgres(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
     with _session(url) as session:
-        from replication.storage.postgres_gathered import table_of  # noqa: PLC0415 - its driver is an extra
-        from replication.storage.postgres_ids import check_sequence  # noqa: PLC0415
+        from replication.storage.postgres_ahead import rows_ahead  # noqa: PLC0415 - its driver is an extra
+        from replication.storage.postgres_gathered import table_of  # noqa: PLC0415
+        from replication.storage.postgres_ids import check_sequence, last_drawn  # noqa: PLC0415
 
         def declare(definition: StreamDefinition) -> Sequence[str]:
             table = table_of(definition)
             said = table.declare(session, may_create=False)
             check_sequence(session, table)
-            return said
+            drawn = {} if definition.shares else {table: last_drawn(session, table.sequence)}
+            return [*said, *rows_ahead(session, drawn).values()]
 
         return [_find(each, declare) for each in definitions if each.maps("postgresql") or each.sources("postgresql")]
 

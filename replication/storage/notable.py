@@ -21,6 +21,7 @@ class NoTable:
 
     direction = UP
     sources: Sequence[str] = ()
+    gives_ids: tuple[str, str] | None = None
 
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition
@@ -44,6 +45,10 @@ class NoTable:
     def newest(self, *_: object) -> Mapping[InstanceName, Token]:
         """Return nothing: only what was stored as a position is known."""
         return {}
+
+    def beyond(self, _token: Token) -> Sequence[str]:
+        """Return nothing: there is nothing."""
+        return ()
 
     def last_id(self, _database: object) -> None:
         """Return None: nobody else writes here."""

@@ -39,12 +39,17 @@ def what_is_amiss(session: PostgresSession, definition: StreamDefinition, table:
     if definition.instance_column is not None and not has_pair(session, definition, table):
         pair = f'("{definition.instance_column}", {column})'
         said.append(f"has no index on {pair}, so a start reads all of it: CREATE INDEX ON {table} {pair}")
-    if (True,) in session.run(_HAS_DEFAULT, (table, definition.id_column)) and not all(are_numbered(session, [table])):
+    if gives_ids(session, table, definition.id_column) and not all(are_numbered(session, [table])):
         said.append(
             "hands out IDs to anybody, and who is under way is told from the locks of the server, which costs more "
             "than numbering transactions first: replication streams install --config FILE"
         )
     return [f"stream {definition.name!r}: table {definition.table!r} {each}" for each in said]
+
+
+def gives_ids(session: PostgresSession, table: str, column: str) -> bool:
+    """Whether a table, quoted, has IDs for whoever inserts without one."""
+    return (True,) in session.run(_HAS_DEFAULT, (table, column))
 
 
 def has_pair(session: PostgresSession, definition: StreamDefinition, table: str) -> bool:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from replication.errors import SchemaError, StoreError
 from replication.storage.gathering import MASTER, Gathering
 from replication.storage.notable import NoTable
-from replication.storage.postgres_mapped import JSON_TYPES, MappedTable, as_json, has_index, types_of
+from replication.storage.postgres_checks import gives_ids
+from replication.storage.postgres_mapped import JSON_TYPES, MappedTable, as_json, has_index, sequence_of, types_of
 from replication.storage.postgres_tables import KIND, GenericTable, quoted, relation_name
 from replication.storage.tables import DOWN, UP
 from replication.wire.grammar import Token
@@ -51,6 +52,9 @@ class GatheredTable:
         )
         self.sources: Sequence[str] = sorted({quoted(part.source.table) for part in self.gathering.parts})
 
+        self.gives_ids: tuple[str, str] | None = None
+        self._indexed: list[Part] = []
+
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:  # noqa: ARG002 - never
         """Look at each table and try what will be asked: SchemaError if it cannot be, a warning if it would be slow."""
         return [warning for part in self.gathering.parts for warning in self._declare(session, part)]
@@ -74,12 +78,24 @@ class GatheredTable:
             session.run(part.newest)
         except StoreError as error:
             raise SchemaError(f"{refused}: {error}") from error
+        said = []
+        if gives_ids(session, quoted(source.table), source.id_column):
+            self.gives_ids = (source.table, source.id_column)
+            found = sequence_of(session, quoted(source.table), source.id_column)
+            if self.definition.sequence is None:
+                said.append(
+                    f"stream {name!r}: table {source.table!r} fills {source.id_column!r} from "
+                    f"{found or 'a sequence that its DEFAULT does not tell'}, and the stream has another one, so rows "
+                    "that others insert are not seen: name that one, as sequence in [[streams]]"
+                )
         if has_index(session, source.table, source.id_column, partial=source.where is not None):
-            return ()
+            self._indexed.append(part)
+            return said
         column = source.id_column
         cure = f"CREATE INDEX {source.table}_{column} ON {quoted(source.table)} ({quoted(column)})"
         return [
-            f"stream {name!r}: table {source.table!r} has no index on {column!r}, so a page reads all of it: {cure}"
+            *said,
+            f"stream {name!r}: table {source.table!r} has no index on {column!r}, so a page reads all of it: {cure}",
         ]
 
     def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
@@ -98,3 +114,7 @@ class GatheredTable:
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token."""
         return self.gathering.newest(partial(session.ask, prepare=False), stored)
+
+    def beyond(self, token: Token) -> Sequence[str]:
+        """Return SQL that asks each table with an index for the largest token above one."""
+        return [part.beyond(token) for part in self._indexed]

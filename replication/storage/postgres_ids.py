@@ -58,6 +58,7 @@ SEQUENCE: Final = (
     "AS each WHERE NOT has_sequence_privilege(seqrelid, each)), quote_ident(current_user) "
     "FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
 )
+LAST: Final = "SELECT coalesce(pg_sequence_last_value(to_regclass(%s)), 0)"
 EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
 DRAW: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
 
@@ -189,6 +190,12 @@ def check_sequence(session: PostgresSession, table: Table) -> int | None:
             f"GRANT {lacking} ON SEQUENCE {sequence} TO {user}"
         )
     return int(increment)
+
+
+def last_drawn(session: PostgresSession, sequence: str) -> int:
+    """Return the last ID that a sequence has given; 0 if there is none, or no sequence."""
+    ((last,),) = session.run(LAST, (sequence,))
+    return int(last)
 
 
 def move_forward(session: PostgresSession, sequence: str, used: int) -> None:

@@ -17,7 +17,7 @@ from psycopg.postgres import types
 from replication.errors import RemoteProtocolError, RowError, SchemaError, StoreError, ValueRefusedError
 from replication.storage.mapped import MASTER, SEEK, differs
 from replication.storage.pages import Rows, cut_rows
-from replication.storage.postgres_checks import has_pair, what_is_amiss
+from replication.storage.postgres_checks import gives_ids, has_pair, what_is_amiss
 from replication.storage.postgres_tables import COLUMNS, KIND, quoted, relation_name
 from replication.storage.tables import DOWN, UP
 from replication.wire import grammar
@@ -68,6 +68,8 @@ class MappedTable:
         self.sequence = quoted(definition.sequence or relation_name(definition.generator, "_seq"))
         self._table = quoted(definition.table or "")
         self.sources: Sequence[str] = [self._table]
+        self.gives_ids: tuple[str, str] | None = None
+        self._indexed = False
         self._columns = definition.row or ()
         self._json: list[bool] = []  # which of them are JSON
         self._place = f"source.{quoted(definition.id_column)}"
@@ -94,6 +96,8 @@ class MappedTable:
         self._page = f"SELECT {row} FROM {source} {span} {order} LIMIT %s"
         self._kept = f"SELECT {row} FROM {source} WHERE {place} = ANY(%s){mine}{_doubled(where)} {order}"
         self._delete = f"DELETE FROM {source} WHERE {place} {way.above} %s{mine}{_doubled(where)}"
+        self._furthest = f"SELECT {self._minus}{way.furthest}({place}) FROM {source} WHERE {place} {way.above}"
+        self._where = where
         self._newest = (
             f"SELECT {self._instance}, {self._minus}{way.furthest}({place}) FROM {source} "
             f"WHERE {place} {way.above} 0{where}{group}"
@@ -127,15 +131,28 @@ class MappedTable:
             session.run(self._page, [0, 0, *([MASTER] if instance else []), 0])
         except StoreError as error:
             raise SchemaError(f"{refused}: {error}") from error
-        id_column = (self._table, definition.id_column)
-        self.sequence = next((found for (found,) in session.run(_SEQUENCE, id_column * 2)), self.sequence)
+        found = sequence_of(session, self._table, definition.id_column)
+        self.sequence = found or self.sequence
+        if gives_ids(session, self._table, definition.id_column):
+            self.gives_ids = (table or "", definition.id_column)
+        said = []
+        if self.gives_ids is not None and found is None and definition.sequence is None:
+            said.append(
+                f"stream {name!r}: table {table!r} fills {definition.id_column!r} by a DEFAULT that tells of no "
+                "sequence, so rows that others insert are not seen: name the sequence that it draws from, as sequence "
+                "in [[streams]]"
+            )
         if instance and has_pair(session, definition, self._table):
             self._newest = self._seek_newest(quoted(instance[0]))
-        if has_index(session, table or "", definition.id_column, partial=definition.where is not None):
-            return what_is_amiss(session, definition, self._table)
+        self._indexed = has_index(session, table or "", definition.id_column, partial=definition.where is not None)
+        if self._indexed:
+            return [*said, *what_is_amiss(session, definition, self._table)]
         column = definition.id_column
         cure = f"CREATE INDEX {table}_{column} ON {self._table} ({quoted(column)})"
-        return [f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}"]
+        return [
+            *said,
+            f"stream {name!r}: table {table!r} has no index on {column!r}, so a page reads all of it: {cure}",
+        ]
 
     def insert(self, session: PostgresSession, written: Sequence[Written]) -> None:
         """Store the rows of facts, one value a column, unless the application has: StoreError if they do not match.
@@ -182,6 +199,10 @@ class MappedTable:
         if self.definition.instance_column is None and found:
             found = dict.fromkeys(stored or self.definition.writers or [MASTER], found[None])
         return {InstanceName(writer): Token(token) for writer, token in found.items() if writer is not None}
+
+    def beyond(self, token: Token) -> Sequence[str]:
+        """Return SQL that asks by the index, if there is one, for the largest token above one."""
+        return [f"{self._furthest} {self.direction.sign * token}{self._where}"] if self._indexed else []
 
     # ---- inside
 
@@ -268,6 +289,11 @@ def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[i
         raise SchemaError(f"column {id_column!r} is not an integer")
     arrays = dict(session.run(_IS_ARRAY, (codes,)))
     return [(code, arrays[code]) for code in codes]
+
+
+def sequence_of(session: PostgresSession, table: str, column: str) -> str | None:
+    """Return the sequence that a column of a table, quoted, is known to draw from."""
+    return next((found for (found,) in session.run(_SEQUENCE, (table, column) * 2)), None)
 
 
 def has_index(session: PostgresSession, table: str, column: str, *, partial: bool) -> bool:

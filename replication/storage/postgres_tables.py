@@ -40,6 +40,7 @@ class Table(Protocol):
     direction: Direction
     sequence: str  # as SQL spells it
     sources: Sequence[str]  # likewise, the tables of the application that others may insert into
+    gives_ids: tuple[str, str] | None  # one of those that gives IDs to anybody, and its column, once it was declared
 
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
         """Make sure that the table is there and fits, else SchemaError; returns warnings."""
@@ -61,6 +62,10 @@ class Table(Protocol):
         """Return each writer's largest token; ``stored`` are the positions that were stored."""
         ...
 
+    def beyond(self, token: Token) -> Sequence[str]:
+        """Return SQL that asks by an index, in tables of the application, for the largest token above one."""
+        ...
+
 
 class GenericTable:
     """``stream_NAME``: a row of the table is a row of the stream, as the text that travels.
@@ -71,6 +76,7 @@ class GenericTable:
 
     COLUMNS: Final = ("stream_id", "ord", "instance_name", "row")
     sources: Sequence[str] = ()
+    gives_ids: tuple[str, str] | None = None
 
     def __init__(self, definition: StreamDefinition) -> None:
         self.definition = definition
@@ -167,6 +173,10 @@ class GenericTable:
     ) -> Mapping[InstanceName, Token]:
         """Return each writer's largest token."""
         return {InstanceName(writer): Token(token) for writer, token in session.ask(self._newest)}
+
+    def beyond(self, token: Token) -> Sequence[str]:  # noqa: ARG002
+        """Return nothing: nobody else inserts here."""
+        return ()
 
 
 def relation_name(stream: str, end: str = "") -> str:

@@ -9,11 +9,13 @@ locks of the server are looked at as well.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from replication.errors import StoreError
+from replication.storage.postgres_ahead import briefly, look_ahead
 from replication.storage.postgres_ids import move_forward
 from replication.storage.postgres_numbering import IS_NUMBERED
-from replication.storage.postgres_tables import quoted
 from replication.streams.gate import Gate, Holder, Look
 from replication.streams.seams import Reach
 from replication.wire.grammar import Token
@@ -30,6 +32,7 @@ WATCH_SETTINGS: Final[Mapping[str, str]] = {
     "lock_timeout": "2s",  # who holds a sequence for longer is to be seen
 }
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
+AHEAD_EVERY: Final = 30.0  # seconds between two looks for rows whose IDs come from elsewhere
 
 # What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares.
 # A sequence that nobody has drawn from has no last value, as after TRUNCATE … RESTART IDENTITY.
@@ -65,15 +68,14 @@ class _Watched:
     """A stream: its sequence, the tables that draw from it, and its gate; what no crash takes back is ``durable``."""
 
     def __init__(self, table: Table) -> None:
+        self.table = table
         self.stream = table.definition.name
-        minus = "-" if table.definition.negative else ""
-        furthest = f"{minus}{table.direction.furthest}({quoted(table.definition.id_column)})"
-        self.newest = f"greatest({', '.join(f'(SELECT {furthest} FROM {each})' for each in table.sources)})"
         self.durable: Token | None = None
         self.sequence = table.sequence
         self.sources = [*table.sources]
         self.gate = Gate()
         self.gone = False
+        self.ahead = False  # it was said that rows are above what was drawn
         self.reach = Reach(None, Token(0))
 
     def rests(self, drawn: int | None) -> bool:
@@ -101,6 +103,7 @@ class PostgresWatch:
         self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
         self._warn = warn
         self._now = now
+        self._ahead_at = now() + AHEAD_EVERY
 
     def close(self) -> None:
         """End the session."""
@@ -122,6 +125,9 @@ class PostgresWatch:
             self._make_durable([each for each, _ in lively if each.gate.complete != each.durable])
             for each, _ in lively:
                 each.reach = self._reach(each, now)
+        if now >= self._ahead_at:
+            self._ahead_at = now + AHEAD_EVERY
+            self._look_ahead(drawn)
         return {each.stream: each.reach for each in self._watched}
 
     def _ask(self) -> list[list[tuple[Any, ...]]]:
@@ -160,13 +166,29 @@ class PostgresWatch:
         """
         if not advanced:
             return
-        (newest,) = self.session.ask(f"SELECT {', '.join(each.newest for each in advanced)}", prepare=False)
-        pairs = zip(advanced, newest, strict=True)
-        if any(last is None or last < (each.gate.complete or 0) for each, last in pairs):
+        asked = [
+            f"SELECT {place} WHERE ({sql}) IS NOT NULL"
+            for place, each in enumerate(advanced)
+            for sql in each.table.beyond(Token((each.gate.complete or 0) - 1))
+        ]
+        kept: set[tuple[int]] = set()
+        if asked:
+            with suppress(StoreError), briefly(self.session):  # of a table that is locked or gone: let it be flushed
+                kept.update(self.session.run(" UNION ".join(asked), prepare=False))
+        if len(kept) < len(advanced):
             self.session.ask(FLUSH)
         if self._asked_in == self.session.number:  # else the server may have crashed before
             for each in advanced:
                 each.durable = each.gate.complete
+
+    def _look_ahead(self, drawn: Sequence[int | None]) -> None:
+        """Say, once, of which streams others write rows whose IDs the sequence has not given."""
+        known = {each.table: last for each, last in zip(self._watched, drawn, strict=True) if last is not None}
+        said = look_ahead(self.session, known)
+        for each in self._watched:
+            if each.table in said and not each.ahead:
+                self._warn(said[each.table])
+            each.ahead = each.table in said
 
     def _is_there(self, watched: _Watched, drawn: int | None) -> bool:
         """Whether a sequence is where it was; one that went back, as after a restore, is moved forward again."""

@@ -76,7 +76,8 @@ def test_what_is_wrong_with_what_is_gathered(
 ) -> None:
     config = configure(tmp_path, request.getfixturevalue(which))
     with Path(config).open("a", encoding="utf-8") as more:
-        more.write(GATHERED.format(name="events") + GATHERED.format(name="nosuch"))
+        both = GATHERED.format(name="events") + GATHERED.format(name="nosuch")
+        more.write(both.replace("[[streams]]", '[[streams]]\nsequence = "events_id_seq"'))
     assert main(["streams", "check", "--config", config]) == 1
     events, missing = capsys.readouterr().out.splitlines()
     assert events == "events: ok"
