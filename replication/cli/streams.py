@@ -37,16 +37,16 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{found.config} maps no stream onto a table: there is nothing to {found.what}")
         return 0
     if checks:
-        return _check(configured.database, chosen)
+        return _check(configured.database, chosen, configured.streams)
     tables = number_first(configured.database, chosen, remove=found.what == "remove")
     for table in tables:
         print(f"{table}: {'removed' if found.what == 'remove' else 'installed'}")
     return 0
 
 
-def _check(database: str, streams: Sequence[StreamDefinition]) -> int:
-    """Print what is to be said; 1 if a stream cannot work."""
-    findings = check(database, streams)
+def _check(database: str, streams: Sequence[StreamDefinition], beside: Sequence[StreamDefinition]) -> int:
+    """Print what is to be said of ``streams``; 1 if one cannot work."""
+    findings = check(database, streams, beside)
     if not findings:
         print("the streams are mapped onto tables of another kind of database: there is nothing to check")
     for finding in findings:

@@ -31,11 +31,14 @@ class Finding:
     warnings: Sequence[str]
 
 
-def check(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
-    """Look at the tables that streams are mapped onto or gathered from; StoreError if the database does not answer."""
+def check(url: str, definitions: Sequence[StreamDefinition], beside: Sequence[StreamDefinition] = ()) -> list[Finding]:
+    """Look at the tables that streams are mapped onto or gathered from; StoreError if the database does not answer.
+
+    ``beside`` are streams that may share IDs with them.
+    """
     path = path_of(url)
     if path is None:
-        return _check_postgres(url, definitions)
+        return _check_postgres(url, definitions, beside)
     if path == MEMORY:
         raise ConfigError(f"database {url!r} is in memory, where no table is: name a file")
     try:
@@ -61,9 +64,12 @@ def number_first(url: str, definitions: Sequence[StreamDefinition], *, remove: b
     return tables
 
 
-def _check_postgres(url: str, definitions: Sequence[StreamDefinition]) -> list[Finding]:
+def _check_postgres(
+    url: str, definitions: Sequence[StreamDefinition], beside: Sequence[StreamDefinition]
+) -> list[Finding]:
     with _session(url) as session:
         from replication.storage.postgres_ahead import rows_ahead  # noqa: PLC0415 - its driver is an extra
+        from replication.storage.postgres_checks import refuse_shared  # noqa: PLC0415
         from replication.storage.postgres_gathered import table_of  # noqa: PLC0415
         from replication.storage.postgres_ids import check_sequence, last_drawn  # noqa: PLC0415
 
@@ -71,6 +77,7 @@ def _check_postgres(url: str, definitions: Sequence[StreamDefinition]) -> list[F
             table = table_of(definition)
             said = table.declare(session, may_create=False)
             check_sequence(session, table)
+            refuse_shared(table, [*definitions, *beside])
             drawn = {} if definition.shares else {table: last_drawn(session, table.sequence)}
             return [*said, *rows_ahead(session, drawn).values()]
 

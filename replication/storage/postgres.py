@@ -23,6 +23,7 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.storage.memory import undeclared
 from replication.storage.notable import FOLLOWED
+from replication.storage.postgres_checks import refuse_shared
 from replication.storage.postgres_connection import PAGING, PostgresConnection
 from replication.storage.postgres_gathered import table_of
 from replication.storage.postgres_ids import IDS_SETTINGS, PostgresIds
@@ -159,8 +160,13 @@ class PostgresStore:
         return await self._read(PostgresConnection.page, table, writer, after=after, upto=upto, limit=limit)
 
     def watch(self) -> IWatch | None:
-        """Return what sees others write into the mapped streams declared up to now; None if there are none."""
+        """Return what sees others write into the mapped streams declared up to now; None if there are none.
+
+        SchemaError names one that others can write, and nobody can watch.
+        """
         self._desk(self._ids)
+        for table in self._tables.values():
+            refuse_shared(table, [each.definition for each in self._tables.values()])
         tables = [each for each in self._tables.values() if each.definition.is_mapped("postgresql")]
         if not tables:
             return None

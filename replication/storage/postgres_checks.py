@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from replication.errors import SchemaError
 from replication.storage.postgres_numbering import are_numbered
+from replication.storage.postgres_tables import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from replication.storage.postgres_session import PostgresSession
+    from replication.storage.postgres_tables import Table
     from replication.streams.registry import StreamDefinition
 
 NEWEST: Final = 10_000  # rows
@@ -50,6 +55,23 @@ def what_is_amiss(session: PostgresSession, definition: StreamDefinition, table:
 def gives_ids(session: PostgresSession, table: str, column: str) -> bool:
     """Whether a table, quoted, has IDs for whoever inserts without one."""
     return (True,) in session.run(_HAS_DEFAULT, (table, column))
+
+
+def refuse_shared(table: Table, definitions: Iterable[StreamDefinition]) -> None:
+    """Raise SchemaError if a table that gives IDs to anybody shares them with another one of the streams.
+
+    Several of ours draw them, and keep their order among themselves; nobody watches what others draw.
+    """
+    mine = table.definition
+    sharing = sorted({each.name for each in definitions if each.generator == mine.generator} - {mine.name})
+    if table.gives_ids is not None and sharing:
+        name, column = map(quoted, table.gives_ids)
+        raise SchemaError(
+            f"streams {', '.join(map(repr, [mine.name, *sharing]))} share their IDs, but table {name} hands them out "
+            "to anybody, and what others insert there would reach nobody: let each stream have IDs of its own; or, "
+            f"if all is written by reserve(), ALTER TABLE {name} ALTER {column} DROP IDENTITY IF EXISTS, "
+            f"ALTER {column} DROP DEFAULT"
+        )
 
 
 def has_pair(session: PostgresSession, definition: StreamDefinition, table: str) -> bool:

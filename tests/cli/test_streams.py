@@ -105,6 +105,16 @@ def test_the_trigger_comes_and_goes(tmp_path: Path, database: str, capsys: pytes
         assert said in capsys.readouterr().out
 
 
+def test_ids_that_others_draw_are_not_shared_with_a_stream_that_has_no_table(
+    tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(tmp_path, database, "events")
+    with Path(config).open("a", encoding="utf-8") as more:
+        more.write('[[streams]]\nname = "tags"\nshares = "events"\n')
+    assert main(["streams", "check", "--config", config]) == 1
+    assert "events: streams 'events', 'tags' share their IDs" in capsys.readouterr().out
+
+
 def test_what_cannot_be_meant(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = configure(tmp_path, file, "events")
     with pytest.raises(SystemExit) as ended:
