@@ -9,6 +9,7 @@ locks of the server are looked at as well.
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ from replication.errors import StoreError
 from replication.storage.postgres_ahead import briefly, look_ahead
 from replication.storage.postgres_ids import move_forward
 from replication.storage.postgres_numbering import IS_NUMBERED
-from replication.streams.gate import Gate, Holder, Look
+from replication.streams.gate import MARKS, Gate, Holder, Look
 from replication.streams.seams import Reach
 from replication.wire.grammar import Token
 
@@ -34,16 +35,20 @@ WATCH_SETTINGS: Final[Mapping[str, str]] = {
 NAMES_AFTER: Final = 1.0  # seconds of waiting after which people may want to know for whom
 AHEAD_EVERY: Final = 30.0  # seconds between two looks for rows whose IDs come from elsewhere
 
-# What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares.
+# What was drawn, and if that is another number than at the last look, a number of ours, taken after what it compares;
+# and up to where the log was written then.
 # A sequence that nobody has drawn from has no last value, as after TRUNCATE … RESTART IDENTITY.
 DRAWN: Final = (
-    "SELECT drawn, CASE WHEN drawn IS DISTINCT FROM %s::bigint[] THEN pg_current_xact_id()::text END FROM (SELECT "
+    "SELECT drawn, CASE WHEN drawn IS DISTINCT FROM %s::bigint[] THEN pg_current_xact_id()::text END, "
+    "pg_current_wal_insert_lsn() - '0/0' FROM (SELECT "
     "ARRAY(SELECT CASE WHEN has_sequence_privilege(to_regclass(name), 'USAGE, SELECT') "
     "THEN coalesce(pg_sequence_last_value(to_regclass(name)), 0) END "
     "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place) AS drawn OFFSET 0) AS seen"
 )
-# Who is under way, in a snapshot that is younger than that.
-UNDER_WAY: Final = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {IS_NUMBERED}"
+# Who is under way, in a snapshot that is younger than that; and up to where the log is on the disk.
+UNDER_WAY: Final = (
+    f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {IS_NUMBERED}, pg_current_wal_flush_lsn() - '0/0'"
+)
 # Who draws holds this lock to the end of the transaction, whatever becomes of its savepoints.
 HOLDERS: Final = (
     "SELECT name, virtualtransaction, pid FROM pg_locks JOIN unnest(%s::text[]) AS each (name) "
@@ -71,12 +76,28 @@ class _Watched:
         self.table = table
         self.stream = table.definition.name
         self.durable: Token | None = None
+        self.written: deque[tuple[Token, int]] = (
+            deque()
+        )  # what was drawn by what place of the log, if above ``durable``
         self.sequence = table.sequence
         self.sources = [*table.sources]
         self.gate = Gate()
         self.gone = False
         self.ahead = False  # it was said that rows are above what was drawn
         self.reach = Reach(None, Token(0))
+
+    def see_written(self, drawn: Token, place: int) -> None:
+        """Learn that what was drawn is in the log before a place."""
+        if not self.written or self.written[-1][0] != drawn:
+            if len(self.written) == MARKS:
+                self.written.pop()
+            self.written.append((drawn, place))
+
+    def is_flushed(self, place: int) -> bool:
+        """Whether what is complete is on the disk, where the log is up to a place."""
+        while self.written and self.written[0][0] < (self.gate.complete or 0):
+            self.written.popleft()
+        return bool(self.written) and self.written[0][1] <= place
 
     def rests(self, drawn: int | None) -> bool:
         """Whether all is as it was told at the last look, with nothing to wait for."""
@@ -111,7 +132,7 @@ class PostgresWatch:
 
     def look(self) -> Mapping[StreamName, Reach]:
         """Return how far each stream has come."""
-        ((drawn, number),), ((oldest, numbered),) = self._ask()
+        ((drawn, number, written),), ((oldest, numbered, flushed),) = self._ask()
         lively = [(each, last) for each, last in zip(self._watched, drawn, strict=True) if not each.rests(last)]
         now = self._now()
         if lively:
@@ -121,8 +142,9 @@ class PostgresWatch:
                     all_are = all(is_numbered[name] for name in each.sources)
                     seen = Look(Token(last), int(oldest), all_are, None if number is None else int(number))
                     each.gate.see(seen, now)
+                    each.see_written(seen.drawn, written)
             self._see_holders([each for each, _ in lively if not each.gone and each.gate.wants_holders(now)])
-            self._make_durable([each for each, _ in lively if each.gate.complete != each.durable])
+            self._make_durable([each for each, _ in lively if each.gate.complete != each.durable], flushed)
             for each, _ in lively:
                 each.reach = self._reach(each, now)
         if now >= self._ahead_at:
@@ -142,6 +164,7 @@ class PostgresWatch:
             for each in self._watched:
                 each.gate.start_over()
                 each.gate.complete = each.durable
+                each.written.clear()
 
     def _see_holders(self, wanted: Sequence[_Watched]) -> None:
         if wanted:
@@ -159,23 +182,22 @@ class PostgresWatch:
             found[name].add(Holder(transaction, session))
         return {name: frozenset(holders) for name, holders in found.items()}
 
-    def _make_durable(self, advanced: Sequence[_Watched]) -> None:
+    def _make_durable(self, advanced: Sequence[_Watched], flushed: int) -> None:
         """Let no crash of the server take back what is about to be told: its sequence would give the IDs again.
 
         Whoever committed the row of an ID, or of a later one, has flushed that it was drawn.
         """
-        if not advanced:
-            return
+        unsure = [each for each in advanced if not each.is_flushed(flushed)]
         asked = [
             f"SELECT {place} WHERE ({sql}) IS NOT NULL"
-            for place, each in enumerate(advanced)
+            for place, each in enumerate(unsure)
             for sql in each.table.beyond(Token((each.gate.complete or 0) - 1))
         ]
         kept: set[tuple[int]] = set()
         if asked:
             with suppress(StoreError), briefly(self.session):  # of a table that is locked or gone: let it be flushed
                 kept.update(self.session.run(" UNION ".join(asked), prepare=False))
-        if len(kept) < len(advanced):
+        if len(kept) < len(unsure):
             self.session.ask(FLUSH)
         if self._asked_in == self.session.number:  # else the server may have crashed before
             for each in advanced:
