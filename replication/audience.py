@@ -47,6 +47,7 @@ class Audience:
         limits: Limits,
         wall: Callable[[], float],
         positions: Callable[[Sequence[StreamName]], Sequence[Chunk]],
+        prepare: Callable[[], Deferred[None] | None],
         words: Words,
         hear: Callable[[ReplicationProtocol, Command], None],
         lost: Callable[[ReplicationProtocol], None],
@@ -59,6 +60,7 @@ class Audience:
         self._limits = limits
         self._wall = wall
         self._positions = positions
+        self._prepare = prepare
         self._words = words
         self._hear = hear
         self._lost = lost
@@ -200,7 +202,16 @@ class Audience:
                 peer.write(line, 1)
 
     def _answer(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
-        """Answer REPLICATE, to this connection only, with what all of them have been told up to now (trap 19)."""
+        """Answer REPLICATE, as soon as it can be; who cannot be answered has to come again."""
+        prepared = self._prepare()
+        if prepared is None:
+            self._say_positions(peer, streams)
+            return
+        prepared.addCallback(lambda _: self._say_positions(peer, streams) if peer in self else None)
+        prepared.addErrback(lambda failure: peer.close(failure.getErrorMessage()))
+
+    def _say_positions(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
+        """Tell this connection only, with what all of them have been told up to now (trap 19)."""
         self._broadcast.restrict(peer, streams)
         positions = self._positions(streams)
         peer.write(b"".join(each.data for each in positions), len(positions))

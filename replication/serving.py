@@ -104,6 +104,7 @@ class Serving:
             limits=self.limits,
             wall=wall,
             positions=self._positions,
+            prepare=self._ask_who_is_back,
             words=self.listeners.words,
             hear=self._hear,
             lost=self.effects.lost,
@@ -113,7 +114,8 @@ class Serving:
         self._committed = committed
         self._watching: Watching | None = None
         self._stored: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # others' positions, as we last saw them
-        self._formers: dict[StreamName, Mapping[InstanceName, Token]] = {}  # who wrote a stream and no longer may
+        self._formers: dict[StreamName, Mapping[InstanceName, Token]] = {}  # who wrote a stream and no longer does
+        self._gone: dict[StreamName, set[InstanceName]] = {}  # those of them who may come back
         self._warnings = 0  # how many of the store's were said
         self._reservations: dict[Reservation, None] = {}  # the open ones, oldest first
         self._writers: dict[StreamName, StreamWriter] = {}
@@ -181,6 +183,7 @@ class Serving:
                 await self.store.fill(definition.name, self.instance_name, copy=False)
                 positions = await self.store.positions(definition.name)
                 self._formers[definition.name] = _former_writers(definition, positions)
+                self._gone[definition.name] = await self._who_is_gone(definition, positions)
                 known = starts.get(definition.generator, FIRST_SETTLED)
                 starts[definition.generator] = max([known, *positions.values()])
             for definition in self.registry:
@@ -259,10 +262,9 @@ class Serving:
         source = self.instance_name if writer is None else grammar.instance_name(writer)
         if source == self.instance_name:
             reached = mine.announced
-        elif source in (formers := self._formers.get(mine.definition.name, {})):
-            reached = formers[source]
-        elif mine.shared:  # its newest fact may be above an open ID
-            reached = (await self.store.stored()).get(mine.definition.name, {}).get(source, Token(0))
+        elif mine.shared:  # its newest fact may be above an open ID, unless it is gone
+            stored = (await self.store.stored()).get(mine.definition.name, {}).get(source, Token(0))
+            reached = max(stored, self._formers.get(mine.definition.name, {}).get(source, Token(0)))
         else:
             reached = (await self.store.positions(mine.definition.name)).get(source, Token(0))
         end = reached if upto is None else Token(min(upto, reached))
@@ -368,6 +370,32 @@ class Serving:
             writer.acknowledged(sender, token)
 
     # ---- inside
+
+    async def _who_is_gone(
+        self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]
+    ) -> set[InstanceName]:
+        """Return who has facts in a table of ours that anybody may write, and is not there to tell of them."""
+        others = positions.keys() - {self.instance_name, NOBODY}
+        if not others or definition.writers or definition.in_memory or not _is_ours(definition):
+            return set()
+        others -= {*await self.store.present(others)}
+        pages = {
+            each: await self.store.facts(definition.name, each, after=Token(0), upto=positions[each], limit=1)
+            for each in others
+        }
+        return {each for each, page in pages.items() if page.facts}
+
+    def _ask_who_is_back(self) -> Deferred[None] | None:
+        """Ask, before a follower is told of them, who of those that were gone still is; None if nobody was."""
+        return Deferred.fromCoroutine(self._who_is_back()) if any(self._gone.values()) else None
+
+    async def _who_is_back(self) -> None:
+        """Leave whoever is there again to itself: for who follows both of us, our word would break its line."""
+        for stream, gone in self._gone.items():
+            if gone:
+                gone.difference_update(await self.store.present(gone))
+                positions = await self.store.positions(stream)
+                self._formers[stream] = {each: positions[each] for each in gone & positions.keys()}
 
     def _status(self, writer: StreamWriter, oldest: tuple[Token, float] | None) -> StreamStatus:
         name, count = writer.definition.name, writer.pending.open_count
@@ -492,13 +520,18 @@ def _former_writers(
     definition: StreamDefinition, positions: Mapping[InstanceName, Token]
 ) -> Mapping[InstanceName, Token]:
     """Return how far those got who wrote a stream in a table of ours, and are no longer among its writers."""
-    if not definition.writers or definition.table is not None or definition.tables:
+    if not definition.writers or not _is_ours(definition):
         return {}
     return {
         writer: position
         for writer, position in positions.items()
         if writer != NOBODY and not definition.written_by(writer)
     }
+
+
+def _is_ours(definition: StreamDefinition) -> bool:
+    """Whether the facts of a stream are in a table that we have made."""
+    return definition.table is None and not definition.tables
 
 
 def _why(error: Exception) -> str:

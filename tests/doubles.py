@@ -21,7 +21,7 @@ from replication.waiting import share
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IProtocolFactory
     from twisted.internet.protocol import Protocol
@@ -281,11 +281,16 @@ class SharedStore(FragileStore):
     def __init__(self) -> None:
         super().__init__()
         self.drawn: dict[StreamName, int] = {}  # the last ID that anybody has
+        self.there: set[InstanceName] = set()  # who else writes here now
         self.followers: dict[tuple[StreamName, InstanceName], dict[InstanceName, Token]] = {}
 
     def sequence(self, stream: StreamName) -> ISequence | None:  # type: ignore[override]
         super().sequence(stream)
         return _Sequence(self, stream)
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        await self.operation("present")
+        return self.there & {*names}
 
     async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return dict(self.followers.get((stream, follower), {}))

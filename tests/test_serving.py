@@ -188,6 +188,48 @@ class SharedTests(MasterCase):
         wire.read()
         self.assertEqual(stopped, [None])
 
+    def test_f17_where_anybody_may_write_those_who_are_gone_are_told_and_those_who_are_there_tell_themselves(
+        self,
+    ) -> None:
+        """Two who told of one writer would break its line for those who follow both."""
+        fact = Fact(Token(7), ('["o","placed"]',))
+        names = [InstanceName(each) for each in ("gone", "away", "there")]
+        now(
+            self.store.transaction().commit(
+                [
+                    Write(ORDERS.name, name, Token(4), [fact._replace(token=Token(7 + n))])
+                    for n, name in enumerate(names)
+                ]
+            )
+        )
+        self.shared.others_write("orders", "idle", 3)  # of whom there is nothing to tell
+        self.shared.there = {names[2]}
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.say(wire, "REPLICATE orders")
+        told = ["POSITION orders gone 7 7", "POSITION orders away 8 8", "POSITION orders second 9 9"]
+        self.assertEqual(sorted(lines_of(wire.read())[2:-1]), sorted(told[:-1]))
+        page = now(master.page("orders", "gone", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+
+        self.shared.there.add(names[1])  # comes back
+        self.say(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [told[0], told[2]])
+        self.shared.others_write("orders", "away", 12)
+        self.assertEqual(now(master.page("orders", "away", after=0, upto=None, limit=10)).upto, 12)
+        self.shared.there.clear()  # and goes: it has told its followers
+        self.say(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [told[0], told[2]])
+
+        self.store.errors["present"] = StoreError("away")
+        self.say(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), ["ERROR away"])
+        wire.lose()
+        self.store.errors.clear()
+        now(master.stop())
+
     def test_facts_are_told_to_this_process_before_anybody_else_hears_of_them(self) -> None:
         heard: list[object] = []
         master = self.make_master(instance_name="second", committed=lambda *what: heard.append(what))

@@ -10,7 +10,7 @@ from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replication.streams.registry import StreamDefinition
     from replication.streams.seams import IStatements, IWatch, Page, Receipt, Write
@@ -79,6 +79,10 @@ class MemoryStore:
     async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002
         """Return: nobody else comes here."""
         self.check_open()
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:  # noqa: ARG002
+        """Return none: nobody else comes here."""
+        return ()
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: whoever writes here counts by itself."""

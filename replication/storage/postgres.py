@@ -34,7 +34,7 @@ from replication.storage.threads import Desk, Watch
 from replication.storage.transactions import CommitGroup, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
 
@@ -123,6 +123,10 @@ class PostgresStore:
         """Make this process the only one that writes as ``instance``; StoreError says which one does."""
         ids = self._desk(self._ids)
         await ids.run(ids.connection.claim, instance)
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        """Return which of these names processes have claimed that have a session now, and so may be amid a COMMIT."""
+        return await self._read(PostgresConnection.present, names)
 
     async def declare(self, definition: StreamDefinition) -> None:
         """Make sure that the stream's table and sequence are there; SchemaError says what is wrong with them."""

@@ -14,12 +14,12 @@ from replication.errors import SchemaError, StoreError
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit, gather_positions
-from replication.storage.postgres_ids import prepare_sequence
+from replication.storage.postgres_ids import PRESENT, prepare_sequence
 from replication.storage.postgres_session import FORGET_MARKS, MARKS, OutcomeUnknownError, SessionLostError
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.postgres_tables import Table, Written
@@ -199,6 +199,10 @@ class PostgresConnection:
                     "copy, or copy = false"
                 )
             self.session.run(COPY, (stream, instance))
+
+    def present(self, names: Collection[InstanceName]) -> list[InstanceName]:
+        """Return which of these names were claimed by those who have any session here."""
+        return [InstanceName(name) for (name,) in self.session.ask(PRESENT, ([*names],))]
 
     def stored(self) -> dict[StreamName, dict[InstanceName, Token]]:
         """Return all positions that were stored."""

@@ -43,6 +43,13 @@ CLAIM: Final = (
     "SELECT %s, %s, coalesce(max(number), 0) + 1 FROM writer_claims WHERE instance_name = %s "
     "ON CONFLICT (instance_name, holder) DO UPDATE SET number = excluded.number"
 )
+# Every session of a process has its lock: it is still there if only the one that claimed the name is lost.
+PRESENT: Final = (
+    "SELECT instance_name FROM writer_claims WHERE instance_name = ANY(%s::text[]) AND EXISTS (SELECT FROM pg_locks "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY % 'holder'})"
+)
 FORMER: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s AND holder <> %s"
 END_SESSIONS: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "

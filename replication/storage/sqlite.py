@@ -31,7 +31,7 @@ from replication.storage.threads import Desk
 from replication.storage.transactions import CommitGroup, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
@@ -138,6 +138,10 @@ class SqliteStore:
         claim.write(f"{os.getpid()}\n")
         claim.flush()
         self._claim = claim
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:  # noqa: ARG002
+        """Return none: one process writes a file."""
+        return ()
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one process that writes a file counts by itself."""

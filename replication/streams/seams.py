@@ -9,7 +9,7 @@ import attrs
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
@@ -180,6 +180,10 @@ class IStreamStore(ICatchUp, Protocol):
 
     async def claim(self, instance: InstanceName) -> None:
         """Make this process the only one that writes as ``instance``; StoreError says which one does."""
+        ...
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        """Return which of these names other processes have claimed that are there now, and may write."""
         ...
 
     def sequence(self, stream: StreamName) -> ISequence | None:

@@ -384,6 +384,10 @@ class StreamStoreContract(UsesStore):
         for name in (ME, OTHER, ME):
             self.wait(self.store.claim(name))
 
+    def test_nobody_is_present_who_has_claimed_no_name(self) -> None:
+        self.commit(write(2, facts(2), writer=OTHER))
+        self.assertEqual([*self.wait(self.store.present([OTHER]))], [])
+
     def test_ids_come_from_a_sequence_or_whoever_writes_counts(self) -> None:
         sequence = self.store.sequence(ORDERS)
         if sequence is not None:

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from replication.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from replication.storage.memory import MemoryStore
     from replication.streams.registry import StreamDefinition
@@ -133,6 +133,9 @@ class SimulatedStore:
 
     async def claim(self, instance: InstanceName) -> None:
         await self.disk.claim(instance)
+
+    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        return await self.disk.present(names)
 
     def sequence(self, stream: StreamName) -> None:
         self.disk.sequence(stream)

@@ -574,6 +574,30 @@ class DifferentialTests(OnPostgres, SynchronousTestCase):
         )
 
 
+class PresentTests(OnPostgres, SynchronousTestCase):
+    """Who writes here is there for as long as any session of its process is."""
+
+    def present(self) -> list[str]:
+        return [*self.wait(self.store.present([ME, OTHER]))]
+
+    def test_a_process_is_until_its_sessions_have_ended(self) -> None:
+        other = self.another_store()
+        self.wait(other.claim(OTHER))
+        self.assertEqual(self.present(), [OTHER])
+        self.wait(other.close())
+        until(lambda: self.present() == [], "its sessions have ended")
+
+    def test_it_still_is_when_only_the_session_that_claimed_its_name_is_lost(self) -> None:
+        other = self.another_store()
+        self.wait(other.claim(OTHER))
+        self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
+        )
+        exclusive = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
+        until(lambda: self.sql(exclusive) == [], "it is lost")
+        self.assertEqual(self.present(), [OTHER])
+
+
 class FillTests(OnPostgres, SynchronousTestCase):
     """Many processes share a database: nobody copies facts to where they are written."""
 

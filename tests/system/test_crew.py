@@ -25,24 +25,24 @@ TABLE = "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1
 class Crew:
     """Whoever writes, each where it always is, and the rows that were acknowledged."""
 
-    def __init__(self, folder: Path, server: PostgresServer) -> None:
-        self.folder, self.server = folder, server
+    def __init__(self, folder: Path, database: str) -> None:
+        self.folder, self.database = folder, database
         ports = free_ports(2 * len(NAMES))
         self._ports = {name: (ports[2 * n], ports[2 * n + 1]) for n, name in enumerate(NAMES)}
         self.written: list[tuple[int, int, str, str]] = []
 
     def writer(self, name: str, crew: Sequence[str]) -> Daemon:
-        """Return a master that knows who writes beside it."""
+        """Return a master that knows who writes beside it; without a crew anybody may."""
         wire, http = self._ports[name]
         self._configure(
             name,
             f'instance_name = "{name}"',
-            f'database = "{self.server.url()}"',
+            f'database = "{self.database}"',
             f'listen = ["tcp:{wire}:interface=127.0.0.1"]',
             f'http = "tcp:{http}:interface=127.0.0.1"',
             "[[streams]]",
             'name = "orders"',
-            f"writers = {[*crew]}",
+            f"writers = {[*crew]}" if crew else "",
         )
         return Daemon(self.folder, "master", f"--config={name}.toml", name=name)
 
@@ -94,7 +94,7 @@ def test_f17_a_writer_joins_under_load_leaves_is_renamed_and_comes_back(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     """Followers that were there all the while, or come later, miss nothing; nobody waits for whoever is not there."""
-    crew = Crew(tmp_path, postgres)
+    crew = Crew(tmp_path, postgres.url())
     resting = Event()
 
     def work() -> None:
@@ -145,3 +145,31 @@ def test_f17_a_writer_joins_under_load_leaves_is_renamed_and_comes_back(
         with crew.follower("early", back), crew.follower("late", back):
             for name in ("early", "late"):
                 until(lambda name=name: crew.has_all(name), f"{name} has all")  # type: ignore[misc]
+
+
+def test_f17_a_sole_writer_is_renamed_while_its_follower_is_away(tmp_path: Path, postgres: PostgresServer) -> None:
+    """Nobody has said who may write; and of two who do, each speaks for itself, whoever comes first."""
+    with postgres.database() as name:
+        _rename(Crew(tmp_path, postgres.url(name)))
+
+
+def _rename(crew: Crew) -> None:
+    with crew.writer("anna", ()) as anna:
+        anna.address("the wire")
+        with crew.follower("one", ("anna",)):
+            crew.write("anna", 3)
+            until(lambda: crew.has_all("one"), "the follower has what it was there for")
+        crew.write("anna", 3)
+        assert anna.terminate() == 0
+    with crew.writer("ben", ()) as ben:
+        ben.address("the wire")
+        crew.write("ben", 3)
+        with crew.follower("one", ("ben",)):
+            until(lambda: crew.has_all("one"), "it hears from ben of what anna wrote meanwhile")
+        with crew.writer("anna", ()) as anna:  # comes back
+            anna.address("the wire")
+            with crew.follower("one", ("anna", "ben")), crew.follower("both", ("anna", "ben")):
+                for name in ("anna", "ben", "anna"):
+                    crew.write(name, 3)
+                    for each in ("one", "both"):
+                        until(lambda each=each: crew.has_all(each), f"{each} has all")  # type: ignore[misc]
