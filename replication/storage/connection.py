@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.mapped import refuse_another
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit, gather_positions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replication.storage.tables import Batch, Table
+    from replication.streams.registry import StreamDefinition
     from replication.streams.seams import IStatements, Page, Write
 
 _T = TypeVar("_T")
@@ -182,6 +184,14 @@ class SqliteConnection:
                 self._run("ROLLBACK")
 
     # ---- writing
+
+    def begin_as(self, definition: StreamDefinition, instance: InstanceName) -> None:
+        """Note who tells of the rows of a table, or refuse another one; those beside it are followed here."""
+        with self._refusals():
+            writers = [writer for writer, _ in self._run(POSITIONS, (definition.name,))]
+            if instance not in writers:
+                refuse_another(definition, instance, writers)
+                self._run(LOWER_POSITION, (definition.name, instance, 0))
 
     def declare(self, table: Table) -> list[str]:
         """Make sure that the stream's table is there; returns warnings."""

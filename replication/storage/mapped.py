@@ -19,7 +19,7 @@ from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.registry import StreamDefinition
@@ -210,6 +210,27 @@ class MappedTable:
                     f"stream {self.definition.name!r}: column {column!r} holds no arrays and objects: {text[:200]}"
                 )
         return row
+
+
+def refuse_another(definition: StreamDefinition, me: InstanceName, stored: Collection[str], *more: str) -> None:
+    """Raise StoreError if rows that do not say whose they are have been told under another name than ``me``.
+
+    All of them would be told once more.  ``more`` are further tables of positions in the database.
+    """
+    name, table = definition.name, definition.table
+    others = sorted(set(stored) - {me, ""})
+    if not others:
+        return
+    who = ", ".join(map(repr, others))
+    where = f"WHERE stream_name = '{name}' AND instance_name = '{others[0]}'"
+    change = f"SET instance_name = '{me}' {where}"
+    changes = "; ".join(f"UPDATE {each} {change}" for each in ("stream_positions", *more))
+    cure = f"DELETE FROM stream_positions {where}" if me in stored else f"{changes}; and likewise where it is followed"
+    raise StoreError(
+        f"stream {name!r}: rows of table {table!r} do not say who wrote them, so they have one writer, and that is "
+        f"{who}, not {me!r}: start it under that name; if several write, give instance_column; if {others[0]!r} has "
+        f"become {me!r}, {cure}"
+    )
 
 
 def differs(

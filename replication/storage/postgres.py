@@ -151,8 +151,8 @@ class PostgresStore:
 
     async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
         """Say who fills the table of a stream; StoreError if it is somebody else."""
-        self._table(stream)
-        await self._write(PostgresConnection.fill, stream, instance, copy=copy)
+        definition = self._table(stream).definition
+        await self._write(PostgresConnection.fill, definition, instance, copy=copy)
 
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the positions that were stored."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from psycopg import errors
 
 from replication.errors import SchemaError, StoreError
+from replication.storage.mapped import refuse_another
 from replication.storage.memory import RECEIPT_LIFE, moved
 from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit, gather_positions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from replication.storage.postgres_session import PostgresSession
     from replication.storage.postgres_tables import Table, Written
     from replication.storage.tables import Batch
+    from replication.streams.registry import StreamDefinition
     from replication.streams.seams import IStatements, Page, Write
 
 _T = TypeVar("_T")
@@ -179,8 +181,9 @@ class PostgresConnection:
         rows = self.session.ask(APPLIED, (stream, follower))
         return {InstanceName(writer): Token(token) for writer, token in rows}
 
-    def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        """Note who copies facts into a stream's table, and refuse whoever does not go with that."""
+    def fill(self, definition: StreamDefinition, instance: InstanceName, *, copy: bool) -> None:
+        """Note who fills a stream's table where that is one, and refuse whoever does not go with that."""
+        stream = definition.name
         with self._alone():
             what = f"database {self.session.address.name!r}: stream {stream!r}"
             for (follower,) in self.session.run(COPIED_BY, (stream,)):
@@ -190,9 +193,12 @@ class PostgresConnection:
                     f"{what} is a copy here, which worker {follower!r} keeps: name another database; or, if the copy "
                     f"shall go on as yours, DELETE FROM stream_copies WHERE stream_name = '{stream}'"
                 )
-            if not copy:
-                return
             writers = sorted(writer for writer, _ in self.session.run(POSITIONS, (stream,)) if writer)
+            if not copy:
+                if definition.maps("postgresql") and definition.has_one_writer(instance):
+                    refuse_another(definition, instance, writers, "follower_positions")
+                    self.session.run(WRITERS.begin, (stream, instance, 0))  # for the next one to see
+                return
             if writers:
                 raise StoreError(
                     f"{what} is written here, by {', '.join(writers)}: give the worker a database of its own for its "

@@ -155,9 +155,11 @@ class SqliteStore:
         """Return, per writer, the position of the process that uses this file, whatever its name is."""
         return await self._read(SqliteConnection.applied, stream)
 
-    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:  # noqa: ARG002
-        """Return: one process writes a file, so nobody else fills its tables."""
-        self._table(stream)
+    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Return: one process writes a file, so nobody else fills its tables; StoreError if its name was another."""
+        definition = self._table(stream).definition
+        if not copy and definition.maps("sqlite") and definition.has_one_writer(instance):
+            await self._write(SqliteConnection.begin_as, definition, instance)
 
     async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the positions that were stored."""

@@ -165,6 +165,10 @@ class StreamDefinition:
         """Whether ``instance`` may write here."""
         return not self.writers or instance in self.writers
 
+    def has_one_writer(self, instance: InstanceName) -> bool:
+        """Whether ``instance`` writes here, and the rows of one table do not say so."""
+        return self.table is not None and self.instance_column is None and self.written_by(instance)
+
 
 class StreamRegistry:
     """Definitions by name, in the order in which they were declared."""

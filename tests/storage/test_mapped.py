@@ -13,7 +13,7 @@ from replication.storage.mapped import MappedTable
 from replication.storage.sqlite import SqliteStore
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
-from replication.wire.grammar import StreamName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import ME, OTHER, UsesStore, empty, fact, write
 
 if TYPE_CHECKING:
@@ -297,6 +297,31 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.sql("CREATE TABLE keyed (id INTEGER PRIMARY KEY, name, size)")
         self.map_events(table="keyed")
         self.assertEqual(self.store.warnings, [])
+
+    # ---- under which name
+
+    def begin_as(self, name: str) -> None:
+        self.wait(self.store.fill(EVENTS, InstanceName(name), copy=False))
+
+    def test_a_writer_that_is_renamed_is_refused_until_the_position_is(self) -> None:
+        """All rows would be told once more, under its new name."""
+        self.map_events()
+        for _ in range(2):
+            self.begin_as("north")
+        self.add((2, None, "a", 1))
+        said = str(self.assertRaises(StoreError, self.begin_as, "main"))
+        self.assertIn("that is 'north', not 'main'", said)
+        self.sql(said.partition("if 'north' has become 'main', ")[2].partition("; and likewise")[0])
+        self.begin_as("main")
+        self.assertEqual(self.positions(EVENTS), {"main": 2})
+        self.map_events(instance_column="instance_name")
+        self.begin_as("south")
+
+    def test_one_that_follows_others_into_its_file_is_not(self) -> None:
+        self.map_events()
+        self.begin_as(ME)
+        self.commit(write(5, stream=EVENTS, writer=OTHER, expected=0, follower=ME))
+        self.begin_as(ME)
 
 
 class PlanTests(SynchronousTestCase):

@@ -10,7 +10,7 @@ from replication.errors import SchemaError, StoreError, ValueRefusedError
 from replication.storage.postgres import PostgresStore
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import Write
-from replication.wire.grammar import StreamName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.stream_store import ME, OTHER, empty, fact, write
 from tests.storage.on_postgres import OnPostgres
 
@@ -219,6 +219,49 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.assertEqual(self.positions(EVENTS), {"hub": 3})
         self.commit(write(2, stream=EVENTS, writer=OTHER))
         self.assertEqual(self.positions(EVENTS), {OTHER: 3})
+
+
+class OneWriterTests(UsesMapped, SynchronousTestCase):
+    """Rows that do not say whose they are would be told once more under every further name."""
+
+    def begin_as(self, name: str) -> None:
+        self.wait(self.store.fill(EVENTS, InstanceName(name), copy=False))
+
+    def refusal(self, name: str) -> str:
+        return str(self.assertRaises(StoreError, self.begin_as, name))
+
+    def test_a_second_process_is_refused_from_the_first_moment_on_and_hears_of_instance_column(self) -> None:
+        self.map_events()
+        for _ in range(2):
+            self.begin_as("north")
+        said = self.refusal("south")
+        for part in ("'events'", "that is 'north', not 'south': start it under that name", "give instance_column"):
+            self.assertIn(part, said)
+        self.map_events(instance_column="instance_name", writers=["north", "south"])
+        for name in ("north", "south"):
+            self.begin_as(name)
+
+    def test_one_that_is_renamed_hears_what_moves_all_positions_here(self) -> None:
+        self.map_events()
+        self.commit(write(7, stream=EVENTS), write(5, stream=EVENTS, expected=0, follower=OTHER))
+        cure = self.refusal("main").partition(f"if '{ME}' has become 'main', ")[2].partition("; and likewise")[0]
+        self.assertEqual(cure.count("UPDATE"), 2)
+        self.sql(cure)
+        self.begin_as("main")
+        self.assertEqual(self.positions(EVENTS), {"main": 7})
+        self.assertEqual(self.wait(self.store.applied(EVENTS, OTHER)), {"main": 5})
+
+    def test_where_both_have_told_already_one_of_them_goes(self) -> None:
+        self.map_events()
+        self.commit(write(7, stream=EVENTS), write(7, stream=EVENTS, writer=OTHER))
+        self.sql(self.refusal(ME).partition(f"if '{OTHER}' has become '{ME}', ")[2])
+        self.begin_as(ME)
+        self.assertEqual(self.positions(EVENTS), {ME: 7})
+
+    def test_who_does_not_write_it_may_know_of_it(self) -> None:
+        self.map_events(writers=["north"])
+        for name in ("south", "north", "south"):
+            self.begin_as(name)
 
 
 class WriteTests(UsesMapped, SynchronousTestCase):
