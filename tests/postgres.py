@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
@@ -57,6 +58,27 @@ class PostgresServer(Cluster):
     def log(self) -> str:
         """What the server has logged."""
         return (self.folder / "log").read_text()
+
+    @contextmanager
+    def standby(self) -> Iterator[PostgresServer]:
+        """Yield a hot standby; both have been stopped for that."""
+        with PostgresServer(fsync=False) as other:
+            settings = (other.folder / "data/postgresql.conf").read_text()
+            owner = (other.folder / "data").stat()
+            other.stop()
+            self.stop()
+            shutil.rmtree(other.folder / "data")
+            shutil.copytree(self.folder / "data", other.folder / "data")
+            self.start()
+            (other.folder / "data/postgresql.conf").write_text(settings)
+            (other.folder / "data/postgresql.auto.conf").write_text(
+                f"primary_conninfo = 'host=127.0.0.1 port={self.port} user=postgres'\n"
+            )
+            (other.folder / "data/standby.signal").touch()
+            for each in (other.folder / "data", *(other.folder / "data").rglob("*")):
+                os.chown(each, owner.st_uid, owner.st_gid)
+            other.start()
+            yield other
 
     @contextmanager
     def database(self) -> Iterator[str]:

@@ -17,6 +17,7 @@ from replication.storage.migrate import check_version, installed, upgrade
 from replication.storage.pages import check_limit, gather_positions
 from replication.storage.postgres_ids import PRESENT, prepare_sequence
 from replication.storage.postgres_session import FORGET_MARKS, MARKS, OutcomeUnknownError, SessionLostError
+from replication.streams.seams import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from replication.storage.postgres_tables import Table, Written
     from replication.storage.tables import Batch
     from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, Page, Write
+    from replication.streams.seams import IStatements, Write
 
 _T = TypeVar("_T")
 
@@ -145,6 +146,8 @@ class PostgresConnection:
         self.commits = 0  # batches that became durable
         self.transactions = 0  # that took them
         self._read_only = read_only
+        self._recovers = False  # as it was asked in the session of that number
+        self._asked_in = -1
 
     def open(self) -> list[str]:
         """Connect, and if this connection may write, bring our own tables up to date; returns warnings."""
@@ -171,6 +174,8 @@ class PostgresConnection:
         sign = table.direction.sign
         rows = self.session.ask(POSITIONS, (table.definition.name,))
         stored = {InstanceName(writer): Token(sign * stream_id) for writer, stream_id in rows}
+        if self._is_standby():
+            return stored
         newest = table.newest(self.session, stored)
         return {
             writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
@@ -215,9 +220,23 @@ class PostgresConnection:
         return gather_positions(self.session.ask(STORED))
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return a page as ``IStreamStore.facts`` does."""
+        """Return a page as ``IStreamStore.facts`` does; from a standby, what it certainly has."""
         check_limit(limit)
+        if self._is_standby():
+            upto = min(upto, self.positions(table).get(writer, Token(0)))
+            if upto <= after:
+                return Page([], after, limited=True)
         return table.rows(self.session, writer, after=after, upto=upto, limit=limit).page()
+
+    def _is_standby(self) -> bool:
+        """Whether a fact may be there before one that has a smaller ID, as it was committed first.
+
+        Whoever stores a position does so after all of that.
+        """
+        if self._read_only and self._asked_in != self.session.number:
+            ((self._recovers,),) = self.session.ask("SELECT pg_is_in_recovery()")
+            self._asked_in = self.session.number
+        return self._recovers
 
     def recall(self, key: str, now: float) -> list[Token] | None:
         """Return the tokens of a receipt of the day before ``now``."""

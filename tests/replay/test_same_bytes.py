@@ -108,7 +108,8 @@ def tell(url: str, definition: StreamDefinition, turns: Sequence[Turn], limit: i
         wire = connect(master.factory(), room=2**30)
         wire.protocol.dataReceived(b"REPLICATE\n")
         reactor.advance(0)
-        wire.read()
+        while b"POSITION caches " not in wire.read():
+            reactor.wait(master.check())  # by then the master knows who of the others is there
         last = 0
         for number, rows in enumerate(turn.facts):
             with suppress(RollBackError):

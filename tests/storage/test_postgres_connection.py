@@ -15,9 +15,11 @@ from replication.storage.postgres_tables import GenericTable
 from replication.storage.tables import Batch
 from replication.streams.registry import StreamDefinition
 from replication.streams.seams import IStatements, Receipt, Write
-from replication.wire.grammar import Token
+from replication.wire.grammar import StreamName, Token
 from tests.contract.stream_store import ME, fact, facts, write
+from tests.postgres import PostgresServer
 from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -330,3 +332,35 @@ class DeclareTests(UsesConnection, SynchronousTestCase):
         said = self.assertRaises(SchemaError, reader.declare, GenericTable(StreamDefinition("others")))
         self.assertIn("no table 'stream_others'", str(said))
         reader.check()
+
+
+def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
+    """It has what was committed first, which may be what was drawn later; what was told is all there."""
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby:
+        table = GenericTable(StreamDefinition("orders"))
+        writing = PostgresConnection(PostgresSession(Address.parse(primary.url()), Event(), Holder()), read_only=False)
+        writing.open()
+        writing.declare(table)
+        reading = PostgresConnection(
+            PostgresSession(Address.parse(standby.url(), read_only=True), Event(), Holder()), read_only=True
+        )
+
+        def replayed() -> bool:
+            ((there,),) = primary.sql("SELECT pg_current_wal_flush_lsn()::text")
+            return bool(standby.sql("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", there) == [(True,)])
+
+        def page() -> tuple[list[int], int, bool]:
+            page = reading.page(table, ME, after=Token(1), upto=Token(3), limit=5)
+            return [each.token for each in page.facts], page.upto, page.limited
+
+        primary.sql("INSERT INTO stream_orders VALUES (3, 0, 'master', '3')")  # and 2 is under way
+        until(replayed, "the standby has it")
+        assert page() == ([], 1, True)
+        assert reading.positions(table) == {}
+        primary.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '2')")
+        writing.commit_together([Batch([(table, Write(StreamName("orders"), ME, Token(3)))], None, 0.0)])
+        until(replayed, "the standby has all")
+        assert page() == ([2, 3], 3, False)
+        assert reading.positions(table) == {ME: 3}
+        for each in (reading, writing):
+            each.close()
