@@ -1,1 +1,1 @@
-"""One conversation, seen from one end: who may say what and when, what waits, and facts as lines.  No I/O, no clock."""
+"""One end of a connection: directions, keep-alive, the send buffer, lines; messages of Redis.  No I/O, no clock."""

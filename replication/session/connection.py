@@ -1,41 +1,20 @@
-"""One end of a conversation: what the other end said, what we may say, and when somebody has been silent for too long.
+"""One end of a connection: parses what is received, checks directions, and decides when to send PING.
 
-No socket and no clock: bytes and the time come in, values go out (``protocol``, sections A and B).  Times are seconds
-of any clock that does not go back.  One class serves both ends, because only a table tells the roles apart.
+There is no socket and no clock: bytes and the time come in, values go out.  Times are seconds of any monotonic clock.
+One class serves both roles; only what they may send differs (docs/protocol/wire.md, docs/protocol/connection.md).
 """
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from math import inf, isfinite
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from replication.wire import grammar
-from replication.wire.commands import (
-    COMMANDS,
-    LINE_LIMIT,
-    ApplicationCommand,
-    ClearUserSync,
-    Command,
-    Error,
-    FederationAck,
-    Name,
-    Ping,
-    Position,
-    Rdata,
-    RemoteServerUp,
-    Replicate,
-    Server,
-    UserIp,
-    UserSync,
-    encode_line,
-    parse_line,
-)
+from replication.wire.commands import COMMANDS, LINE_LIMIT, Command, Ping, Position, Rdata, encode_line, parse_line
 from replication.wire.lines import LineBuffer
 
 if TYPE_CHECKING:
@@ -43,73 +22,50 @@ if TYPE_CHECKING:
 
     from replication.wire.grammar import InstanceName, StreamName, Token
 
-_QUOTED: Final = 80  # characters of a bad line that its ERROR line repeats
+_QUOTED: Final = 80  # characters of a bad line that the ERROR line quotes
+_TLS: Final = (b"\x16\x03", "\x16\x03")  # how a peer with TLS begins; the rest is random
+MAX_INCOMPLETE: Final = 16  # facts of one connection; a writer completes one before it begins the next
+MAX_WRITERS: Final = 100_000  # pairs of a stream and an instance with a POSITION on one connection
 _RDATA: Final = f"{Rdata.WORD} "
 _RDATA_FIELDS: Final = 4
-_WORD: Final = re.compile(r"[A-Z][A-Z0-9_]{0,63}", re.ASCII)
 
 
 class Role(Enum):
-    """Which end of the conversation somebody is."""
+    """The role of one end: the master accepted the connection, the worker made it."""
 
     MASTER = "master"
     WORKER = "worker"
 
     @property
     def other(self) -> Role:
-        """The other end."""
+        """The role of the other end."""
         return Role.WORKER if self is Role.MASTER else Role.MASTER
 
 
-MAY_SAY: Final[Mapping[Role, frozenset[type[Command]]]] = MappingProxyType(
-    {
-        Role.MASTER: frozenset({Server, Rdata, Position, Error, Ping, RemoteServerUp}),
-        Role.WORKER: frozenset(
-            {Error, Ping, Name, Replicate, UserSync, ClearUserSync, FederationAck, UserIp, RemoteServerUp}
-        ),
-    }
-)
+def may_send(role: Role, command: type[Command]) -> bool:
+    """Return whether ``role`` may send ``command``."""
+    return role.value in command.SENT_BY
 
 
-class Words:
-    """The commands that one process knows: those of the protocol, and what its application adds."""
-
-    def __init__(self) -> None:
-        self.classes: dict[str, type[Command]] = dict(COMMANDS)
-
-    def add(self, command: type[Command]) -> None:
-        """Know ``command``, perhaps already; ConfigError if that is no command, or its word is another one's."""
-        word = getattr(command, "WORD", "")
-        if self.classes.get(word) is command:
-            return
-        if not (isinstance(command, type) and issubclass(command, ApplicationCommand) and _WORD.fullmatch(word)):
-            raise ConfigError(f"{command!r} is no command: subclass ApplicationCommand, with a WORD in capitals")
-        if word in self.classes:
-            raise ConfigError(f"{word} is {self.classes[word].__name__} already: give {command.__name__} another WORD")
-        unknown = set(command.SAID_BY) - {role.value for role in Role}
-        if isinstance(command.SAID_BY, str) or unknown or not command.SAID_BY:
-            raise ConfigError(f'{word}: SAID_BY lists "master", "worker" or both, as in SAID_BY = ["worker"]')
-        self.classes[word] = command
-
-    def may_say(self, role: Role, command: type[Command]) -> bool:
-        """Whether ``command`` is for that role to say."""
-        if issubclass(command, ApplicationCommand):
-            return role.value in command.SAID_BY
-        return command in MAY_SAY[role]
+def check_direction(role: Role, command: type[Command]) -> None:
+    """Raise LocalProtocolError if ``role`` may not send ``command``."""
+    if not may_send(role, command):
+        raise LocalProtocolError(f"{command.WORD} may not be sent by a {role.value}")
 
 
 @attrs.frozen
 class Keepalive:
-    """How long silence may last, in seconds.
+    """The times of the keep-alive, in seconds (docs/protocol/connection.md B2).
 
-    We say PING ``ping_after`` our last word.  A peer that has said PING once must not be silent for ``give_up_after``.
+    PING is sent ``ping_after`` seconds after the last line.  Once the peer has sent PING, the connection is closed
+    after ``give_up_after`` seconds without a good line.  ConfigError if a time is not above 0 and finite.
     """
 
     ping_after: float = 5.0
     give_up_after: float = 15.0
 
     def __attrs_post_init__(self) -> None:
-        """Refuse, by ConfigError, what no timer can wait for."""
+        """Check both times."""
         for name, seconds in (("ping_after", self.ping_after), ("give_up_after", self.give_up_after)):
             if not (seconds > 0 and isfinite(seconds)):
                 raise ConfigError(f"keep-alive: {name} must be a number of seconds above 0, not {seconds}")
@@ -117,10 +73,10 @@ class Keepalive:
 
 @attrs.frozen
 class Fault:
-    """Why a conversation is over: ``text`` is for the ERROR line, ``kind`` a label for metrics.
+    """Why a connection ends: ``text`` is for the ERROR line, ``kind`` is a label for metrics.
 
-    Kinds found here: ``unknown command``, ``bad line``, ``wrong direction``, ``line too long``, ``not UTF-8`` and
-    ``ping timeout``.
+    The kinds found here are ``unknown command``, ``bad line``, ``wrong direction``, ``line too long``, ``not UTF-8``,
+    ``incomplete facts``, ``too many writers`` and ``ping timeout``.
     """
 
     text: str
@@ -129,7 +85,7 @@ class Fault:
 
 @attrs.frozen
 class Rows:
-    """Consecutive RDATA of one stream and instance; ``places`` are their tokens, None for ``batch``."""
+    """Consecutive RDATA of one stream and instance: ``places`` are tokens, None for ``batch``; ``texts`` are rows."""
 
     stream: StreamName
     instance: InstanceName
@@ -137,188 +93,203 @@ class Rows:
     texts: Sequence[str]
 
 
-Heard = Command | Rows | Fault  # an Rdata is always part of Rows
-
-_DEFAULT_KEEPALIVE: Final = Keepalive()
-_PROTOCOL: Final = Words()  # nobody adds to it
+Received = Command | Rows | Fault  # an Rdata is always part of Rows
 
 
+@attrs.define(eq=False, repr=False)
 class ReplicationConnection:
-    """What one end knows of the conversation.
+    """The state of one end.
 
-    After a Fault it is ``closed`` and hears nothing more; what may still be said is an ERROR with the Fault's text.
-    ``spoke_at`` and ``heard_at`` are when we last spoke and when the peer last said something right (at first: when
-    the connection was made), ``lines_heard`` counts its lines, blank ones too.
+    Args:
+        role: of this end.
+        now: the present time in seconds.
+        keepalive: the times of the keep-alive.
+        line_limit: the largest line in either direction, in bytes without the LF.
+        commands: those that this end accepts, by name; by default the protocol's.
+
+    After a Fault it is ``closed``: input is ignored, and only an ERROR with the Fault's text should be sent.
+    ``sent_at`` is the time of the last line sent, ``received_at`` that of the last good line received.  Both begin with
+    the time of the connection.  ``lines_received`` counts the peer's lines, blank lines too.
+
     """
 
-    __slots__ = (
-        "_keepalive",
-        "_lines",
-        "_pinged",
-        "_words",
-        "closed",
-        "heard_at",
-        "lines_heard",
-        "role",
-        "spoke_at",
-    )
+    role: Role
+    received_at: float = attrs.field(alias="now")
+    _keepalive: Keepalive = attrs.field(factory=Keepalive)
+    line_limit: int = LINE_LIMIT
+    _commands: Mapping[str, type[Command]] = COMMANDS
+    sent_at: float = attrs.field(init=False)
+    closed: bool = attrs.field(init=False, default=False)
+    lines_received: int = attrs.field(init=False, default=0)
+    _lines: LineBuffer = attrs.field(init=False)
+    # Streams and instances, by what there may be only so many of.
+    _incomplete: set[tuple[str, str]] = attrs.field(init=False, factory=set)
+    _writers: set[tuple[str, str]] = attrs.field(init=False, factory=set)
+    _pinged: bool = attrs.field(init=False, default=False)
 
-    def __init__(
-        self,
-        role: Role,
-        now: float,
-        keepalive: Keepalive = _DEFAULT_KEEPALIVE,
-        line_limit: int = LINE_LIMIT,
-        words: Words | None = None,
-    ) -> None:
-        self.role = role
-        self.closed = False
-        self.spoke_at = self.heard_at = now
-        self.lines_heard = 0
-        self._keepalive = keepalive
-        self._lines = LineBuffer(line_limit)
-        self._words = words or _PROTOCOL
-        self._pinged = False
+    def __attrs_post_init__(self) -> None:
+        """Begin with the time of the connection."""
+        self.sent_at = self.received_at
+        self._lines = LineBuffer(self.line_limit)
 
-    @property
-    def line_limit(self) -> int:
-        """How many bytes a line may have, in either direction, LF not counted."""
-        return self._lines.limit
+    # ---- receiving
 
-    # ---- what the peer says
+    def receive_data(self, data: bytes, now: float) -> list[Received]:
+        """Return the commands of the lines that ``data`` completes; consecutive RDATA as Rows.
 
-    def receive_data(self, data: bytes, now: float) -> list[Heard]:
-        """Read the lines that ``data`` completes, runs of RDATA in bulk.
-
-        A Fault comes last, after all that was right before it, and closes; the rest is discarded.  Nothing raises.
+        A Fault is the last of them: this end is then ``closed``, and the rest of ``data`` is discarded.  Nothing is
+        raised.
         """
         if self.closed:
             return []
-        heard = self._read_block(self._lines.feed(data))
+        received = self._read_block(self._lines.feed(data))
         if self._lines.overflowed and not self.closed:
-            heard.append(self._refuse_length())
-        return self._noted(heard, now)
+            received.append(self._refuse_length())
+        return self._note_time(received, now)
 
-    def receive_line(self, line: bytes, now: float) -> list[Heard]:
-        """Read one line without its LF: the slow equal of :meth:`receive_data`, for those who cut lines themselves."""
+    def receive_line(self, line: bytes, now: float) -> list[Received]:
+        """Return the command of one line without its LF, as :meth:`receive_data` does, but more slowly."""
         if self.closed:
             return []
-        return self._noted([self._refuse_length()] if len(line) > self.line_limit else self._read_line(line), now)
+        return self._note_time([self._refuse_length()] if len(line) > self.line_limit else self._read_line(line), now)
 
-    def _noted(self, heard: list[Heard], now: float) -> list[Heard]:
-        if heard and not isinstance(heard[0], Fault):
-            self.heard_at = now
-        return heard
+    def _note_time(self, received: list[Received], now: float) -> list[Received]:
+        if received and not isinstance(received[0], Fault):
+            self.received_at = now
+        return received
 
-    def _read_block(self, block: bytes) -> list[Heard]:
-        """Read whole lines, each with its LF and within the limit."""
+    def _read_block(self, block: bytes) -> list[Received]:
+        """Parse whole lines, each with its LF and within the limit."""
         try:
             lines = block.decode().split("\n")
         except UnicodeDecodeError as error:
             start = block.rfind(b"\n", 0, error.start) + 1
-            heard = self._read_block(block[:start])
+            received = self._read_block(block[:start])
             if not self.closed:
-                heard += self._read_line(block[start : block.index(b"\n", start)])
-            return heard
-        lines.pop()  # what follows the last LF: nothing
-        return self._hear_lines(lines, in_bulk=self.role is Role.WORKER and b"\r" not in block)
+                received += self._read_line(block[start : block.index(b"\n", start)])
+            return received
+        lines.pop()  # the empty text after the last LF
+        return self._receive_lines(lines, in_bulk=self.role is Role.WORKER and b"\r" not in block)
 
-    def _read_line(self, line: bytes) -> list[Heard]:
+    def _read_line(self, line: bytes) -> list[Received]:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             return [self._refuse("not UTF-8", f"not UTF-8 at byte {error.start + 1}: {error.reason}", line)]
-        return self._hear_lines([text], in_bulk=False)
+        return self._receive_lines([text], in_bulk=False)
 
-    def _hear_lines(self, lines: list[str], *, in_bulk: bool) -> list[Heard]:
-        heard: list[Heard] = []
+    def _receive_lines(self, lines: list[str], *, in_bulk: bool) -> list[Received]:
+        received: list[Received] = []
         at = 0
         while at < len(lines) and not self.closed:
             rows = None
             if in_bulk and lines[at].startswith(_RDATA):
                 try:
-                    rows = _read_run(lines, at)
+                    rows = read_run(lines, at)
                 except RemoteProtocolError:
-                    in_bulk = False  # one of the next lines is wrong: what is left goes one by one, up to that
+                    in_bulk = False  # a line of this run is wrong: parse one by one from here to find it
             if rows is None:
-                heard += self._hear_line(lines[at])
+                received += self._receive_line(lines[at])
                 count = 1
             else:
-                heard.append(rows)
+                received.append(self._within_limits(rows, lines[at]))
                 count = len(rows.texts)
             at += count
-            self.lines_heard += count
-        return heard
+            self.lines_received += count
+        return received
 
-    def _hear_line(self, line: str) -> list[Heard]:
-        """Read one line by the book: nothing from a blank one, else what it says or why it may not."""
+    def _receive_line(self, line: str) -> list[Received]:
+        """Parse one line: nothing if it is blank, else a command or a Fault."""
         if not line.strip():
             return []
         try:
-            command = parse_line(line, self._words.classes)
+            command = parse_line(line, self._commands)
         except RemoteProtocolError as error:
             return [self._refuse(error.kind, str(error), line)]
         except Exception as error:  # noqa: BLE001 (an application's own parse() may raise anything)
             return [self._refuse("bad line", f"{type(error).__name__}: {error}", line)]
-        if not self._words.may_say(self.role.other, type(command)):
-            why = f"invalid command: {command.WORD} is not for a {self.role.other.value} to say"
-            return [self._refuse("wrong direction", why, line)]
+        try:
+            check_direction(self.role.other, type(command))
+        except LocalProtocolError as error:
+            return [self._refuse("wrong direction", f"invalid command: {error}", line)]
         if isinstance(command, Rdata):
-            return [Rows(command.stream, command.instance, [command.token], [command.row])]
+            return [self._within_limits(Rows(command.stream, command.instance, [command.token], [command.row]), line)]
+        if isinstance(command, Position):
+            return [self._within_limits(command, line)]
         if isinstance(command, Ping):
             self._pinged = True
         return [command]
 
+    def _within_limits(self, received: Rows | Position, line: str) -> Rows | Position | Fault:
+        """Return ``received``, or a Fault: what a follower keeps for one connection is bounded."""
+        writer = received.stream, received.instance
+        if isinstance(received, Position):
+            self._incomplete.discard(writer)
+            self._writers.add(writer)
+        elif received.places[-1] is None:
+            self._incomplete.add(writer)
+        elif self._incomplete:
+            self._incomplete.discard(writer)
+        if len(self._incomplete) > MAX_INCOMPLETE:
+            return self._refuse("incomplete facts", f"more than {MAX_INCOMPLETE} facts are incomplete", line)
+        if len(self._writers) > MAX_WRITERS:
+            return self._refuse("too many writers", f"positions of more than {MAX_WRITERS} streams and writers", line)
+        return received
+
     def _refuse(self, kind: str, why: str, line: str | bytes) -> Fault:
         self.closed = True
+        if line[:2] in _TLS:
+            return Fault(f"line {self.lines_received + 1}: the peer connects with TLS, this port has none", "bad line")
         quoted = repr(line[:_QUOTED]) + ("..." if len(line) > _QUOTED else "")
-        return Fault(f"line {self.lines_heard + 1}: {why}, in {quoted}", kind)
+        return Fault(f"line {self.lines_received + 1}: {why}, in {quoted}", kind)
 
     def _refuse_length(self) -> Fault:
         self.closed = True
-        where = f"line {self.lines_heard + 1} has more than {self.line_limit} bytes"
+        where = f"line {self.lines_received + 1} has more than {self.line_limit} bytes"
         return Fault(f"Line length exceeded: {where}", "line too long")
 
-    # ---- what we say
+    # ---- sending
 
     def send(self, command: Command, now: float) -> bytes:
-        """Return the bytes that say ``command``; LocalProtocolError if it is not ours to say, or cannot be said."""
-        if not self._words.may_say(self.role, type(command)):
-            raise LocalProtocolError(f"{command.WORD} is not for a {self.role.value} to say")
+        """Return the line of ``command``, to be written now.
+
+        LocalProtocolError if this role may not send it, or if it cannot be encoded.
+        """
+        check_direction(self.role, type(command))
         line = encode_line(command, self.line_limit)
-        self.spoke_at = now
+        self.sent_at = now
         return line
 
     def sent(self, now: float) -> None:
-        """Take note that lines which were spelt elsewhere went out."""
-        self.spoke_at = now
+        """Note that lines were written which were encoded elsewhere."""
+        self.sent_at = now
 
-    # ---- what silence means
+    # ---- keep-alive
 
     def wake_at(self) -> float:
-        """When :meth:`tick` next has something to do, if nobody speaks before; never, once closed."""
+        """Return when to call :meth:`tick`, if no line is sent or received before; infinity once closed."""
         return inf if self.closed else min(self._ping_at(), self._give_up_at())
 
     def tick(self, now: float, wall_ms: int) -> Ping | Fault | None:
-        """Return what ``now`` is the time for: a PING to send, with ``wall_ms`` as its text, or a Fault that closes."""
+        """Return what is due: a PING to send, with ``wall_ms`` as its text, a Fault that closes, or None."""
         if self.closed:
             return None
         if now >= self._give_up_at():
             self.closed = True
-            return Fault(f"ping timeout: nothing heard for {self._keepalive.give_up_after:g} s", "ping timeout")
+            return Fault(f"ping timeout: nothing received for {self._keepalive.give_up_after:g} s", "ping timeout")
         return Ping(str(wall_ms)) if now >= self._ping_at() else None
 
     def _ping_at(self) -> float:
-        return self.spoke_at + self._keepalive.ping_after
+        return self.sent_at + self._keepalive.ping_after
 
     def _give_up_at(self) -> float:
-        return self.heard_at + self._keepalive.give_up_after if self._pinged else inf
+        return self.received_at + self._keepalive.give_up_after if self._pinged else inf
 
 
-def _read_run(lines: list[str], at: int) -> Rows:
-    """Read all RDATA of one stream and instance that follow each other from ``at``; RemoteProtocolError if one is bad.
+def read_run(lines: list[str], at: int) -> Rows:
+    """Parse consecutive RDATA of one stream and instance, from index ``at``; RemoteProtocolError if one is wrong.
 
-    The lines have no CR.  What is right and wrong here must be what it is to ``Rdata.parse``.
+    The lines have no CR.  It accepts exactly the lines that ``Rdata.parse`` accepts.
     """
     fields = lines[at].split(" ", _RDATA_FIELDS - 1)
     if len(fields) < _RDATA_FIELDS:

@@ -1,1 +1,1 @@
-"""What a stream is: facts, IDs, positions, gaps.  No I/O, no clock."""
+"""Streams: facts, IDs, positions, gaps.  No I/O, no clock."""

@@ -1,13 +1,15 @@
-"""A follower's place in the facts of one writer of one stream: the rules of the protocol's receiving side (E1 to E4).
+"""A follower's position in one writer's facts, and what to do next (docs/protocol/following.md E1 to E4).
 
 ::
 
-          applied        ready          to be fetched             held
+          applied        ready            gap                     held
     ...───────────┼───────────────┼─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┼───────────────────┤
-               position         tail                 gap_upto           announced
+               position         tail                 gap_upto           published
 
-What is heard on the link extends ``announced``.  Without a gap it is ready to be applied at once.  A POSITION that does
-not join on, or want of memory, opens a gap; what is heard after that is held until pages have filled the gap.
+Facts that are received on the connection raise ``published``, which is *known* on that page.  Without a gap they are
+ready to be applied at once.  A POSITION that begins above ``published`` opens a gap, and so does a lack of memory.
+Facts that are received after that are held until pages have filled the gap.  A *link* below is any hashable object that
+stands for one connection to the writer.
 """
 
 from __future__ import annotations
@@ -26,105 +28,106 @@ from replication.wire.grammar import Token
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from replication.streams.seams import Page
+    from replication.streams.interfaces import Page
 
-_NEVER: Final = Token(2**63 - 1)  # the largest token that there can be
+_MAX_TOKEN: Final = Token(2**63 - 1)
 
 
 @attrs.frozen
 class Apply:
-    """Hand ``facts`` over, which may be none, and move the position from ``after`` to ``upto``, in one transaction.
+    """Apply ``facts``, which may be empty, and move the position from ``after`` to ``upto``, in one transaction.
 
-    ``epoch`` counts how often the writer had begun anew when the step was asked for; it is the cursor's business.
+    ``resets`` is the number of resets of the writer before this step; only the cursor uses it.
     """
 
     facts: Sequence[Fact]
     after: Token
     upto: Token
-    epoch: int = 0
+    resets: int = 0
 
 
 @attrs.frozen
 class CatchUp:
     """Fetch a page of the facts with ``after < token <= upto``.
 
-    A ``fresh`` one is read now: facts that were told in no order may be there since that were not a moment ago.
+    If ``fresh``, a page that was read earlier must not be used: the writer sends facts out of order, so it may lack
+    some.
     """
 
     after: Token
     upto: Token
-    epoch: int = 0
+    resets: int = 0
     fresh: bool = False
 
 
 @attrs.frozen
 class Reset:
-    """The writer was restored or reset: undo what was applied above ``to``, and lower the position to it."""
+    """Undo what was applied above ``to``, and lower the position to it: the writer was restored or reset."""
 
     after: Token
     to: Token
-    epoch: int = 0
+    resets: int = 0
+
+
+@attrs.frozen
+class Check:
+    """Compare the writer's history with the one that was followed: what was received up to ``upto`` may be lost.
+
+    ``link`` is the number of links before; only the cursor uses it.
+    """
+
+    after: Token
+    upto: Token
+    link: int
 
 
 class Cursor:
-    """What has been applied, what may be applied next, and what is missing.
+    """What is applied, what can be applied next, and what is missing.
 
-    The caller tells it all that is heard, asks ``step`` what to do, does one thing at a time, and reports it.  A step
-    that failed is not reported: it is simply asked for again.
+    The caller passes on everything that is received.  It calls ``step``, does one step at a time, and reports it with
+    ``applied`` or ``fetched``.  A step that failed is not reported: ``step`` returns it again.
 
-    One link is followed at a time, from a POSITION on, and no other may contradict it.  A caller that loses it and has
-    another link to the same writer asks there with REPLICATE.
+    One link is followed at a time, from its POSITION on; rows of other links are dropped.  After that link is lost, a
+    second link to the same writer is followed from its next POSITION on.
     """
 
-    __slots__ = (
-        "_begun",
-        "_epoch",
-        "_gap_upto",
-        "_held",
-        "_late",
-        "_late_gap",
-        "_leapt_from",
-        "_link",
-        "_max_apply_rows",
-        "_max_held_bytes",
-        "_ready",
-        "_reset_to",
-        "_tail",
-        "_torn",
-        "_unordered",
-        "announced",
-        "dropped",
-        "duplicates",
-        "held_bytes",
-        "position",
-    )
+    def __init__(
+        self,
+        position: Token,
+        *,
+        max_held_bytes: int = 8 * 2**20,
+        max_apply_rows: int = 10_000,
+        checks_history: bool = False,
+    ) -> None:
+        """Begin at ``position``, the stored one; 0 if there is none.
 
-    def __init__(self, position: Token, *, max_held_bytes: int = 8 * 2**20, max_apply_rows: int = 10_000) -> None:
-        """Go on from ``position``, as it was stored; 0 if nothing is known.
-
-        What is heard waits in at most ``max_held_bytes`` of memory; a fetched page comes on top of that.  An Apply has
-        at most ``max_apply_rows`` rows, unless it is a single fact.
+        Received facts take at most ``max_held_bytes`` bytes of memory; a fetched page is not counted.  An Apply has at
+        most ``max_apply_rows`` rows, except for a single fact with more.  With ``checks_history``, a Check is the first
+        step on each link, and the step after a Reset.
         """
-        self.position = position  # what has been applied
-        self.announced = position  # the largest token that the writer is known to have settled
-        self.duplicates = 0  # rows that were heard before
-        self.dropped = 0  # rows that were heard and not kept
-        self.held_bytes = 0  # about what all rows take that wait here
+        self.position = position  # the applied position
+        self.published = position  # the writer's published position, as far as it was received
+        self.duplicates = 0  # rows that were received before
+        self.dropped = 0  # rows that were received and not kept
+        self.held_bytes = 0  # the approximate memory of all rows here: ready, held or of an incomplete fact
         self._max_held_bytes = max_held_bytes
         self._max_apply_rows = max_apply_rows
         self._ready: list[Fact] = []  # all facts in (position, tail]
         self._tail = position
-        self._gap_upto = position  # (tail, gap_upto] is to be fetched; they are equal if there is no gap
-        self._held: list[Fact] = []  # all facts in (gap_upto, announced]
+        self._gap_upto = position  # (tail, gap_upto] is to be fetched; equal if there is no gap
+        self._held: list[Fact] = []  # all facts in (gap_upto, published]
         self._link: Hashable = None
-        self._begun: list[str] = []  # rows on that link of a fact that is not complete
-        self._torn: set[Hashable] = set()  # links in the middle of a fact whose first rows were not kept
-        self._leapt_from = position  # nothing was heard between this and announced
-        self._unordered = False  # facts were told in no order, so only pages have them all
-        self._late_gap: tuple[Token, Token] | None = None  # what may be missing between a fact and the one before it
-        self._late: list[Fact] = []  # was fetched from there, and is to be applied below the position
-        self._epoch = 0
-        self._reset_to = _NEVER  # what is applied above this is from an earlier epoch
+        self._partial: list[str] = []  # the rows of an incomplete fact on that link
+        self._skipping: set[Hashable] = set()  # links in the middle of a fact whose first rows were dropped
+        self._jumped_from = position  # no fact was received between this and published
+        self._unordered = False  # facts were received out of order, so only pages have them all
+        self._late_gap: tuple[Token, Token] | None = None  # a range below the position from which facts may be missing
+        self._late: list[Fact] = []  # facts that were fetched from that range and are to be applied
+        self._resets = 0
+        self._checks_history = checks_history
+        self._links = 0
+        self._unchecked: Token | None = None  # facts up to here were received on earlier links
+        self._reset_to = _MAX_TOKEN  # facts that were applied above this are from before a reset
 
     @property
     def linked(self) -> bool:
@@ -133,107 +136,172 @@ class Cursor:
 
     @property
     def reached(self) -> Token:
-        """The token up to which all facts are here, be they applied or not."""
-        return self._tail
+        """The token up to which all facts are here, applied or not, and are known to be the writer's."""
+        return self._tail if self._unchecked is None else min(self.position, self._tail)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether all that is applied is known to be the writer's: there is nothing to compare, nothing to undo."""
+        return self._unchecked is None and self.position <= self._reset_to
 
     @property
     def live(self) -> bool:
-        """Whether a link is followed and all that was announced has been applied."""
-        late = bool(self._late) or self._late_gap is not None
-        return self.linked and self.position == self.announced and self.position <= self._reset_to and not late
+        """Whether a link is followed and all published facts are applied."""
+        late = bool(self._late) or self._late_gap is not None or self._unchecked is not None
+        return self.linked and self.position == self.published and self.position <= self._reset_to and not late
 
     @property
     def crowded(self) -> bool:
-        """Whether it is time to hear no more for a moment: what is ready takes half of the memory that it may."""
+        """Whether reading should pause: facts that are ready take more than half of ``max_held_bytes``."""
         return self._tail == self._gap_upto and 2 * self.held_bytes > self._max_held_bytes
 
-    def position_heard(self, link: Hashable, prev: Token, new: Token) -> None:
-        """Hear that the writer has settled all IDs up to ``new``, and that none in ``(prev, new]`` has a fact.
+    def position_received(self, link: Hashable, prev: Token, new: Token) -> None:
+        """Process a POSITION: IDs up to ``new`` are settled, and there is no fact with ``prev < token <= new``.
 
-        In the middle of a fact, one that moves on says that the end of that was lost: a Synapse does not send a row
-        that is too long, and its token goes with it (trap 5).
+        A POSITION above ``published`` in the middle of a fact means that the last row of the fact was lost.  Synapse
+        does not send a row that is too long, and the fact's token is lost with it (docs/protocol/traps.md 5).
         """
-        if new < self.announced:
-            if self.linked:
-                return  # stale: what we follow has told us more
+        if new < self.published and self.linked:
+            return  # out of date: the link that is followed has sent more
+        if link != self._link:
+            self._links += 1
+            if self._checks_history:
+                self._unchecked = max(self.published, self.position, self._unchecked or Token(0))
+                self._forget_reset()
+        if new < self.published:
             self._rewind(new)
-        if link != self._link or new > self.announced:
-            self._tear()
+        if link != self._link or new > self.published:
+            self._drop_partial()
         self._link = link
-        if prev > self.announced:
-            self._miss(new)
+        if prev > self.published:
+            self._open_gap(new)
         elif self._tail < self._gap_upto:
-            self.announced = new
+            self.published = new
         else:
-            self._tail = self._gap_upto = self.announced = new
-        self._leapt_from = new
+            self._tail = self._gap_upto = self.published = new
+        self._jumped_from = new
 
-    def rows_heard(self, link: Hashable, places: Sequence[Token | None], texts: Sequence[str]) -> None:
-        """Hear a run of one row or more; at a place of None, the fact has more rows to come.
+    def rows_received(self, link: Hashable, places: Sequence[Token | None], texts: Sequence[str]) -> None:
+        """Process consecutive rows; a place of None means that the next row is of the same fact.
 
-        A fact above everything known joins on, whatever IDs lie between: the link is in order, so they have no facts.
-        A link that turns out not to be, as a Synapse's in backfill (trap 12), is believed no more: what it tells is
-        fetched.
+        A fact above ``published`` needs no fetch, whatever IDs lie between: a link is in order, so those have no facts.
+        Once a link was out of order, as Synapse's ``backfill`` is (docs/protocol/traps.md 12), its facts are fetched.
         """
         if link != self._link:
             self.dropped += len(texts)
-            self._torn.discard(link)
+            self._skipping.discard(link)
             if places[-1] is None:
-                self._torn.add(link)
-        elif self._begun or None in places or link in self._torn:
-            self._extend(self._gather(places, texts))
+                self._skipping.add(link)
+        elif self._partial or None in places or link in self._skipping:
+            self._add(self._complete(places, texts))
         else:
-            self._extend(facts_of_rows(cast("Sequence[Token]", places), texts))
+            self._add(facts_of_rows(cast("Sequence[Token]", places), texts))
+
+    def row_lost(self, link: Hashable) -> None:
+        """Process a row that cannot be read: its fact is missing, and is fetched with the next fact of the link."""
+        if link == self._link:
+            self._drop_partial()
+        self._skipping.add(link)
 
     def link_lost(self, link: Hashable) -> None:
-        """Forget the link and the fact that it was in the middle of; whole facts stay true."""
+        """Drop the incomplete fact of a lost link; complete facts are kept."""
         if link == self._link:
-            self._tear()
+            self._drop_partial()
             self._link = None
-        self._torn.discard(link)
+        self._skipping.discard(link)
 
-    def step(self) -> Apply | CatchUp | Reset | None:
-        """Return what to do next: the same until something is reported or heard, but for an Apply that grows."""
+    def found_late(self, facts: Sequence[Fact]) -> bool:
+        """Take facts up to the position that were never received; return whether they will be applied.
+
+        They are not while earlier ones wait, or a Reset: offer them again.  ``facts`` ascend, and none was applied.
+        """
+        busy = self._late or self._late_gap is not None or not self.confirmed
+        if busy or not facts or facts[-1].token > self.position:
+            return False
+        self._late = [*facts]
+        return True
+
+    def settled(self, upto: Token) -> bool:
+        """Note that IDs up to ``upto`` are settled, as the writer's database has it; return whether that is news.
+
+        Facts that were not received are fetched.  Without a link nothing is noted: the next one begins with a POSITION.
+        """
+        if not self.linked or upto <= self.published:
+            return False
+        self.position_received(self._link, upto, upto)
+        return True
+
+    def step(self) -> Apply | CatchUp | Check | Reset | None:
+        """Return what to do next, or None.
+
+        The step stays the same until it is reported or something is received; an Apply may get more facts.
+        """
+        if self._unchecked is not None:
+            return Check(self.position, self._unchecked, self._links) if self.linked else None
         if self.position > self._reset_to:
-            return Reset(self.position, self._reset_to, self._epoch)
+            return Reset(self.position, self._reset_to, self._resets)
         if self._late:
-            return Apply(self._late, self.position, self.position, self._epoch)
+            return Apply(self._late, self.position, self.position, self._resets)
         if self._late_gap is not None and self._late_gap[1] <= self.position:
-            return CatchUp(*self._late_gap, self._epoch, fresh=True)
+            return CatchUp(*self._late_gap, self._resets, fresh=True)
         if self.position < self._tail:
             rows = [*accumulate(map(len, map(itemgetter(1), self._ready[: self._max_apply_rows])))]
             facts = self._ready[: bisect_right(rows, self._max_apply_rows) or 1]
             upto = self._tail if len(facts) == len(self._ready) else facts[-1].token
-            return Apply(facts, self.position, upto, self._epoch)
+            return Apply(facts, self.position, upto, self._resets)
         if self._tail < self._gap_upto:
-            return CatchUp(self._tail, self._gap_upto, self._epoch, self._unordered)
+            return CatchUp(self._tail, self._gap_upto, self._resets, self._unordered)
         return None
 
-    def applied(self, step: Apply | Reset) -> None:
-        """Hear that ``step`` is durable; StreamError if it does not start at the position.
+    def compared(self, step: Check, common: Token) -> bool:
+        """Drop everything above ``common``; returns whether nothing is above it, applied or received.
 
-        A step of an earlier epoch counts too if it came through.  Its facts are not applied again, or a Reset undoes
+        Then ``checked`` ends the check, once the writer's history is stored.  Else the next step is a Reset if facts
+        above ``common`` are applied, and another Check.
+        """
+        if step.link != self._links or not self.linked:
+            return False
+        if common < min(step.upto, self._reset_to):
+            self._go_back(common)
+        elif self.position <= self._reset_to:
+            return True
+        self._unchecked = None if self.position > self._reset_to else self.position
+        return False
+
+    def checked(self, step: Check) -> None:
+        """Note that the history is the writer's, up to what is received on this link."""
+        if step.link == self._links:
+            self._unchecked = None
+
+    def applied(self, step: Apply | Reset) -> None:
+        """Note that ``step`` is durable; StreamError if it does not start at the position.
+
+        A committed step from before a reset counts too: its facts are not applied again, unless a later Reset undoes
         them.
         """
         if step.after != self.position:
             raise StreamError(f"a step was applied from {step.after}, but the position is {self.position}")
-        if isinstance(step, Apply) and step.upto == step.after and step.facts and step.epoch == self._epoch:
+        if isinstance(step, Apply) and step.upto == step.after:
             self._late = []
         self.position = step.to if isinstance(step, Reset) else step.upto
-        if step.epoch == self._epoch:
-            self._reset_to = _NEVER  # one that is older can no longer come through
+        if isinstance(step, Reset) and self._checks_history:
+            self._unchecked = self.position
+            if step.resets != self._resets:  # it was forgotten while it was applied
+                self._go_back(step.to)
+        if step.resets == self._resets:
+            self._reset_to = _MAX_TOKEN  # no older step can be committed any more
         if self.position <= self._reset_to:
             done = bisect_right(self._ready, self.position, key=itemgetter(0))
             self.held_bytes -= fact_bytes(self._ready[:done])
             del self._ready[:done]
-            self._reach(max(self._tail, self.position))
+            self._advance_tail(max(self._tail, self.position))
 
     def fetched(self, step: CatchUp, page: Page) -> None:
-        """Take what is missing from a page that answers ``step``; nothing, if the writer has begun anew meanwhile.
+        """Take the missing facts from the page of ``step``; nothing if the writer was reset since.
 
         CatchUpError if the page is out of order or does not reach beyond ``step.after``.
         """
-        if step.epoch != self._epoch:
+        if step.resets != self._resets:
             return
         tokens = tokens_of(page.facts)
         if not is_ascending(tokens):
@@ -248,61 +316,61 @@ class Cursor:
         facts = page.facts[bisect_right(tokens, self._tail) : bisect_right(tokens, upto)]
         self._ready += facts
         self.held_bytes += fact_bytes(facts)
-        self._reach(max(self._tail, upto))
+        self._advance_tail(max(self._tail, upto))
 
-    def _gather(self, places: Sequence[Token | None], texts: Sequence[str]) -> list[Fact]:
-        """Return the facts that these rows of our link complete, and keep the rows of one that they begin."""
+    def _complete(self, places: Sequence[Token | None], texts: Sequence[str]) -> list[Fact]:
+        """Return the facts that these rows complete, and keep the rows of a fact that they begin."""
         facts = []
         start = 0
         for end, place in enumerate(places, 1):
             if place is not None:
                 facts.append(Fact(place, tuple(texts[start:end])))
                 start = end
-        if facts and self._link in self._torn:
-            self._torn.remove(self._link)
+        if facts and self._link in self._skipping:
+            self._skipping.remove(self._link)
             token, rest = facts.pop(0)
             self.dropped += len(rest)
-            if token > self.announced:
-                self._miss(token)
-        elif facts and self._begun:
-            facts[0] = Fact(facts[0].token, (*self._begun, *facts[0].texts))
-            self.held_bytes -= row_bytes(self._begun)
-            self._begun = []
+            if token > self.published:
+                self._open_gap(token)
+        elif facts and self._partial:
+            facts[0] = Fact(facts[0].token, (*self._partial, *facts[0].texts))
+            self.held_bytes -= row_bytes(self._partial)
+            self._partial = []
         if start < len(texts):
-            self._begun += texts[start:]
+            self._partial += texts[start:]
             self.held_bytes += row_bytes(texts[start:])
-            if self._link in self._torn or self.held_bytes > self._max_held_bytes:
-                self._tear()
+            if self._link in self._skipping or self.held_bytes > self._max_held_bytes:
+                self._drop_partial()
         return facts
 
-    def _extend(self, facts: list[Fact]) -> None:
-        """Take whole facts that our link told us."""
+    def _add(self, facts: list[Fact]) -> None:
+        """Take complete facts from the link that is followed."""
         tokens = tokens_of(facts)
-        if self._unordered or not is_ascending([self.announced, *tokens]):
+        if self._unordered or not is_ascending([self.published, *tokens]):
             if self._unordered or self._is_out_of_order(tokens):
-                self._distrust(facts)
+                self._fetch_instead(facts)
                 return
             facts = self._only_new(facts)
         if not facts:
             return
-        self._leapt_from = facts[-2].token if len(facts) > 1 else self.announced
+        self._jumped_from = facts[-2].token if len(facts) > 1 else self.published
         size = fact_bytes(facts)
         if self.held_bytes + size > self._max_held_bytes:
             self.dropped += len(texts_of(facts))
-            self._miss(facts[-1].token)
+            self._open_gap(facts[-1].token)
             return
         self.held_bytes += size
-        self.announced = facts[-1].token
+        self.published = facts[-1].token
         if self._tail < self._gap_upto:
             self._held += facts
         else:
             self._ready += facts
-            self._tail = self._gap_upto = self.announced
+            self._tail = self._gap_upto = self.published
 
     def _only_new(self, facts: Sequence[Fact]) -> list[Fact]:
-        """Return the facts that were not heard before."""
+        """Return the facts that were not received before."""
         new = []
-        newest = self.announced
+        newest = self.published
         for fact in facts:
             if fact.token > newest:
                 newest = fact.token
@@ -312,48 +380,48 @@ class Cursor:
         return new
 
     def _is_out_of_order(self, tokens: Sequence[Token]) -> bool:
-        """Whether a token among these comes late: it is lower than one before it, and was never heard."""
-        newest, heard = self.announced, set[Token]()
+        """Return whether one of these tokens is lower than an earlier one and was not received before."""
+        newest, received = self.published, set[Token]()
         for token in tokens:
-            late = self.announced < token < newest or self._leapt_from < token < self.announced
-            if late and token not in heard:
+            late = self.published < token < newest or self._jumped_from < token < self.published
+            if late and token not in received:
                 return True
-            heard.add(token)
+            received.add(token)
             newest = max(newest, token)
         return False
 
-    def _distrust(self, facts: Sequence[Fact]) -> None:
-        """Leave these facts, and all that may be missing among those before them, to be fetched."""
+    def _fetch_instead(self, facts: Sequence[Fact]) -> None:
+        """Drop these facts, and have them fetched with all that may be missing below them."""
         tokens = tokens_of(facts)
         self.dropped += len(texts_of(facts))
-        if not self._unordered and any(self._leapt_from < token < self.announced for token in tokens):
-            # The newest fact is on its way already, or applied: what is missing before it comes after it.
-            self._late_gap = self._leapt_from, self.announced
+        if not self._unordered and any(self._jumped_from < token < self.published for token in tokens):
+            # The newest fact is being applied, or is applied: facts below it are applied after it.
+            self._late_gap = self._jumped_from, self.published
         self._unordered = True
         newest = max(tokens)
-        if newest > self.announced:
-            self._miss(newest)
+        if newest > self.published:
+            self._open_gap(newest)
 
-    def _miss(self, upto: Token) -> None:
-        """Leave all facts above the tail, up to ``upto``, to be fetched; those that were held are among them."""
+    def _open_gap(self, upto: Token) -> None:
+        """Have all facts above the tail fetched, up to ``upto``, and drop the held facts, which are among them."""
         self.dropped += len(texts_of(self._held))
         self.held_bytes -= fact_bytes(self._held)
         self._held = []
-        self._gap_upto = self.announced = upto
+        self._gap_upto = self.published = upto
 
-    def _reach(self, tail: Token) -> None:
-        """Have everything up to ``tail``; if that closes the gap, what was held behind it is ready."""
+    def _advance_tail(self, tail: Token) -> None:
+        """Move the tail; if that closes the gap, the held facts are ready."""
         self._tail = tail
         if tail >= self._gap_upto:
             self._ready += self._held
             self._held = []
-            self._tail = self._gap_upto = self.announced
+            self._tail = self._gap_upto = self.published
 
     def _rewind(self, new: Token) -> None:
-        """Begin anew: the writer was restored or reset, and nobody knows what it was that we heard above ``new``.
+        """Start over at ``new``: the writer was restored or reset to ``new``, so facts above it may be gone.
 
-        Nothing up to ``new`` is in doubt.  What is already applied above it is undone first, and that may be more than
-        we know: a step that is under way.
+        Facts that are applied up to ``new`` stay.  Facts that are not applied are dropped, and fetched again.  The next
+        step undoes the facts above ``new`` that are applied, or are being applied now.
         """
         self.dropped += len(texts_of(self._ready)) + len(texts_of(self._held))
         self.held_bytes = 0
@@ -361,14 +429,30 @@ class Cursor:
         self._held = []
         self._late = []
         self._late_gap = None
-        self._epoch += 1
+        self._resets += 1
         self._reset_to = min(self._reset_to, new)
-        self._tail = self._gap_upto = self.announced = self._leapt_from = min(self.position, self._reset_to)
+        self._tail = self._gap_upto = self.published = self._jumped_from = min(self.position, self._reset_to)
 
-    def _tear(self) -> None:
-        """Give up the fact that our link is in the middle of: the rest of it cannot be whole."""
-        if self._begun:
-            self.dropped += len(self._begun)
-            self.held_bytes -= row_bytes(self._begun)
-            self._begun = []
-            self._torn.add(self._link)
+    def _go_back(self, to: Token) -> None:
+        """Start over at ``to``, and have everything that was published above it fetched."""
+        published = self.published
+        self._drop_partial()
+        self._rewind(to)
+        if published > self.published:
+            self._open_gap(published)
+
+    def _forget_reset(self) -> None:
+        """Forget a Reset that is not applied: the history of this link decides anew."""
+        if self._reset_to < _MAX_TOKEN:
+            self._drop_partial()
+            self._reset_to = _MAX_TOKEN
+            self._rewind(self.position)
+            self._reset_to = _MAX_TOKEN
+
+    def _drop_partial(self) -> None:
+        """Drop the incomplete fact of the link that is followed, and the rest of it when it comes."""
+        if self._partial:
+            self.dropped += len(self._partial)
+            self.held_bytes -= row_bytes(self._partial)
+            self._partial = []
+            self._skipping.add(self._link)

@@ -1,4 +1,4 @@
-"""A fact: one token with all its rows, never a part of them; and what is done with many facts at once."""
+"""Facts, and fast functions over many of them.  A fact is one token with all its rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from itertools import chain, groupby
 from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from replication.errors import RowError
 from replication.wire import grammar
+from replication.wire.grammar import MAX_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +17,18 @@ if TYPE_CHECKING:
     from replication.wire.grammar import Token
 
 _FACT_BYTES: Final = 128  # a fact and its tuple of texts, without them (CPython 3.11, 64 bits)
+MAX_FACT_ROWS: Final = 1_000_000
+MAX_FACT_BYTES: Final = 64 * 2**20  # as a page has them: [token,row],
+_SMALL: Final = 2 * MAX_VALUES  # so many characters have no more values
+BYTES_IN_PAGE: Final = 24  # of a row in a page, beside its text
 _ROW_BYTES: Final = 64  # a str without its characters, and the pointer to it
 
 
 class Fact(NamedTuple):
-    """What one writer did under one stream ID.
+    """All rows of one token.
 
-    ``texts`` are the rows as JSON text, as they were spelt when the fact was written and as they travel; ``rows``
-    decodes them, each time that it is asked.  A fact may have no rows.
+    ``texts`` are the rows as JSON text, as they were encoded when the fact was written.  ``rows`` decodes them, at each
+    use.  A fact may have no rows.
     """
 
     token: Token
@@ -34,22 +40,22 @@ class Fact(NamedTuple):
         return grammar.read_rows(self.texts)
 
 
-# Fact._make without its check of the length, which is two thirds of the time that a follower spends on a row.
+# Fact._make without its check of the length, which takes two thirds of a follower's time for a row.
 _make_fact = cast("Callable[[tuple[Token, tuple[str, ...]]], Fact]", partial(tuple.__new__, Fact))
 
 
 def facts_of(tokens: Iterable[Token], texts: Iterable[tuple[str, ...]]) -> list[Fact]:
-    """Return a fact for each token and its rows, in bulk."""
+    """Return one fact for each token and tuple of rows."""
     return list(map(_make_fact, zip(tokens, texts, strict=True)))
 
 
 def facts_of_rows(tokens: Sequence[Token], texts: Sequence[str]) -> list[Fact]:
-    """Return a fact per row: the usual case."""
+    """Return one fact for each token and its single row."""
     return facts_of(tokens, zip(texts, strict=True))
 
 
 def gather(tokens: Sequence[Token], texts: Sequence[str]) -> list[Fact]:
-    """Return the facts of rows that stand in token order: ``texts[i]`` is a row of the fact ``tokens[i]``."""
+    """Return the facts of rows that are sorted by token: ``texts[i]`` is a row of the fact ``tokens[i]``."""
     if len(set(tokens)) == len(tokens):
         return facts_of_rows(tokens, texts)
     rows = groupby(zip(tokens, texts, strict=True), itemgetter(0))
@@ -62,20 +68,45 @@ def tokens_of(facts: Iterable[Fact]) -> list[Token]:
 
 
 def texts_of(facts: Iterable[Fact]) -> list[str]:
-    """Return the rows of all facts, one after the other."""
+    """Return the rows of all facts in one list."""
     return list(chain.from_iterable(map(itemgetter(1), facts)))
 
 
 def is_ascending(tokens: Sequence[Token]) -> bool:
-    """Whether each token is larger than the one before it."""
+    """Return whether each token is larger than the one before it."""
     return all(map(lt, tokens, tokens[1:]))
 
 
+def check_size(texts: Sequence[str]) -> None:
+    """Raise RowError if rows are too much for one fact (docs/configuration.md, Fixed limits)."""
+    if len(texts) == 1 and len(texts[0]) < _SMALL:  # the usual case
+        return
+    check_rows(len(texts))
+    size = sum(map(len, texts)) + BYTES_IN_PAGE * len(texts)
+    if size > MAX_FACT_BYTES:
+        found, most, unit = size, MAX_FACT_BYTES, "bytes"
+    elif size > _SMALL and (values := sum(map(grammar.count_values, texts))) > MAX_VALUES:
+        found, most, unit = values, MAX_VALUES, "values"
+    else:
+        return
+    raise _too_large(found, most, unit)
+
+
+def check_rows(count: int) -> None:
+    """Raise RowError if ``count`` rows are too many for one fact."""
+    if count > MAX_FACT_ROWS:
+        raise _too_large(count, MAX_FACT_ROWS, "rows")
+
+
+def _too_large(found: int, most: int, unit: str) -> RowError:
+    return RowError(f"a fact has {most} {unit} at most, and this one has {found}: write several facts")
+
+
 def row_bytes(texts: Sequence[str]) -> int:
-    """Return about how many bytes of memory rows take."""
+    """Return the approximate memory of rows, in bytes."""
     return sum(map(len, texts)) + _ROW_BYTES * len(texts)
 
 
 def fact_bytes(facts: Sequence[Fact]) -> int:
-    """Return about how many bytes of memory facts take, rows and all: what bounds are counted in."""
+    """Return the approximate memory of facts with their rows, in bytes."""
     return row_bytes(texts_of(facts)) + _FACT_BYTES * len(facts)

@@ -1,8 +1,8 @@
-"""IDs from a sequence that others draw from too: the awaiting half of :mod:`replication.streams.pending`."""
+"""The IDs of a stream: reserved from a counter of this process or from a shared sequence, completed in any order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, cast
 
 from replication.streams.pending import PendingIds
 from replication.wire.grammar import Token
@@ -10,56 +10,63 @@ from replication.wire.grammar import Token
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.streams.seams import ISequence
-
-_Writer = TypeVar("_Writer")
+    from replication.streams.interfaces import ISequence
 
 
-class StreamIds(Generic[_Writer]):
-    """The IDs of one stream, or of several that share them; the first of ``writers`` is whose they are.
+class StreamIds:
+    """The IDs of one stream, or of several streams that share their IDs.
 
-    ``durable`` is how far they may be announced: a crash would take back what is above.  ``reached`` is how far those
-    are complete that programs draw which know nothing of us: 0 until that is known, None if there are no such programs.
+    ``pending`` holds the IDs that are reserved and not complete.  ``durable`` is the largest ID that may be published:
+    a crash would lose larger ones.  ``sequence`` is where several processes allocate their IDs; None: this process
+    counts.  ``horizon`` is that of docs/protocol/ids.md F4; it counts as 0 until ``horizon_known``, and is None without
+    external writers.
     """
 
+    __slots__ = ("durable", "horizon", "horizon_known", "pending", "sequence")
+
     def __init__(self, start: Token) -> None:
-        """Begin with ``start`` and every ID below it settled."""
-        self.writers: list[_Writer] = []
         self.begin(start, None)
 
     def begin(self, start: Token, sequence: ISequence | None) -> None:
-        """Take up where the store says that the streams stand; without a ``sequence`` we count by ourselves."""
+        """Start over with every ID up to ``start`` settled."""
         self.pending = PendingIds(start)
         self.durable = start
         self.sequence = sequence
-        self.reached: Token | None = None
+        self.horizon: Token | None = None
+        self.horizon_known = True  # whether any ID is known to be settled
 
     @property
-    def are_known(self) -> bool:
-        """Whether it is known of any ID that it is complete."""
-        return self.reached != 0
+    def settled(self) -> Token:
+        """The largest ID with no incomplete ID at or below it."""
+        settled = Token(self.pending.settled)
+        return settled if self.horizon is None else min(settled, self.horizon)
 
-    def reach(self, upto: Token) -> None:
-        """Learn that nobody else's ID at or below ``upto``, or at or below 1, is open any more."""
-        self.reached = max(upto, self.reached or Token(1))
+    def begin_with_external_writers(self) -> None:
+        """Settle no ID before the first ``raise_horizon``."""
+        self.horizon, self.horizon_known = Token(0), False
+
+    def raise_horizon(self, upto: Token) -> None:
+        """Note that no external writer can still commit an ID at or below ``upto``."""
+        self.horizon, self.horizon_known = max(upto, self.horizon or Token(0)), True
         self.pending.note(upto)
 
-    def within_reach(self, place: int) -> Token:
-        """Return ``place``, or how far others are if that is less."""
-        return Token(place if self.reached is None else min(place, self.reached))
+    def within_horizon(self, token: int) -> Token:
+        """Return ``token``, or the horizon if that is smaller."""
+        return Token(token if self.horizon is None else min(token, self.horizon))
 
+    async def reserve(self, count: int) -> Sequence[Token]:
+        """Return ``count`` new IDs, which are open until they are completed.
 
-async def draw(pending: PendingIds, sequence: ISequence, count: int) -> Sequence[Token]:
-    """Return ``count`` new IDs, open; while they are on their way nothing settles that they might be (trap 36).
-
-    SequenceRegressedError if the sequence repeats itself; whatever else it raises is passed on.  Nothing stays open or
-    expected then.
-    """
-    floor = pending.expect()
-    try:
-        ids = await sequence.draw(count)
-        pending.open(floor, ids)
-    except BaseException:  # a cancelled task and a closed coroutine count too
-        pending.abandon(floor)
-        raise
-    return [Token(each) for each in ids]
+        During an allocation, no ID settles that the sequence may return (docs/protocol/traps.md 36).
+        SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer.
+        """
+        if self.sequence is None:
+            return cast("list[Token]", list(self.pending.reserve(count)))
+        floor = self.pending.expect()
+        try:
+            ids = await self.sequence.allocate(count)
+            self.pending.open(floor, ids)
+        except BaseException:  # cancelled and closed coroutines, too
+            self.pending.abandon(floor)
+            raise
+        return [Token(each) for each in ids]

@@ -1,4 +1,4 @@
-"""Which IDs are open, and how far everything before them is settled."""
+"""Open stream IDs, and the settled ID below them (docs/protocol/ids.md F1, F4)."""
 
 from __future__ import annotations
 
@@ -13,107 +13,106 @@ if TYPE_CHECKING:
 
 
 class PendingIds:
-    """One writer's IDs, finishing in any order (``protocol``, F1 and F4).
+    """One writer's stream IDs, which complete in any order.
 
-    IDs come from a counter of our own (``reserve``) or from a sequence that others draw from too (``expect``, then
-    ``open`` or ``abandon``; ``note`` says how far others have got).  ``highest`` is the largest ID that was opened or
-    noted.  Everything costs O(1), amortised, however many IDs are open and in whichever order they complete.
+    IDs come from this object's counter (``reserve``), or from a shared sequence (``expect``, then ``open`` or
+    ``abandon``; ``note`` for IDs of other processes).  ``highest`` is the largest ID that was opened or noted.  Every
+    operation takes O(1) amortised time, for any number of open IDs and any order of completion.
     """
 
-    __slots__ = ("_floors", "_order", "_unfinished", "highest")
+    __slots__ = ("_floors", "_open", "_order", "highest")
 
     def __init__(self, settled: int) -> None:
-        """Begin with every ID up to ``settled`` completed."""
+        """Begin with every ID up to ``settled`` complete."""
         self.highest = settled
-        self._unfinished: set[int] = set()
-        self._order: deque[int] = deque()  # ascending; the first is unfinished, later ones need not be
-        self._floors: list[int] = []  # ascending: ``highest`` as each request under way began
+        self._open: set[int] = set()
+        self._order: deque[int] = deque()  # ascending; the first is open, later ones may be complete
+        self._floors: list[int] = []  # ascending: ``highest`` when each request for IDs began
 
     @property
     def settled(self) -> int:
-        """The largest ID with nothing of ours unfinished, or being asked for, at or below it; it never goes back."""
+        """The largest ID up to which this writer has no open ID, and is allocating none; it never decreases."""
         reached = self._order[0] - 1 if self._order else self.highest
         return min(reached, self._floors[0]) if self._floors else reached
 
     def settled_with(self, ids: Sequence[int]) -> int:
-        """Return what ``settled`` would be if these open IDs were complete, too.
-
-        It walks over those only that are dropped once they are.
-        """
+        """Return what ``settled`` would be if these open IDs were complete too."""
         done = set(ids)
-        reached = next(
-            (each - 1 for each in self._order if each in self._unfinished and each not in done), self.highest
-        )
+        reached = self.highest
+        for each in self._order:
+            if each in self._open and each not in done:
+                reached = each - 1
+                break
         return min(reached, self._floors[0]) if self._floors else reached
 
     @property
     def open_count(self) -> int:
-        """How many IDs are open."""
-        return len(self._unfinished)
+        """The number of open IDs."""
+        return len(self._open)
 
     def oldest(self) -> int | None:
-        """Return the smallest open ID: the one that everything above it waits for."""
+        """Return the smallest open ID: all larger ones wait for it; None if no ID is open."""
         return self._order[0] if self._order else None
 
     def reserve(self, count: int = 1) -> range:
-        """Open the next ``count`` IDs of our own counter."""
+        """Open the next ``count`` IDs of the counter, and return them."""
         first = self.highest + 1
         self.highest += count
         ids = range(first, self.highest + 1)
         self._order.extend(ids)
-        self._unfinished.update(ids)
+        self._open.update(ids)
         return ids
 
     def expect(self) -> int:
-        """Hold a place for IDs that are being asked for; nothing above the floor that is returned settles meanwhile.
+        """Begin a request for IDs, and return its floor: no ID above it settles until the request ends.
 
-        Without it, an ID that the sequence has handed out could be passed before we know of it (trap 36).
+        Otherwise an ID that is allocated and not open yet could settle (docs/protocol/traps.md 36).
         """
         self._floors.append(self.highest)
         return self.highest
 
     def open(self, floor: int, ids: Sequence[int]) -> None:
-        """Swap a held place for the IDs that it was kept for, which other requests may have overtaken.
+        """End the request with that floor, and open the IDs that it returned; requests may end in any order.
 
-        SequenceRegressedError if an ID was there before; the place is still held then.
+        SequenceRegressedError if an ID was used before; the request has not ended then.
         """
         arrived = sorted(set(ids))
-        if len(arrived) < len(ids) or any(each <= floor or each in self._unfinished for each in arrived):
+        if len(arrived) < len(ids) or any(each <= floor or each in self._open for each in arrived):
             raise SequenceRegressedError(
-                f"the sequence handed out {list(ids)}, but every ID up to {floor} was used before, and others are open:"
-                " set it forward, past every ID that is stored"
+                f"the sequence returned {list(ids)}, but every ID up to {floor} was used before, and others are open:"
+                " set it forward, past every ID that is stored",
+                ids=ids,
+                used_upto=floor,
             )
         self.abandon(floor)
         if arrived:
             self.highest = max(self.highest, arrived[-1])
-            self._unfinished.update(arrived)
+            self._open.update(arrived)
             while self._order and self._order[-1] > arrived[0]:
                 arrived.append(self._order.pop())
             self._order.extend(sorted(arrived))
 
     def note(self, seen: int) -> None:
-        """Learn that the sequence has handed out ``seen`` to somebody else: who has nothing open is as far (F4).
+        """Note that another process has allocated ``seen``: without open IDs, this writer is settled up to it.
 
-        What is being asked for holds its place: it may be less than ``seen``, if that was drawn meanwhile.
+        A request in progress keeps its floor, because it may bring an ID below ``seen`` (docs/protocol/ids.md F4).
         """
         self.highest = max(self.highest, seen)
 
     def abandon(self, floor: int) -> None:
-        """Give a held place back: the request failed, or its IDs have come."""
+        """End the request with that floor without opening IDs."""
         place = bisect_left(self._floors, floor)
         if self._floors[place : place + 1] != [floor]:
-            raise StreamError(f"no request for IDs is under way from {floor}")
+            raise StreamError(f"no request for IDs has the floor {floor}")
         del self._floors[place]
 
     def complete(self, ids: Sequence[int]) -> None:
-        """Finish open IDs, committed or rolled back alike; StreamError at the first that is not open."""
-        unfinished, order = self._unfinished, self._order
+        """Complete open IDs, committed or rolled back; StreamError if one is not open."""
+        open_ids, order = self._open, self._order
         try:
             for each in ids:
-                unfinished.remove(each)
+                open_ids.remove(each)
         except KeyError:
-            raise StreamError(
-                f"IDs {list(ids)} are not all open: each is completed once, by whoever reserved it"
-            ) from None
-        while order and order[0] not in unfinished:
+            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once") from None
+        while order and order[0] not in open_ids:
             order.popleft()

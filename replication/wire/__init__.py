@@ -1,1 +1,1 @@
-"""How things are spelt on the wire: no state, no time, no I/O (``protocol``, sections A1 to A5)."""
+"""The wire format: lines, commands and rows.  No state, no clock, no I/O."""

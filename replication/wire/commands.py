@@ -1,8 +1,8 @@
-"""One frozen class per word of the protocol: strict on the way in, exact on the way out.
+"""The commands of the protocol: one frozen class for each (docs/protocol/wire.md A4, A5).
 
-``parse_line`` and ``encode_line`` hold what is true of every word: the one space that is always sent, the limit on a
-line's length, no LF inside.  Who may say which word is not the wire's business: see ``session.connection.MAY_SAY``.  An
-application's own words are subclasses of ``ApplicationCommand``.
+``parse_line`` parses one line.  ``encode_line`` encodes a command, and checks what holds for every line: one space
+after the name, no LF inside, the largest length.  ``SENT_BY`` has the roles that may send a command.  An application's
+own commands are subclasses of ``ApplicationCommand``.
 """
 
 from __future__ import annotations
@@ -20,31 +20,91 @@ if TYPE_CHECKING:
 
     from replication.wire.grammar import InstanceName, StreamName, Token
 
-LINE_LIMIT: Final = 16_384  # bytes without the LF: what every Synapse accepts (protocol A1)
+LINE_LIMIT: Final = 16_384  # bytes without the LF: what every Synapse accepts (docs/protocol/wire.md A1)
 
 
-@attrs.frozen
-class Server:
-    """``SERVER <server_name>``: the first line of a master."""
+class _TextCommand:
+    """A command with one argument: the rest of the line, with its spaces; it may be empty."""
 
-    WORD: ClassVar[str] = "SERVER"
-    name: str
+    __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]]  # attrs sets it: the name of the one field
+
+    if TYPE_CHECKING:
+
+        def __init__(self, text: str) -> None: ...
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
+        """Take the rest of the line."""
         return cls(rest)
 
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.name
+    def encode(self) -> str:
+        """Return the rest of the line."""
+        text: str = getattr(self, self.__match_args__[0])
+        return text
+
+
+@attrs.frozen
+class Server(_TextCommand):
+    """``SERVER <server_name>``: the first line of a master."""
+
+    WORD: ClassVar[str] = "SERVER"
+    SENT_BY: ClassVar[Collection[str]] = ("master",)
+    name: str
+
+
+@attrs.frozen
+class Error(_TextCommand):
+    """``ERROR <text>``: why the sender is about to close; the receiver only logs it."""
+
+    WORD: ClassVar[str] = "ERROR"
+    SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
+    STOPPING: ClassVar[str] = "server stopping"
+    text: str
+
+
+@attrs.frozen
+class Ping(_TextCommand):
+    """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out."""
+
+    WORD: ClassVar[str] = "PING"
+    SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
+    text: str
+
+
+@attrs.frozen
+class Name(_TextCommand):
+    """``NAME <instance>``: a label for logs and metrics."""
+
+    WORD: ClassVar[str] = "NAME"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
+    name: str
+
+
+@attrs.frozen
+class ClearUserSync(_TextCommand):
+    """``CLEAR_USER_SYNC <instance_id>``: no user syncs at that process any more."""
+
+    WORD: ClassVar[str] = "CLEAR_USER_SYNC"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
+    instance_id: str
+
+
+@attrs.frozen
+class RemoteServerUp(_TextCommand):
+    """``REMOTE_SERVER_UP <server>``: a server that was unreachable answers again."""
+
+    WORD: ClassVar[str] = "REMOTE_SERVER_UP"
+    SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
+    server: str
 
 
 @attrs.frozen
 class Rdata:
-    """One row: ``RDATA <stream> <instance> <token|batch> <json>``; only a fact's last row has its token."""
+    """``RDATA <stream> <instance> <token|batch> <row>``: one row; only the last row of a fact has the token."""
 
     WORD: ClassVar[str] = "RDATA"
+    SENT_BY: ClassVar[Collection[str]] = ("master",)
     stream: StreamName
     instance: InstanceName
     token: Token | None
@@ -63,17 +123,18 @@ class Rdata:
                 )
         raise RemoteProtocolError("RDATA takes a stream, an instance, a token and a row")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         token = "batch" if self.token is None else self.token
         return f"{self.stream} {self.instance} {token} {self.row}"
 
 
 @attrs.frozen
 class Position:
-    """``POSITION <stream> <instance> <prev> <new>``: the instance wrote nothing with prev < token <= new."""
+    """``POSITION <stream> <instance> <prev> <new>``: the writer has no fact with ``prev < token <= new``."""
 
     WORD: ClassVar[str] = "POSITION"
+    SENT_BY: ClassVar[Collection[str]] = ("master",)
     stream: StreamName
     instance: InstanceName
     prev: Token
@@ -92,84 +153,35 @@ class Position:
                 )
         raise RemoteProtocolError("POSITION takes a stream, an instance and two tokens")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         return f"{self.stream} {self.instance} {self.prev} {self.new}"
 
 
 @attrs.frozen
-class Error:
-    """``ERROR <text>``: why the sender is about to close; the receiver only logs it."""
-
-    WORD: ClassVar[str] = "ERROR"
-    text: str
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
-        return cls(rest)
-
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.text
-
-
-@attrs.frozen
-class Ping:
-    """``PING <text>``: a sign of life, normally the time in ms; the first one arms the receiver's time-out."""
-
-    WORD: ClassVar[str] = "PING"
-    text: str
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
-        return cls(rest)
-
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.text
-
-
-@attrs.frozen
-class Name:
-    """``NAME <instance>``: a label for logs and metrics."""
-
-    WORD: ClassVar[str] = "NAME"
-    name: str
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
-        return cls(rest)
-
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.name
-
-
-@attrs.frozen
 class Replicate:
-    """``REPLICATE [stream ...]``: tell me the positions of these streams, or of all."""
+    """``REPLICATE [stream ...]``: the receiver answers with the positions of these streams, or of all."""
 
     WORD: ClassVar[str] = "REPLICATE"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
     streams: tuple[StreamName, ...] = ()
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        """Take any number of names; Synapse ignores them, our master does not."""
+        """Take any number of names.  Names are an extension, which Synapse ignores (docs/protocol/wire.md A4)."""
         return cls(tuple(grammar.stream_name(each) for each in rest.split()))
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         return " ".join(self.streams)
 
 
 @attrs.frozen
 class UserSync:
-    """``USER_SYNC <instance_id> <user_id> <start|end> <last_sync_ms>``: a user began or stopped to sync there."""
+    """``USER_SYNC <instance_id> <user_id> <start|end> <last_sync_ms>``: a user began or stopped to sync."""
 
     WORD: ClassVar[str] = "USER_SYNC"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
     instance_id: str
     user_id: str
     syncing: bool
@@ -183,33 +195,17 @@ class UserSync:
                 return cls(instance_id, user_id, state == "start", grammar.token(last_sync_ms))
         raise RemoteProtocolError("USER_SYNC takes an instance ID, a user ID, start or end, and a time in ms")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         return f"{self.instance_id} {self.user_id} {'start' if self.syncing else 'end'} {self.last_sync_ms}"
 
 
 @attrs.frozen
-class ClearUserSync:
-    """``CLEAR_USER_SYNC <instance_id>``: forget every user that syncs there."""
-
-    WORD: ClassVar[str] = "CLEAR_USER_SYNC"
-    instance_id: str
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
-        return cls(rest)
-
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.instance_id
-
-
-@attrs.frozen
 class FederationAck:
-    """``FEDERATION_ACK <instance> <token>``: the federation stream has been sent on up to here."""
+    """``FEDERATION_ACK <instance> <token>``: an instance has sent the stream ``federation`` on, up to ``token``."""
 
     WORD: ClassVar[str] = "FEDERATION_ACK"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
     instance: InstanceName
     token: Token
 
@@ -221,8 +217,8 @@ class FederationAck:
                 return cls(grammar.instance_name(instance), grammar.token(token))
         raise RemoteProtocolError("FEDERATION_ACK takes an instance and a token")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         return f"{self.instance} {self.token}"
 
 
@@ -231,6 +227,7 @@ class UserIp:
     """``USER_IP <user_id> [access_token, ip, user_agent, device_id, last_seen]``: where a user was last seen."""
 
     WORD: ClassVar[str] = "USER_IP"
+    SENT_BY: ClassVar[Collection[str]] = ("worker",)
     user_id: str
     access_token: str
     ip: str
@@ -240,7 +237,7 @@ class UserIp:
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        """Take a user ID and a JSON array of exactly five (protocol A5)."""
+        """Take a user ID and a JSON array of exactly five (docs/protocol/wire.md A5)."""
         user_id, space, text = rest.partition(" ")
         match grammar.read_json(text) if space and user_id else None:
             case [str(access_token), str(ip), str(agent), (str() | None) as device, seen] if (
@@ -249,48 +246,34 @@ class UserIp:
                 return cls(user_id, access_token, ip, agent, device, seen)
         raise RemoteProtocolError("USER_IP takes a user ID and [access_token, ip, user_agent, device_id, last_seen]")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
+    def encode(self) -> str:
+        """Return the arguments."""
         seen = [self.access_token, self.ip, self.user_agent, self.device_id, self.last_seen]
-        return f"{self.user_id} {grammar.spell_row(seen)}"
-
-
-@attrs.frozen
-class RemoteServerUp:
-    """``REMOTE_SERVER_UP <server>``: a server that was away answers again."""
-
-    WORD: ClassVar[str] = "REMOTE_SERVER_UP"
-    server: str
-
-    @classmethod
-    def parse(cls, rest: str) -> Self:
-        """Take the rest of the line as it is."""
-        return cls(rest)
-
-    def spell(self) -> str:
-        """Return what follows the word."""
-        return self.server
+        return f"{self.user_id} {grammar.encode_row(seen)}"
 
 
 class ApplicationCommand:
-    """A word of an application's own: subclass it, frozen, and give it to ``on_command`` of those who are to hear it.
+    """An application's own command: a frozen subclass with ``WORD``, ``SENT_BY``, ``parse`` and ``encode``.
 
-    ``SAID_BY`` names the roles that may say it: ``master``, ``worker`` or both.  What ``spell`` returns must not hold
-    an LF, and ``parse`` must make the same command of it.
+    ``WORD`` is the command's name, in capitals.  ``SENT_BY`` has the roles that may send it: ``"master"``,
+    ``"worker"`` or both.  A process accepts the command once ``on_command`` was called with the class.
     """
 
     __slots__ = ()
     WORD: ClassVar[str]
-    SAID_BY: ClassVar[Collection[str]]
+    SENT_BY: ClassVar[Collection[str]]
 
     @classmethod
     def parse(cls, rest: str) -> Self:
-        """Return the command, given what follows the word and one space; RemoteProtocolError says what is wrong."""
+        """Return the command, given its arguments: the line without the name and one space.
+
+        RemoteProtocolError, or any other exception, if they are wrong.  ``parse(command.encode()) == command``.
+        """
         raise NotImplementedError(f"{cls.__name__} lacks parse()")
 
-    def spell(self) -> str:
-        """Return what follows the word."""
-        raise NotImplementedError(f"{type(self).__name__} lacks spell()")
+    def encode(self) -> str:
+        """Return the arguments, without an LF."""
+        raise NotImplementedError(f"{type(self).__name__} lacks encode()")
 
 
 ProtocolCommand = (
@@ -314,31 +297,36 @@ COMMANDS: Final[Mapping[str, type[Command]]] = MappingProxyType({each.WORD: each
 
 
 def parse_line(line: str, words: Mapping[str, type[Command]] = COMMANDS) -> Command:
-    """Read one line without its LF; RemoteProtocolError says what is wrong with it.
+    """Return the command of one line without its LF; RemoteProtocolError if there is none.
 
-    A single CR at the end is a telnet's and is dropped (protocol A1).
+    ``words`` has the classes by their names.  One CR at the end is dropped (docs/protocol/wire.md A1).
     """
     word, _, rest = line.removesuffix("\r").partition(" ")
     command = words.get(word)
     if command is None:
-        hint = "; this is not an HTTP port" if rest.endswith((" HTTP/1.1", " HTTP/1.0")) else ""
-        raise RemoteProtocolError(f"unknown command: {word[:40]!r}{hint}", "unknown command")
+        hint = ""
+        if rest.endswith((" HTTP/1.1", " HTTP/1.0")):
+            hint = "; this is not an HTTP port"
+        elif word.startswith("HTTP/"):
+            hint = "; this is an HTTP server: connect to the writer's --listen port, not to its --http port"
+        raise RemoteProtocolError(f"unknown command: {word[:40]!r}{hint}", kind="unknown command")
     return command.parse(rest)
 
 
 def encode_line(command: Command, limit: int = LINE_LIMIT) -> bytes:
-    """Return the bytes that say ``command``, with the LF; LocalProtocolError if no peer would read it from them.
+    """Return the line of ``command`` with its LF; LocalProtocolError if a peer would refuse or misread it.
 
-    The line is read back before it goes: a name with a space, a row that is not JSON, a CR at the end are found here.
+    ``limit`` is in bytes without the LF.  The line is parsed again: this finds a name with a space, a row that is not
+    JSON, and a CR at the end.
     """
     word = command.WORD
     try:
-        text = f"{word} {command.spell()}"
+        text = f"{word} {command.encode()}"
         line = text.encode()
-        understood = "\n" not in text and parse_line(text, {word: type(command)}) == command
+        same = "\n" not in text and parse_line(text, {word: type(command)}) == command
     except (RowError, RemoteProtocolError, UnicodeEncodeError) as error:
-        raise LocalProtocolError(f"{word} cannot be said: {error}") from error
-    if not understood:
+        raise LocalProtocolError(f"{word} cannot be encoded: {error}") from error
+    if not same:
         raise LocalProtocolError(f"{word} would be read as something else: {text[:80]!r}")
     if len(line) > limit:
         raise LocalProtocolError(f"{word} would take {len(line)} bytes; a line holds {limit}")

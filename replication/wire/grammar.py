@@ -1,7 +1,9 @@
-"""The atoms of a line: tokens, names and JSON rows.  The only makers of ``Token``, ``StreamName`` and ``InstanceName``.
+"""The fields of a line: tokens, names and JSON rows (docs/protocol/wire.md A2, A3).
 
-A row has one spelling everywhere (wire, tables, HTTP, segments): what ``json.dumps(row, separators=(",", ":"),
-ensure_ascii=True, allow_nan=False)`` returns.  Its text is made once, when a fact is written.
+Only this module makes a ``Token``, ``StreamName`` or ``InstanceName``.  A row has one text everywhere (wire, tables,
+HTTP, segments): what ``json.dumps(row, separators=(",", ":"), ensure_ascii=True, allow_nan=False)`` returns.  The text
+is made once, when the row is written.  Arrays and objects of a row are at most ``MAX_NESTING`` deep, so every process
+can decode it, whatever its interpreter allows (docs/configuration.md, Fixed limits).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import json.encoder
 import re
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final, NewType
 
 import msgspec
@@ -23,37 +26,46 @@ Token = NewType("Token", int)
 StreamName = NewType("StreamName", str)
 InstanceName = NewType("InstanceName", str)
 
+MAX_NESTING: Final = 128  # arrays and objects of a row, one in the other
+
+MAX_VALUES: Final = 4_000_000  # of one fact: decoded, they take about 350 MiB at most
+
 _TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,255}")
-_INT_DIGITS = 4300  # what the standard library reads as one integer; only a longer text can hold a longer one
+_INT_DIGITS = 4300  # the standard library reads no integer with more digits; a row of fewer characters has none
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_json = msgspec.json.Decoder().decode
 _decode_tokens = msgspec.json.Decoder(list[Annotated[Token, msgspec.Meta(ge=0, le=2**63 - 1)]]).decode
+_SHALLOW: Final = 2 * MAX_NESTING + 1  # a text of so many characters is not too deep: each level takes two
+_QUOTED: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and, as a signed byte, -1
+_NO_BRACKETS: Final = bytes({*range(256)} - {*b"[]{}"})
+_INFINITY: Final = re.compile(rf"{_QUOTED.pattern}|Infinity")
 _NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
 
 
 def token(text: str) -> Token:
-    """Read an integer of at most 64 bits: what ``str`` makes of it, and nothing else that ``int`` takes."""
+    """Return ``text`` as an integer of 64 bits; RemoteProtocolError unless it is written as ``str`` writes it."""
     if _TOKEN.fullmatch(text) is None or not -(2**63) <= (value := int(text)) < 2**63:
         raise RemoteProtocolError(f"not a plain integer of 64 bits: {text[:40]!r}")
     return Token(value)
 
 
 def place(text: str) -> Token | None:
-    """Read the third field of an RDATA: a token, or None for ``batch``: the next row belongs to the same fact."""
+    """Return the token in the third field of RDATA; None for ``batch``: the next row is of the same fact."""
     return None if text == "batch" else token(text)
 
 
 def places(texts: list[str]) -> Sequence[Token | None]:
-    """Read what :func:`place` reads, many at once: the same answers and errors at a tenth of the time."""
+    """Return :func:`place` of each of ``texts``, or raise its error, in a tenth of the time."""
     numbers = [text for text in texts if text != "batch"] if "batch" in texts else texts
     digits = "".join(numbers)
     try:
         tokens = _decode_tokens(f"[{','.join(numbers)}]") if digits.isascii() and digits.isdecimal() else []
     except msgspec.MsgspecError:
         tokens = []
-    if len(tokens) < len(numbers):  # something is not plain digits: a sign, or a mistake
+    if len(tokens) < len(numbers):  # one has a sign, or is wrong
         return [place(text) for text in texts]
     if numbers is texts:
         return tokens
@@ -62,12 +74,15 @@ def places(texts: list[str]) -> Sequence[Token | None]:
 
 
 def stream_name(text: str) -> StreamName:
-    """Read the name of a stream: no white space, no control character, at most 255 characters."""
+    """Return ``text`` as the name of a stream: 1 to 255 characters, no white space, no control characters.
+
+    RemoteProtocolError if it breaks this rule.
+    """
     return StreamName(_name(text, "a stream name"))
 
 
 def instance_name(text: str) -> InstanceName:
-    """Read the name of an instance, by the rule of :func:`stream_name`."""
+    """Return ``text`` as the name of an instance, by the rule of :func:`stream_name`."""
     return InstanceName(_name(text, "an instance name"))
 
 
@@ -78,25 +93,68 @@ def _name(text: str, what: str) -> str:
 
 
 def row_text(text: str) -> str:
-    """Return ``text`` if it is what :func:`read_json` can read; what it says is not kept."""
+    """Return ``text`` if it is a row; RemoteProtocolError if not."""
     row_texts([text])
     return text
 
 
 def row_texts(texts: list[str]) -> None:
-    """Return if each of ``texts`` is one JSON value and nothing else; RemoteProtocolError says what is wrong."""
+    """Check that each of ``texts`` is one JSON value, not too deep, and nothing else; RemoteProtocolError if not."""
+    if json_texts(texts) > _SHALLOW:
+        try:
+            check_nesting(texts)
+        except RowError as error:
+            raise RemoteProtocolError(str(error)) from error
+
+
+def check_nesting(texts: Sequence[str]) -> None:
+    """Raise RowError if one of ``texts``, which are JSON, has arrays and objects deeper than ``MAX_NESTING``."""
+    if max(map(len, texts), default=0) <= _SHALLOW:
+        return
+    for text in texts:
+        if len(text) > _SHALLOW and text.count("[") + text.count("{") > MAX_NESTING:
+            steps = _QUOTED.sub("", text).encode().translate(_TO_STEPS, _NO_BRACKETS)
+            depth = max(accumulate(memoryview(steps).cast("b")), default=0)
+            if depth > MAX_NESTING:
+                raise RowError(
+                    f"arrays and objects of a row may be {MAX_NESTING} levels deep, but this one has {depth} levels"
+                )
+
+
+def count_values(text: str) -> int:
+    """Return about how many values a JSON text has: those that begin a list or an object, or come after another one."""
+    count = text.count(",") + text.count("[") + text.count("{")
+    if count > MAX_VALUES:  # some of these may be inside texts
+        text = _QUOTED.sub("", text)
+        count = text.count(",") + text.count("[") + text.count("{")
+    return count
+
+
+def check_values(text: bytes) -> None:
+    """Raise RemoteProtocolError if a JSON text has too many values to decode it at once."""
+    if len(text) > MAX_VALUES and count_values(text.decode(errors="replace")) > MAX_VALUES:
+        raise RemoteProtocolError(f"JSON with more than {MAX_VALUES} values; send it in parts")
+
+
+def json_texts(texts: list[str]) -> int:
+    """Check that each of ``texts`` is one JSON value and nothing else; RemoteProtocolError if not.
+
+    Returns the length of the longest.
+    """
+    longest = max(map(len, texts), default=0)
+    unsure = longest > _INT_DIGITS
     try:
         deque(map(_check_json, texts), maxlen=0)
-        unsure = max(map(len, texts), default=0) > _INT_DIGITS
     except _NOT_DECODED:
         unsure = True
     if unsure:
         for text in texts:
             read_json(text)
+    return longest
 
 
 def read_rows(texts: Sequence[str]) -> list[Any]:
-    """Decode each of ``texts`` as :func:`read_json` does; one, the usual number, is worth a case of its own."""
+    """Return each of ``texts`` decoded as :func:`read_json` does; a single text, the usual case, is fastest."""
     try:
         return [_decode_json(texts[0])] if len(texts) == 1 else [_decode_json(text) for text in texts]
     except _NOT_DECODED:
@@ -104,11 +162,14 @@ def read_rows(texts: Sequence[str]) -> list[Any]:
 
 
 def read_json(text: str) -> Any:
-    """Decode one JSON value as the standard library does, but refuse NaN and the infinities."""
+    """Return one JSON value, decoded as the standard library does.
+
+    RemoteProtocolError if ``text`` is not JSON; NaN and infinities are not.
+    """
     try:
         return _decode_json(text)
     except _NOT_DECODED:
-        pass  # the standard library has the last word: it takes lone surrogates, and numbers too large for a float
+        pass  # the standard library also accepts lone surrogates, and numbers too large for a float
     try:
         return json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -122,11 +183,11 @@ def _no_constant(name: str) -> None:
 
 
 def _refuse(value: object) -> None:
-    raise TypeError(f"a {type(value).__name__} has no place in JSON")
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 def _make_encoder() -> Any:
-    """Return json.dumps' own C encoder, made once: the same bytes at a third of the time."""
+    """Return the C encoder of json.dumps, made once: the same text in a third of the time."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode
@@ -137,18 +198,43 @@ def _make_encoder() -> Any:
 _encode_json = _make_encoder()
 
 
-def spell_row(row: object) -> str:
-    """Return the one spelling of ``row``; RowError if it has none (NaN, a set, a date, a cycle)."""
+def encode_row(row: object) -> str:
+    """Return the text of ``row``; RowError if JSON cannot hold it (NaN, a set, a date, a cycle) or it is too deep."""
     try:
-        return "".join(_encode_json(row, 0))
+        text = "".join(_encode_json(row, 0))
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(f"a row must be JSON: {error}") from error
+    if len(text) > _SHALLOW:
+        check_nesting([text])
+    return text
 
 
-def spell_rows(rows: Sequence[object]) -> list[str]:
-    """Return what :func:`spell_row` does of each, in bulk."""
+def encode_rows(rows: Sequence[object]) -> list[str]:
+    """Return what :func:`encode_row` returns for each of ``rows``, faster."""
     encode, join = _encode_json, "".join
     try:
-        return [join(encode(row, 0)) for row in rows]
+        texts = [join(encode(row, 0)) for row in rows]
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError(f"a row must be JSON: {error}") from error
+    check_nesting(texts)
+    return texts
+
+
+def encode_json(value: object) -> str:
+    """Return the text of a value of any depth, in the form of a row; RowError if JSON cannot hold it."""
+    try:
+        return "".join(_encode_json(value, 0))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError(f"a row must be JSON: {error}") from error
+
+
+def encode_again(value: object) -> str:
+    """Return the text of a value that was decoded from JSON.
+
+    A number that was too large for a float is an infinity now, and becomes ``1e999``, which reads as the same.
+    """
+    try:
+        return encode_json(value)
+    except RowError:
+        text = json.dumps(value, separators=(",", ":"))
+        return _INFINITY.sub(lambda found: "1e999" if found[0] == "Infinity" else found[0], text)

@@ -1,12 +1,12 @@
-"""Bytes to lines: what is held between two reads, and never more than one line of it."""
+"""Bytes to lines: keeps at most one incomplete line between two reads (docs/protocol/wire.md A1)."""
 
 from __future__ import annotations
 
 
 class LineBuffer:
-    """Holds the beginning of a line until the rest of it comes; at most ``limit`` bytes, LF not counted.
+    """Keeps the beginning of a line until its end is read; at most ``limit`` bytes, without the LF.
 
-    The cost is linear in the bytes fed, whatever the length of a line and however it is cut.
+    The time is proportional to the bytes fed, for lines of any length and reads of any size.
     """
 
     __slots__ = ("_rest", "limit", "overflowed")
@@ -17,10 +17,10 @@ class LineBuffer:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> bytes:
-        """Return the lines that ``data`` completes, each with its LF, as one piece.
+        """Return the lines that ``data`` completes, each with its LF, in one piece.
 
-        A line over the limit ends it all as soon as ``limit`` + 1 bytes of it are there: the lines before it are
-        returned, ``overflowed`` is set, and whatever follows is dropped.
+        As soon as a line has more than ``limit`` bytes, ``overflowed`` is set.  The lines before it are returned, and
+        everything after them is dropped.
         """
         if self.overflowed:
             return b""
@@ -38,9 +38,9 @@ class LineBuffer:
         return lines[:fits]
 
     def _measure(self, lines: bytes) -> int:
-        """Return where the first line over the limit begins; the end if there is none.
+        """Return the offset of the first line over the limit, or the length of ``lines`` if there is none.
 
-        Hops from the last LF within reach to the next such: some hops a read, not one a line.
+        Each step goes to the last LF within ``limit`` + 1 bytes, so a read takes a few steps, not one for each line.
         """
         start = 0
         while start < len(lines):

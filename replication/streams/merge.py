@@ -1,4 +1,4 @@
-"""Several writers' facts as one linear stream: in the order of their tokens, up to what all have settled (F3)."""
+"""Facts of several writers in linear order, up to the position that all have reached (docs/protocol/ids.md F3)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ _token_of = itemgetter(0)
 
 
 @attrs.frozen
-class ApplyTogether:
-    """Hand ``facts`` over, ascending, and move each writer's position as its part says, in one transaction."""
+class ApplyMerged:
+    """Apply ``facts``, which ascend, and move each writer's position as in ``parts``, in one transaction."""
 
     parts: Mapping[InstanceName, Apply]
     facts: Sequence[Fact]
 
     @property
     def after(self) -> Token:
-        """The position of the writer that is least far."""
+        """The lowest position of these writers."""
         return min(part.after for part in self.parts.values())
 
 
-def merge(cursors: Mapping[InstanceName, Cursor]) -> ApplyTogether | None:
-    """Return what comes next of writers whose IDs are from one sequence; None if that waits for one of them.
+def merge(cursors: Mapping[InstanceName, Cursor]) -> ApplyMerged | None:
+    """Return the next facts of writers that share one sequence; None if there are none to apply yet.
 
-    Nothing comes above a token up to which something of any writer may be missing.
+    No token is above the lowest token that a writer's cursor has reached.  Facts that came late, below the position of
+    their writer, are applied by themselves.
     """
+    for writer, each in cursors.items():
+        step = each.step()
+        if isinstance(step, Apply) and step.upto == step.after:
+            return ApplyMerged({writer: step}, step.facts)
     floor = min([each.reached for each in cursors.values()], default=None)
     if floor is None:
         return None
@@ -49,8 +54,8 @@ def merge(cursors: Mapping[InstanceName, Cursor]) -> ApplyTogether | None:
     if not parts:
         return None
     facts = sorted(chain.from_iterable([part.facts for part in parts.values()]), key=_token_of)
-    return ApplyTogether(parts, facts)
+    return ApplyMerged(parts, facts)
 
 
 def _cut(step: Apply, upto: Token) -> Apply:
-    return Apply(step.facts[: bisect_right(step.facts, upto, key=_token_of)], step.after, upto, step.epoch)
+    return Apply(step.facts[: bisect_right(step.facts, upto, key=_token_of)], step.after, upto, step.resets)

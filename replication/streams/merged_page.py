@@ -1,4 +1,4 @@
-"""What several writers have written since a token, in the order of their IDs (``protocol``, F6)."""
+"""Pages of several writers' facts since a token, in linear order (docs/protocol/ids.md F6)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replication.streams.facts import Fact
-    from replication.streams.seams import Page
+    from replication.streams.interfaces import Page
     from replication.wire.grammar import InstanceName, StreamName
 
-_NEVER: Final = Token(2**63 - 1)  # the largest token that there can be
+_MAX_TOKEN: Final = Token(2**63 - 1)
 MAX_BYTES: Final = 8 * 2**20
 
 
 class Fetch(Protocol):
-    """Where pages of one writer come from: what ``ICatchUp.facts`` is."""
+    """A function that returns pages of one writer, like ``ICatchUp.facts``."""
 
     async def __call__(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
@@ -35,31 +35,31 @@ class Fetch(Protocol):
 
 
 @attrs.frozen
-class Written:
-    """A fact, and who wrote it."""
+class WrittenFact:
+    """A fact and its writer."""
 
     writer: InstanceName
     fact: Fact
 
     @property
     def token(self) -> Token:
-        """The fact's."""
+        """The token of the fact."""
         return self.fact.token
 
 
 @attrs.frozen
-class Since:
-    """Facts in ascending order; all of every writer up to its place in ``upto`` are here, or were there before.
+class MergedPage:
+    """Facts of several writers, ascending by token, and ``upto``, the token after which the next page begins.
 
-    ``limited`` says that there is more already.
+    All facts between the requested token and ``upto`` are here.  ``limited`` if there are more above.
     """
 
-    written: Sequence[Written]
+    written: Sequence[WrittenFact]
     upto: MultiWriterToken
     limited: bool
 
 
-async def facts_since(
+async def read_merged_page(
     fetch: Fetch,
     stream: StreamName,
     after: MultiWriterToken,
@@ -67,18 +67,18 @@ async def facts_since(
     *,
     limit: int,
     max_bytes: int = MAX_BYTES,
-) -> Since:
-    """Return what lies between ``after`` and each writer's position: about ``limit`` rows and so many bytes of it.
+) -> MergedPage:
+    """Return the facts between ``after`` and each writer's position: about ``limit`` rows, at most about ``max_bytes``.
 
-    A fact is never cut, and one comes always, if there is any.  It raises what ``fetch`` does.
+    Facts are whole, and there is at least one if any exists.  Errors of ``fetch`` are passed on.
     """
     pages = {
         writer: await fetch(stream, writer, after=after.of(writer), upto=position, limit=limit)
         for writer, position in positions.items()
         if after.of(writer) < position
     }
-    floor = min([page.upto for page in pages.values() if page.limited], default=_NEVER)
-    found = [Written(writer, fact) for writer, page in pages.items() for fact in page.facts if fact.token <= floor]
+    floor = min([page.upto for page in pages.values() if page.limited], default=_MAX_TOKEN)
+    found = [WrittenFact(writer, fact) for writer, page in pages.items() for fact in page.facts if fact.token <= floor]
     found.sort(key=attrgetter("token"))
     rows = [*accumulate(len(each.fact.texts) for each in found)]
     size = [*accumulate(fact_bytes([each.fact]) for each in found)]
@@ -88,4 +88,4 @@ async def facts_since(
         count = bisect_right(found, floor, key=attrgetter("token"))
     places = {writer: max(after.of(writer), min(position, floor)) for writer, position in positions.items()}
     start = min([*places.values()], default=after.stream)
-    return Since(found[:count], MultiWriterToken(start, {**after.ahead, **places}), limited=floor < _NEVER)
+    return MergedPage(found[:count], MultiWriterToken(start, {**after.ahead, **places}), limited=floor < _MAX_TOKEN)

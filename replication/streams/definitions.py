@@ -1,4 +1,4 @@
-"""The streams that this process knows: their definitions, by name."""
+"""Stream definitions, and the registry that finds them by name (docs/protocol/streams.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import attrs
 
-from replication.errors import ConfigError, UnknownStreamError
+from replication.errors import ConfigError, RowError, UnknownStreamError, did_you_mean
+from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ Dialect = Literal["sqlite", "postgresql"]
 
 def _names(values: Iterable[str]) -> tuple[str, ...]:
     if isinstance(values, str):
-        raise ConfigError(f"a list of names is wanted, not the text {values!r}")
+        raise ConfigError(f"give a list of names, not the text {values!r}")
     return tuple(values)
 
 
@@ -34,14 +35,18 @@ def _instances(values: Iterable[str]) -> tuple[InstanceName, ...]:
 
 @attrs.frozen(kw_only=True)
 class SourceTable:
-    """One of the tables that the rows of a stream are gathered from.
+    """One of the tables of a joined stream.
 
-    ``row`` are SQL expressions, and ``where`` is one, over ``source``, which is ``table``, and over what ``joins`` adds
-    to it, as in ``LEFT JOIN names ON names.id = source.id``; what is joined must not multiply rows.  A plain name is a
-    column of ``table``.  ``id_column`` has the stream ID, by which rows are sought, so it should have an index;
-    ``instance_column`` the writer, ``master`` where it is NULL.  With a ``kind`` a row is ``[kind, [expression, …]]``:
-    such a stream has rows of several kinds.  ``dialect`` says that only databases of that kind have this table, or
-    understand this SQL.
+    Args:
+        table: its name.  In SQL expressions it is called ``source``.
+        row: an SQL expression for each field of a row.  A plain name is a column of ``table``.
+        joins: SQL joins that add columns, as in ``LEFT JOIN names ON names.id = source.id``; they must not add rows.
+        where: an SQL expression that selects rows.
+        id_column: the column with the stream ID.  It should have an index.
+        instance_column: the column with the writer's name; NULL means ``master``.
+        kind: if given, a row is ``[kind, [expression, …]]``, so that a stream can have rows of several kinds.
+        dialect: the only kind of database that has this table, ``"sqlite"`` or ``"postgresql"``; None means both.
+
     """
 
     table: str
@@ -60,24 +65,37 @@ def _tables(values: Iterable[SourceTable]) -> tuple[SourceTable, ...]:
 
 @attrs.frozen
 class StreamDefinition:
-    """What is agreed about one stream.
+    """One stream: its name, the fields of its rows, its writers, and where its facts are stored.
 
-    ``row`` names the fields of a row, in order, and makes writers check them; without it a row is any JSON value.
-    ``table`` maps the stream onto a table of the application, whose ``id_column`` holds the stream ID; without it the
-    stream has a generic table of its own, ``stream_NAME``.  ``instance_column`` tells the writers of a shared table
-    apart, ``where`` is SQL that picks rows, ``negative`` says that the table counts -1, -2, … while the wire counts up.
-    ``tables`` gathers rows from several tables instead, or by joins: in one ID, a table's rows come after those of the
-    tables before it.  They are read only: the application writes them, in a fact's transaction.  Of their fields,
-    ``json_fields`` are texts of JSON and become what they say, ``boolean_fields`` become true or false whatever the
-    database has, and the texts of ``ascii_fields``, JSON too, stay texts but are escaped to be ASCII.  With
-    ``distinct``, the rows of an ID are told once each, and sorted.
-    ``dialect`` says that only databases of that kind have ``table``; elsewhere the stream has its generic one.
-    ``sequence`` names the one of PostgreSQL that IDs come from, if the column does not say.
-    ``writers`` are the instances that may write; empty means whoever serves the stream.  ``key`` names fields of
-    ``row`` and says that of the facts with equal values there only the last one matters, so that history may be told
-    without the others.  ``shares`` names the stream whose ID generator this one uses: no ID is in both,
-    and facts of both are told in the order of their IDs (protocol F5; trap 17).  ``in_memory`` says that there is no
-    table: facts live in their one writer, which keeps the last one per ``key``, or those of the last minutes.
+    Without ``table``, ``tables`` and ``in_memory``, the stream has the generic table ``stream_NAME``.  ConfigError if a
+    combination cannot work.
+
+    Args:
+        name: of the stream: letters, digits, ``_``, ``.`` and ``-``, a letter first, at most 100 characters.
+        row: the names of a row's fields, in order.  Writers check rows against it.  None: a row is any JSON value.
+        table: the application's table of a mapped stream; ``row`` names its columns.
+        id_column: its column with the stream ID.
+        instance_column: its column with the writer's name, if several writers share the table.
+        where: an SQL expression that selects rows of ``table``.
+        negative: the table counts -1, -2, …; the tokens on the wire count upwards.
+        writers: the names of the instances that may write.  Empty: every process that declares the stream.
+        key: names of fields.  Of the facts with equal values in these fields only the last one matters; a replay may
+            leave out the others.
+        shares: the name of the stream whose stream IDs this stream uses too (docs/protocol/ids.md F5).
+        in_memory: there is no table; the one writer keeps the last fact for each ``key``, or those of the last minutes.
+        tables: the tables of a joined stream.  For one ID, the rows of a table come after those of the tables before
+            it.  The application writes the tables, in a fact's transaction.
+        json_fields: fields of ``tables`` with JSON text, which are decoded.
+        boolean_fields: fields of ``tables`` that become true or false, whatever the database stores.
+        ascii_fields: fields of ``tables`` with JSON text, which stay texts, escaped to ASCII.
+        distinct: equal rows of one ID in ``tables`` are sent once, and rows are sorted.
+        dialect: the only kind of database that has ``table``; in others the stream has its generic table.
+        sequence: the sequence of PostgreSQL for stream IDs, if it is not the column's own.
+        known_by_token: any writer may send the facts of another one, too.  A follower applies each once, by its token.
+        position_name: for a stream that another program writes, and that is only read here: its name in that program's
+            ``stream_positions``.  A writer without a position there writes no more.  Empty: no positions are stored,
+            and a row is inserted in the transaction that allocates its ID.
+
     """
 
     name: StreamName = attrs.field(converter=StreamName)
@@ -98,13 +116,15 @@ class StreamDefinition:
     distinct: bool = attrs.field(default=False, kw_only=True)
     dialect: Dialect | None = attrs.field(default=None, kw_only=True)
     sequence: str | None = attrs.field(default=None, kw_only=True)
+    known_by_token: bool = attrs.field(default=False, kw_only=True)
+    position_name: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse, by ConfigError, a definition that cannot work."""
+        """Check the combination; ConfigError if it cannot work."""
         if _NAME.fullmatch(self.name) is None:
             raise ConfigError(f"stream name {self.name!r}: use letters, digits, '_', '.' and '-', a letter first")
         if unknown := [each for each in self.key if each not in (self.row or ())]:
-            raise ConfigError(f"stream {self.name!r}: key names {', '.join(unknown)}, which row does not")
+            raise ConfigError(f"stream {self.name!r}: key names {', '.join(unknown)}, which row lacks")
         if self.in_memory and (
             self.table is not None or self.tables or self.shares is not None or len(self.writers) > 1
         ):
@@ -112,7 +132,7 @@ class StreamDefinition:
         if self.tables:
             self._check_tables()
         elif self.distinct or (*self.json_fields, *self.boolean_fields, *self.ascii_fields):
-            raise ConfigError(f"stream {self.name!r}: distinct and …_fields are for what is gathered from tables")
+            raise ConfigError(f"stream {self.name!r}: distinct and …_fields need tables")
         self._check_names(self.sequence or "x")
         if self.table is None:
             if self.instance_column or self.where:
@@ -125,9 +145,7 @@ class StreamDefinition:
     def _check_tables(self) -> None:
         name, row = self.name, self.row
         if self.table is not None or row is None:
-            raise ConfigError(
-                f"stream {name!r} is gathered from tables: give row, the names of its fields, and no table"
-            )
+            raise ConfigError(f"stream {name!r} has tables: give row, the names of its fields, and no table")
         converted = (*self.json_fields, *self.boolean_fields, *self.ascii_fields)
         if unknown := [each for each in converted if each not in row]:
             raise ConfigError(f"stream {name!r}: there is no field {', '.join(unknown)} in row")
@@ -145,36 +163,68 @@ class StreamDefinition:
                 raise ConfigError(f"stream {self.name!r}: {name!r} is not the plain name of a table or column")
 
     def sources(self, dialect: Dialect) -> Sequence[SourceTable]:
-        """Return the tables that a database of this kind gathers rows from; none if it does not."""
+        """Return the tables of a joined stream that a database of this kind has."""
         return [each for each in self.tables if each.dialect in (None, dialect)]
 
+    def all_sources(self, dialect: Dialect) -> Sequence[SourceTable]:
+        """Return the tables of a mapped or joined stream that a database of this kind has."""
+        if not self.maps(dialect):
+            return self.sources(dialect)
+        return [
+            SourceTable(
+                table=self.table or "",
+                row=self.row or (),
+                where=self.where,
+                id_column=self.id_column,
+                instance_column=self.instance_column,
+            )
+        ]
+
     def maps(self, dialect: Dialect) -> bool:
-        """Whether a database of this kind has the stream in one table of the application."""
+        """Return whether the stream is mapped onto one table in a database of this kind."""
         return self.table is not None and self.dialect in (None, dialect)
 
     @property
     def generator(self) -> StreamName:
-        """The stream whose IDs these are: this one, or the one that it shares them with."""
+        """The stream whose ID generator this one uses: itself, or ``shares``."""
         return self.shares or self.name
 
+    @property
+    def stored_name(self) -> str | None:
+        """Its name in ``stream_positions``; None if its positions are not stored there."""
+        return self.name if self.position_name is None else self.position_name or None
+
+    @property
+    def in_tables(self) -> bool:
+        """Whether the stream is mapped onto, or joined from, tables of the application."""
+        return self.table is not None or bool(self.tables)
+
     def is_mapped(self, dialect: Dialect) -> bool:
-        """Whether a database of this kind has the stream in tables of the application, with IDs of its own."""
+        """Return whether a database of this kind has the stream in the application's tables, with IDs of its own."""
         return self.shares is None and (self.maps(dialect) or bool(self.sources(dialect)))
 
+    def encode(self, row: object) -> str:
+        """Return ``row`` as JSON text; RowError if it is not JSON or does not have the fields of ``row``."""
+        fields = self.row
+        if fields is not None and not (isinstance(row, (list, tuple)) and len(row) == len(fields)):
+            got = f"an array of {len(row)}" if isinstance(row, (list, tuple)) else f"a {type(row).__name__}"
+            raise RowError(f"a row of {self.name!r} is [{', '.join(fields)}], not {got}")
+        return grammar.encode_row(row)
+
     def written_by(self, instance: InstanceName) -> bool:
-        """Whether ``instance`` may write here."""
+        """Return whether ``instance`` may write the stream."""
         return not self.writers or instance in self.writers
 
     def has_one_writer(self, instance: InstanceName) -> bool:
-        """Whether ``instance`` writes here, and the rows of one table do not say so."""
+        """Return whether ``instance`` may write the stream, and its table has no column with the writer."""
         return self.table is not None and self.instance_column is None and self.written_by(instance)
 
 
 class StreamRegistry:
-    """Definitions by name, in the order in which they were declared."""
+    """The definitions of a process by name, in the order of their declaration."""
 
     def __init__(self, definitions: Sequence[StreamDefinition] = ()) -> None:
-        """Declare ``definitions``; ConfigError if two have one name (letter case does not tell names apart)."""
+        """Declare ``definitions``; ConfigError if two names are equal or differ in letter case only."""
         self._streams: dict[StreamName, StreamDefinition] = {}
         self._folded: dict[str, StreamName] = {}
         for definition in definitions:
@@ -183,7 +233,7 @@ class StreamRegistry:
             self._check_shared(definition)
 
     def declare(self, definition: StreamDefinition) -> None:
-        """Add a stream; declaring the same one twice is harmless."""
+        """Add a definition; an equal one may be there already.  ConfigError as in ``__init__``."""
         self._check_shared(definition)
         self._add(definition)
 
@@ -193,7 +243,7 @@ class StreamRegistry:
             raise ConfigError(f"stream {definition.name!r} is declared twice, as {known!r} before")
 
     def _check_shared(self, definition: StreamDefinition) -> None:
-        """Refuse, by ConfigError, to share the IDs of a stream that cannot be shared with."""
+        """Raise ConfigError if the IDs of the stream in ``shares`` cannot be shared."""
         if definition.shares is None:
             return
         what = f"stream {definition.name!r} shares the IDs of {definition.shares!r}"
@@ -207,21 +257,21 @@ class StreamRegistry:
             raise ConfigError(f"{what}: both need the same writers, and the same sign")
 
     def __getitem__(self, name: str) -> StreamDefinition:
-        """Return the definition; UnknownStreamError lists what there is."""
+        """Return the definition of a name; UnknownStreamError lists the known names."""
         try:
             return self._streams[StreamName(name)]
         except KeyError:
-            known = ", ".join(self._streams) or "none"
-            raise UnknownStreamError(f"no stream {name[:100]!r} here; known streams: {known}") from None
+            known = f"{', '.join(self._streams) or 'none'}{did_you_mean(name, self._streams)}"
+            raise UnknownStreamError(f"no stream {name[:100]!r} here; known streams: {known}", stream=name) from None
 
     def __contains__(self, name: object) -> bool:
-        """Whether a stream of that name is declared."""
+        """Return whether a stream of that name is declared."""
         return name in self._streams
 
     def __iter__(self) -> Iterator[StreamDefinition]:
-        """All definitions, oldest first."""
+        """Iterate over all definitions, oldest first."""
         return iter(self._streams.values())
 
     def __len__(self) -> int:
-        """How many streams are declared."""
+        """Return the number of definitions."""
         return len(self._streams)

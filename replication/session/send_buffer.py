@@ -1,31 +1,31 @@
-"""What waits for a peer that does not read fast enough, up to a bound."""
+"""Encoded lines that wait because the peer does not read fast enough (docs/protocol/connection.md B4)."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
-JOINED_BYTES: Final = 65_536  # small chunks are joined up to this: one system call's worth
+import attrs
+
+JOINED_BYTES: Final = 65_536  # small chunks are joined up to this size, for one system call
 
 
-class Outbox:
-    """Chunks of whole lines, first in, first out; at most ``max_bytes`` and ``max_lines`` of them.
+@attrs.define(eq=False, repr=False)
+class SendBuffer:
+    """A queue of chunks of whole lines, at most ``max_bytes`` bytes and ``max_lines`` lines.
 
-    Chunks are kept as they are, so many outboxes may share one object.
+    Chunks are kept as they are, so several buffers can share one object.
     """
 
-    __slots__ = ("_chunks", "_max_bytes", "_max_lines", "queued_bytes", "queued_lines")
-
-    def __init__(self, max_bytes: int, max_lines: int) -> None:
-        self._max_bytes = max_bytes
-        self._max_lines = max_lines
-        # None while nothing waits: an empty deque takes 0.7 KiB, and most outboxes are empty
-        self._chunks: deque[tuple[bytes, int]] | None = None
-        self.queued_bytes = 0
-        self.queued_lines = 0
+    _max_bytes: int
+    _max_lines: int
+    # None while nothing waits: most buffers are empty, and an empty deque is larger than this object
+    _chunks: deque[tuple[bytes, int]] | None = attrs.field(init=False, default=None)
+    queued_bytes: int = attrs.field(init=False, default=0)
+    queued_lines: int = attrs.field(init=False, default=0)
 
     def push(self, chunk: bytes, lines: int) -> bool:
-        """Queue ``chunk`` of so many lines; return False, and keep nothing of it, if that would pass a bound."""
+        """Add ``chunk``, which has ``lines`` lines; return False, and add nothing, if that would exceed a limit."""
         queued_bytes, queued_lines = self.queued_bytes + len(chunk), self.queued_lines + lines
         if queued_bytes > self._max_bytes or queued_lines > self._max_lines:
             return False
@@ -36,7 +36,7 @@ class Outbox:
         return True
 
     def pop(self) -> bytes | None:
-        """Take out what to write next: one chunk, or several small ones joined; None if nothing waits."""
+        """Remove and return what to write next: one chunk, or several small ones joined; None if nothing waits."""
         if self._chunks is None:
             return None
         taken: list[bytes] = []
@@ -52,7 +52,7 @@ class Outbox:
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
     def clear(self) -> None:
-        """Forget all that waits."""
+        """Remove everything."""
         self._chunks = None
         self.queued_bytes = 0
         self.queued_lines = 0

@@ -1,4 +1,4 @@
-"""Rows as objects: what a stream's arrays mean, for whoever does not want to count fields."""
+"""Rows as objects with named, typed fields, instead of arrays."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import msgspec
 
 from replication.errors import RemoteProtocolError, RowError
+from replication.streams.definitions import StreamDefinition
 from replication.wire import grammar
+from replication.wire.grammar import StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replication.streams.facts import Fact
-    from replication.streams.registry import StreamDefinition
-    from replication.wire.grammar import StreamName
 
 R = TypeVar("R")
 
-Flag = bool | Literal[0, 1]  # true and false, or what SQLite makes of them; a row has true and false
+Flag = bool | Literal[0, 1]  # SQLite has 0 and 1 for false and true; a row has false and true
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A row that is an array of fields, in the order of declaration; fields that a later version adds are let go."""
+    """A row: an array of fields, in the order of declaration.  Further fields of a newer release are dropped.
+
+    ``FLAGS`` names the fields of type ``Flag``, which become ``bool``.
+    """
 
     FLAGS: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Let 0 and 1 be false and true."""
+        """Make the flags ``bool``."""
         for name in self.FLAGS:
             msgspec.structs.force_setattr(self, name, bool(getattr(self, name)))
 
     def named(self) -> Mapping[str, object]:
-        """Return the fields by name, as JSON has them."""
+        """Return the fields by name, as JSON values."""
         return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
 
     @classmethod
@@ -42,18 +45,27 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         return cls.__struct_fields__
 
 
+_Row = TypeVar("_Row", bound=Row)
+
+
 class History(Enum):
-    """What a stream's tables remember."""
+    """Which facts a stream's tables keep."""
 
     WHOLE = "append-only"  # every fact
-    NEWEST = "last value only"  # a fact until another one replaces it; what is gone leaves a gap
+    NEWEST = "last value only"  # each fact until a newer one replaces it
     NONE = "memory only"  # nothing
 
 
 class TypedStream(Generic[R]):
-    """A stream whose rows are known: its definition, the class (or union of classes) of its rows, what its tables keep.
+    """A stream with typed rows.
 
-    ``TypedStream(StreamDefinition("orders", row=OrderRow.names()), OrderRow)`` makes one of your own.
+    Args:
+        definition: of the stream.
+        row: the class of its rows, or a union of classes.
+        history: which facts its tables keep.
+
+    Example: ``TypedStream(StreamDefinition("orders", row=OrderRow.names()), OrderRow)``.
+
     """
 
     def __init__(self, definition: StreamDefinition, row: Any, history: History = History.WHOLE) -> None:
@@ -64,18 +76,18 @@ class TypedStream(Generic[R]):
 
     @property
     def name(self) -> StreamName:
-        """What the stream is called."""
+        """The name of the stream."""
         return self.definition.name
 
     def read(self, fact: Fact) -> list[R]:
-        """Return the rows of a fact, typed; RowError says which field of which one is not as it should be."""
+        """Return the rows of a fact as objects; RowError names the field that is wrong."""
         try:
             return [self.read_row(text) for text in fact.texts]
         except RowError as error:
-            raise RowError(f"{self.name} {fact.token}: {error}") from error
+            raise RowError(f"{self.name} {fact.token}: {error}", stream=self.name) from error
 
     def read_row(self, text: str) -> R:
-        """Return one row, typed; RowError if it is none of this stream."""
+        """Return one row, given as JSON text, as an object; RowError if it is not a row of this stream."""
         try:
             row: R = self._decode(text)
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
@@ -83,9 +95,17 @@ class TypedStream(Generic[R]):
         return row
 
     def _read_slowly(self, text: str, error: Exception) -> R:
-        """Read what the fast decoder did not: lone surrogates, which are JSON, or nothing."""
+        """Decode what the fast decoder refuses: lone surrogates are JSON.  RowError for anything else."""
         try:
             row: R = msgspec.convert(grammar.read_json(text), self.row)
         except (msgspec.ValidationError, RemoteProtocolError):
-            raise RowError(f"not a row of {self.name}: {error}: {text[:200]}") from error
+            raise RowError(f"not a row of {self.name}: {error}: {text[:200]}", stream=self.name) from error
         return row
+
+
+def typed_stream(name: str, row: type[_Row], history: History = History.WHOLE, **options: Any) -> TypedStream[_Row]:
+    """Return the stream ``name`` with rows of one class, which has the names of their fields.
+
+    ``options`` are those of StreamDefinition; TypeError for another one.
+    """
+    return TypedStream(StreamDefinition(StreamName(name), row=row.names(), **options), row, history)

@@ -1,0 +1,88 @@
+"""Settled facts as lines: RDATA, and POSITION where there are no facts (docs/protocol/publishing.md D3).
+
+A fact with a row that no line can hold is published as ``POSITION stream instance T T``, with its own token twice.
+That is above every follower's position: each follower has a gap, and fetches the fact.  For the fact with token 1 it is
+``POSITION stream instance 2 1``: no follower looks for a fact at or below a first token of 1.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from replication.wire.commands import LINE_LIMIT, Position, encode_line
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from replication.streams.facts import Fact
+
+FIRST_GAP: Final = Token(2)  # a POSITION with a smaller first token opens no gap (docs/protocol/ids.md F5)
+FACTS_A_CHUNK = 512  # enough for one system call with common rows, and little in a slow peer's send buffer
+
+
+@attrs.frozen
+class EncodedLines:
+    """Encoded lines: their bytes, each with its LF, and their number."""
+
+    data: bytes
+    lines: int
+
+
+def encode_facts(
+    stream: StreamName,
+    instance: InstanceName,
+    facts: Iterable[Fact],
+    *,
+    after: Token,
+    upto: Token,
+    line_limit: int = LINE_LIMIT,
+) -> Iterator[EncodedLines]:
+    """Yield the lines that publish ``facts``: all with ``after < token <= upto``, ascending.
+
+    The last line brings a follower's position to ``upto``.  ``line_limit`` is in bytes without the LF.
+    """
+    head = f"RDATA {stream} {instance} "
+    sent = after
+    remaining = iter(facts)
+    while chunk := tuple(islice(remaining, FACTS_A_CHUNK)):
+        lines = [line for fact in chunk for line in _encode_fact(head, fact)]
+        data = "".join(lines).encode()
+        if max(map(len, lines), default=0) > line_limit + 1 or len(data) != sum(map(len, lines)):
+            lines = [line for fact in chunk for line in _encode_long_fact(head, fact, stream, instance, line_limit)]
+            data = "".join(lines).encode()
+        sent = next((fact.token for fact in reversed(chunk) if fact.texts), sent)
+        if lines:
+            yield EncodedLines(data, len(lines))
+    if sent < upto:
+        yield encode_position(stream, instance, sent, upto)
+
+
+def encode_position(stream: StreamName, instance: InstanceName, prev: Token, new: Token) -> EncodedLines:
+    """Return the POSITION of an instance that has no fact with ``prev < token <= new``."""
+    return EncodedLines(encode_line(Position(stream, instance, prev, new)), 1)
+
+
+def encode_gap(stream: StreamName, instance: InstanceName, upto: Token) -> EncodedLines:
+    """Return the POSITION with which every follower below ``upto`` fetches the facts up to there."""
+    return encode_position(stream, instance, max(upto, FIRST_GAP), upto)
+
+
+def _encode_fact(head: str, fact: Fact) -> Iterable[str]:
+    token, texts = fact
+    if len(texts) == 1:
+        return (f"{head}{token} {texts[0]}\n",)
+    lines = [f"{head}batch {text}\n" for text in texts]
+    if lines:
+        lines[-1] = f"{head}{token} {texts[-1]}\n"
+    return lines
+
+
+def _encode_long_fact(head: str, fact: Fact, stream: StreamName, instance: InstanceName, limit: int) -> Iterable[str]:
+    lines = _encode_fact(head, fact)
+    if any(len(line.encode()) > limit + 1 for line in lines):
+        return (encode_gap(stream, instance, fact.token).data.decode(),)
+    return lines

@@ -1,0 +1,69 @@
+"""The history of a writer: its runs, by which a follower notices that a database was restored or exchanged.
+
+A writer begins an *epoch* each time it starts: a random name, and the position at that start.  A backup has the epochs
+up to the backup only, so after a restore the next epoch begins where the backup ended.  A follower stores the epochs
+that it has followed, and compares them with the writer's before it trusts a position
+(docs/protocol/following.md E7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from replication.wire.grammar import Token  # noqa: TC001 (msgspec reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    History = Sequence["Epoch"]  # of one writer of one stream, the oldest first; empty if it is not known
+
+MAX_EPOCHS: Final = 1_000  # the newest; about 30 kB of JSON
+
+
+class Epoch(NamedTuple):
+    """One run of a writer.
+
+    All facts of earlier epochs are at or below ``start``, all facts of this one are above.  ``settled``, which is at
+    most ``start``, is the position up to which every ID was complete when this epoch began.
+    """
+
+    name: str
+    settled: Token
+    start: Token
+
+
+def begin_epoch(history: History, epoch: Epoch) -> History:
+    """Return the history with one more epoch; it replaces the last one if that has no facts.
+
+    The replaced name must go, because a backup of that epoch may have been restored.
+    """
+    kept = [*history]
+    if kept and kept[-1].start == epoch.start:
+        kept.pop()
+    return [*kept, epoch][-MAX_EPOCHS:]
+
+
+def common_position(ours: History, theirs: History, position: Token) -> Token | None:
+    """Return up to where a follower at ``position`` has the writer's facts; None if the histories share no epoch.
+
+    The last shared epoch ends where either history goes on without the other.
+    """
+    places = {epoch.name: place for place, epoch in enumerate(theirs, 1)}
+    for place, epoch in reversed([*enumerate(ours, 1)]):
+        if epoch.name in places:
+            there = places[epoch.name]
+            following = [*ours[place : place + 1], *theirs[there : there + 1]]
+            return min([position, *[each.settled for each in following if each.start < position]])
+    return None
+
+
+def encode_history(history: History) -> str:
+    """Return a history as JSON, ``[[name, settled, start], …]``."""
+    return msgspec.json.encode(history).decode()
+
+
+def read_history(text: str | bytes) -> History:
+    """Return the history in the JSON of ``encode_history``; MsgspecError if it has another form."""
+    return msgspec.json.decode(text, type=list[Epoch])

@@ -1,0 +1,384 @@
+"""Interfaces of stores, sources and sequences, and the statuses that are shown.
+
+Everywhere, ``after`` excludes its token and ``upto`` includes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import attrs
+
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.facts import Fact
+    from replication.streams.history import History
+    from replication.wire.grammar import InstanceName, StreamName
+
+_T = TypeVar("_T")
+
+
+@attrs.frozen
+class Page:
+    """A part of a range of facts.
+
+    ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
+    may be more above ``upto`` (docs/protocol/traps.md 13 and 14).
+    """
+
+    facts: Sequence[Fact]
+    upto: Token
+    limited: bool
+
+
+class ICatchUp(Protocol):
+    """A catch-up source: a follower fetches the facts of a gap from it (docs/protocol/following.md E5)."""
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return the first facts of ``writer`` with ``after < token <= upto``.
+
+        Args:
+            stream: its name.
+            writer: the instance that wrote the facts.
+            after: the token below the range; excluded.
+            upto: the last token of the range; included.
+            limit: the number of rows at which a page ends, at least 1.  No fact is cut: one with more rows is a page of
+                its own.
+
+        Raises CatchUpError or StoreError if the source cannot answer.
+        """
+        ...
+
+
+@attrs.frozen
+class Write:
+    """What a transaction stores for one writer of one stream.
+
+    Attributes:
+        stream: its name.
+        writer: the instance under whose name ``facts`` and the position are stored.
+        upto: the new stored position; it never lowers the stored one.  With facts, 0 leaves the position as it is: the
+            statement takes no row lock and does not wait for another transaction.
+        facts: the facts to store.
+        expected: the position that must be stored before, 0 if none is; otherwise the commit raises PositionMovedError.
+        reset: lower the position to ``upto``, and delete every fact of ``writer`` above it.
+        follower: the process whose applied position this is.  There are no facts then, and the stream need not be
+            declared.  Where several processes share a database, ``IStreamStore.positions`` lacks this position.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    upto: Token
+    facts: Sequence[Fact] = ()
+    expected: Token | None = None
+    reset: bool = False
+    follower: InstanceName | None = None
+
+
+@attrs.frozen
+class Receipt:
+    """The stored answer of an append: its idempotency ``key`` and the ``tokens`` of its facts (docs/http.md)."""
+
+    key: str
+    tokens: Sequence[Token]
+
+
+class ISequence(Protocol):
+    """The sequence of a stream with several writers; it is used outside transactions (docs/protocol/ids.md F3)."""
+
+    async def allocate(self, count: int) -> Sequence[int]:
+        """Return ``count`` new IDs, ascending.
+
+        They are larger than all IDs that this process has allocated before, and no other process receives them.  They
+        may have gaps.  An unused ID is not returned to the sequence.  Raises StoreError if the database does not
+        answer.
+        """
+        ...
+
+
+@attrs.frozen
+class SequenceState:
+    """Which IDs of a mapped stream are settled (docs/protocol/ids.md F4).
+
+    Attributes:
+        settled: every ID up to here was committed or rolled back; None if that is not known of any ID.
+        last_value: the last allocated ID.
+        waits: for how long, in seconds, IDs above ``settled`` have waited; 0 if none waits.
+        blockers: the transactions in progress that they wait for, as texts for people; empty while unknown.
+        error: why the state cannot be read since the last poll; None if it can.
+    """
+
+    settled: Token | None
+    last_value: Token
+    waits: float = 0.0
+    blockers: Sequence[str] = ()
+    error: str | None = None
+
+
+class IWatch(Protocol):
+    """Polls the database for rows of external writers in the tables of mapped ``streams``."""
+
+    streams: Sequence[StreamName]
+
+    async def poll(self) -> Mapping[StreamName, SequenceState]:
+        """Return the state of each stream, by name, in one query; StoreError if the database does not answer.
+
+        Each poll returns another mapping.  A stream that has not changed has the same SequenceState object as before.
+        """
+        ...
+
+
+class ISqlExecutor(Protocol):
+    """Runs SQL for a function on the database's own thread; both methods raise StoreError.
+
+    ``dialect`` is ``sqlite`` or ``postgresql``.  A parameter is ``?`` in SQLite and ``%s`` in PostgreSQL.
+    """
+
+    dialect: str
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows."""
+        ...
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        ...
+
+
+class ITransaction(Protocol):
+    """A transaction of the application; it begins with the first statement, and ``commit`` or ``rollback`` ends it.
+
+    In SQLite it holds the write lock of the database from the first statement on.  In PostgreSQL other transactions go
+    on; after a statement that failed, only ``rollback`` works.  Statements run one after the other, off the reactor's
+    thread.
+    """
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows; StoreError has the database's message."""
+        ...
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        ...
+
+    async def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:
+        """Call ``function`` inside the transaction, on the database's thread, and return or raise what it does.
+
+        However many statements it runs, that takes one change of threads.
+        """
+        ...
+
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        """Store ``writes`` and ``receipt`` with all earlier statements; return when they are durable.
+
+        If it raises StoreError, nothing is stored.
+        """
+        ...
+
+    async def rollback(self) -> None:
+        """Undo all statements."""
+        ...
+
+
+class IStreamStore(ICatchUp, Protocol):
+    """Where facts and positions are stored.
+
+    ``warnings`` are sentences about what works and should be corrected; ``declare`` may add some.  Any method may raise
+    StoreError if the database fails, and UnknownStreamError for a stream that was not declared.
+
+    ``commits_lost``, a Deferred, fires if the database has lost commits of this process, as after a restore.  From then
+    on every method raises that CommitsLostError.
+    """
+
+    warnings: list[str]
+    commits_lost: Any
+
+    async def open(self) -> None:
+        """Connect and upgrade the tables; SchemaError if a newer version of this package has upgraded them.
+
+        A store on a file claims the file; StoreError names the process that writes it.
+        """
+        ...
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Create the stream's table, or check it; SchemaError if a mapped table does not fit."""
+        ...
+
+    async def claim(self, instance: InstanceName) -> None:
+        """Make this process the only one that writes as ``instance``; StoreError names the process that does.
+
+        See docs/protocol/traps.md 34.
+        """
+        ...
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        """Return which of these names are claimed by other processes that are connected now, and may write."""
+        ...
+
+    def sequence(self, stream: StreamName) -> ISequence | None:
+        """Return the stream's sequence; None if its one writer counts by itself, from ``positions``."""
+        ...
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the largest token that was committed or stored; it may be above an open ID."""
+        ...
+
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the applied position of ``follower``; the stream need not be declared."""
+        ...
+
+    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Claim the table of a declared stream for its writers or, with ``copy``, for one follower.
+
+        StoreError if another process fills it.  No process copies facts into the database where they are written, and
+        no two processes copy them into one table.
+        """
+        ...
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return the stored positions, per stream and writer, in one query.
+
+        All IDs of a writer up to its stored position are complete.
+        """
+        ...
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto`` that have rows in tables of an application."""
+        ...
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        """Return the stored history of a writer, or the one that ``follower`` has followed; empty if there is none."""
+        ...
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams, in one transaction; they need not be declared."""
+        ...
+
+    def watch(self) -> IWatch | None:
+        """Return the watch of the mapped streams declared so far; None if external writers can write none."""
+        ...
+
+    def transaction(self) -> ITransaction:
+        """Return a transaction that has not begun.  If it has no statements, its commit joins a group commit."""
+        ...
+
+    async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
+        """Call ``function``, which only reads, on the database's thread; all its statements read one snapshot."""
+        ...
+
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of the receipt that was committed under ``key``; None if there is none.
+
+        It is there for a day at least, whatever the wall clock does meanwhile.
+        """
+        ...
+
+    async def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        ...
+
+    async def check(self) -> None:
+        """Return if the database answers and can be written, and facts could be stored last; else raise StoreError.
+
+        A small commit proves it.  Calls at one time share it, and its success counts for a second.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what runs, and close the database."""
+        ...
+
+
+@attrs.frozen
+class WriterStatus:
+    """The status of one writer of a stream in this process.
+
+    ``position`` is the settled ID (on the writer) or the applied position (on a follower).  ``published`` is the
+    published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``live``, ``catching up``, ``stopped`` or
+    ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is the number of facts that were lost on the
+    way here, and were found in the writers' database.
+    """
+
+    instance: InstanceName
+    position: Token
+    published: Token
+    state: str
+    error: str | None = None
+    lost_and_found: int = 0
+
+    @property
+    def lag(self) -> int:
+        """The number of IDs that are settled and not published (on the writer), or published and not applied."""
+        return abs(self.published - self.position)
+
+
+@attrs.frozen
+class InMemoryLogStatus:
+    """The status of an in-memory log: facts, bytes, and the acknowledged token of each federation sender."""
+
+    facts: int
+    bytes: int
+    acknowledged: Mapping[InstanceName, Token]
+
+
+@attrs.frozen
+class StreamStatus:
+    """The status of one stream in this process.
+
+    ``open_count`` is the number of open IDs.  ``oldest_open`` is the smallest open ID and its age in seconds.  Each of
+    ``notes`` is a sentence about what should be corrected, or what IDs wait for.
+    """
+
+    definition: StreamDefinition
+    writers: Sequence[WriterStatus]
+    open_count: int = 0
+    oldest_open: tuple[Token, float] | None = None
+    kept: InMemoryLogStatus | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def minimum(self) -> Token:
+        """The lowest position of a writer."""
+        return min((each.position for each in self.writers), default=Token(0))
+
+    @property
+    def maximum(self) -> Token:
+        """The highest position of a writer."""
+        return max((each.position for each in self.writers), default=Token(0))
+
+
+@attrs.frozen
+class PeerStatus:
+    """One connection: ``since`` is in seconds since 1970, ``last_command`` the name of the last command received.
+
+    Only a connection to Redis skips messages: ``skipped`` counts them by reason, ``unknown_commands`` and
+    ``not_followed`` are the names of commands and streams among them.
+    """
+
+    name: str
+    address: str
+    since: float
+    lines_out: int
+    bytes_out: int
+    queued_bytes: int
+    last_command: str
+    skipped: Mapping[str, int] = attrs.field(factory=dict)
+    unknown_commands: Sequence[str] = ()
+    not_followed: Sequence[str] = ()
+
+
+@attrs.frozen
+class Sample:
+    """One sample of the metrics page; ``kind`` is ``counter`` or ``gauge``; the values of ``labels`` are limited."""
+
+    name: str
+    kind: str
+    meaning: str
+    value: float
+    labels: Mapping[str, str] = attrs.field(factory=dict)
