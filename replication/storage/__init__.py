@@ -1,16 +1,17 @@
-"""Where facts and positions are kept: ``IStreamStore`` of ``replication.streams.seams``, behind one URL."""
+"""Where facts and positions are stored: ``open_store`` returns an ``IStreamStore`` for a URL."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replication.errors import ConfigError
-from replication.storage.connection import MEMORY
+from replication.errors import ConfigError, install_command
+from replication.storage.sqlite.session import MEMORY
+from replication.urls import Url
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorFromThreads
 
-    from replication.streams.seams import IStreamStore
+    from replication.streams.interfaces import IStreamStore
 
 _FORMS = (
     "sqlite:///relative.db, sqlite:////absolute.db, sqlite:// for a database in memory, "
@@ -18,25 +19,30 @@ _FORMS = (
 )
 
 
-def open_store(url: str, reactor: IReactorFromThreads, *, read_only: bool = False) -> IStreamStore:
-    """Return the store that ``url`` names, not yet open; ConfigError if there is none of that kind.
+def open_store(
+    url: str | Url, reactor: IReactorFromThreads, *, read_only: bool = False, foreign: bool = False
+) -> IStreamStore:
+    """Return the store at ``url``, not yet open; ConfigError if the URL names no database.
 
-    ``sqlite:///x.db`` is relative to the working directory, ``sqlite:////var/x.db`` absolute, ``sqlite://`` in memory;
-    ``postgresql://…`` is whatever libpq makes of it.  ``read_only`` is for a database that another process writes.
+    ``sqlite:///x.db`` is relative to the working directory, ``sqlite:////var/x.db`` is absolute, and ``sqlite://`` is
+    in memory.  ``postgresql://…`` is a URL of libpq.  ``read_only`` is for a database that another process writes.  A
+    ``foreign`` one may belong to another program and lack the tables of this package.
     """
+    url = Url(url)
     path = path_of(url)
     if path is None:
-        return _open_postgres(url, reactor, read_only=read_only)
+        return _open_postgres(url, reactor, read_only=read_only, foreign=foreign)
     if read_only and path == MEMORY:
-        raise ConfigError(f"database {url!r} is in memory, where nobody else has written: name a file")
-    from replication.storage.sqlite import SqliteStore  # noqa: PLC0415 - what lies below needs no Twisted
+        raise ConfigError(f"database {url!r} is in memory, where no other process writes: name a file")
+    from replication.storage.sqlite.store import SqliteStore  # noqa: PLC0415 - this module needs no Twisted
 
-    return SqliteStore(path, reactor, read_only=read_only)
+    return SqliteStore(path, reactor, read_only=read_only, foreign=foreign)
 
 
-def path_of(url: str) -> str | None:
-    """Return the file that an SQLite URL names, None for PostgreSQL; ConfigError if it is neither."""
-    scheme, slashes, rest = url.partition("://")
+def path_of(url: str | Url) -> str | None:
+    """Return the file of an SQLite URL, or None for PostgreSQL; ConfigError for any other URL."""
+    url = Url(url)
+    scheme, slashes, rest = url.reveal().partition("://")
     if not slashes or scheme not in ("sqlite", "postgresql"):
         raise ConfigError(f"database {url!r}: write {_FORMS}")
     if scheme == "postgresql":
@@ -47,9 +53,14 @@ def path_of(url: str) -> str | None:
     return path or MEMORY
 
 
-def _open_postgres(url: str, reactor: IReactorFromThreads, *, read_only: bool) -> IStreamStore:
+def needs_psycopg(error: ImportError) -> ConfigError:
+    """Return the error for a PostgreSQL URL without the extra ``postgres``."""
+    return ConfigError(f"PostgreSQL needs psycopg 3 ({error}): {install_command('postgres')}")
+
+
+def _open_postgres(url: Url, reactor: IReactorFromThreads, *, read_only: bool, foreign: bool) -> IStreamStore:
     try:
-        from replication.storage.postgres import PostgresStore  # noqa: PLC0415 - its driver is an extra
+        from replication.storage.postgres.store import PostgresStore  # noqa: PLC0415 - psycopg is in an extra
     except ImportError as error:
-        raise ConfigError(f"PostgreSQL needs psycopg 3 ({error}): pip install '.[postgres]' in the checkout") from error
-    return PostgresStore(url, reactor, read_only=read_only)
+        raise needs_psycopg(error) from error
+    return PostgresStore(url, reactor, read_only=read_only, foreign=foreign)

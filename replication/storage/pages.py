@@ -1,4 +1,4 @@
-"""From rows to facts, pages and positions, the same for every database."""
+"""Rows of a database become facts, pages and positions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from replication.errors import StoreError
 from replication.streams.facts import gather
-from replication.streams.seams import Page
+from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SEPARATOR: Final = "\x1e"  # of rows that the database gives as one value: it is in no JSON text and in no name
+SEPARATOR: Final = "\x1e"  # between rows that the database returns as one value; no JSON text and no name contains it
 
 
 class Rows(NamedTuple):
@@ -26,23 +26,23 @@ class Rows(NamedTuple):
 
     @classmethod
     def of_fact(cls, token: Token, texts: Iterable[str], upto: Token) -> Rows:
-        """Return the page up to ``upto`` that has one fact, which is larger than a page."""
+        """Return the page with one fact, which is larger than a page; ``upto`` is the end of the range."""
         rows = [*texts]
         return cls([token] * len(rows), rows, token, limited=token < upto)
 
     def page(self) -> Page:
-        """Return its facts."""
+        """Return the page as facts."""
         return Page(gather(self.tokens, self.texts), self.upto, self.limited)
 
 
 def check_limit(limit: int) -> None:
-    """Raise StoreError for a page that could not hold a row."""
+    """Raise StoreError if ``limit`` is no number of rows that a page can have."""
     if limit < 1:
-        raise StoreError(f"a page of {limit} rows was asked for: at least one")
+        raise StoreError(f"a page has at least one row, not {limit}")
 
 
 def split_rows(table: str, ids: str, texts: str) -> tuple[list[Token], list[str]]:
-    """Return the tokens and the texts of rows that came as two values; StoreError if one has a separator in it."""
+    """Return the tokens and texts of rows that came as two values; StoreError if a row contains a separator."""
     tokens, rows = cast("list[Token]", [*map(int, ids.split(","))]), texts.split(SEPARATOR)
     if len(tokens) != len(rows):
         raise StoreError(f"table {table!r} has a row between {tokens[0]} and {tokens[-1]} that is not JSON")
@@ -50,10 +50,10 @@ def split_rows(table: str, ids: str, texts: str) -> tuple[list[Token], list[str]
 
 
 def cut_rows(tokens: list[Token], texts: list[str], *, upto: Token, limit: int) -> Rows | None:
-    """Return the page that begins with these rows: up to ``limit`` of them, and one more if there are more.
+    """Return the page that these rows begin.
 
-    The row too many tells where the last whole fact ends.  None if there is none: the first fact has more than
-    ``limit`` rows and has to be read by itself.
+    The caller reads ``limit + 1`` rows.  If they are all there, the last row shows where the last whole fact ends.
+    Returns None if the first fact alone has more than ``limit`` rows; the caller then reads that fact by itself.
     """
     if len(tokens) <= limit:
         return Rows(tokens, texts, upto, limited=False)
@@ -63,7 +63,7 @@ def cut_rows(tokens: list[Token], texts: list[str], *, upto: Token, limit: int) 
     return Rows(tokens[:whole], texts[:whole], tokens[whole - 1], limited=True)
 
 
-def gather_positions(rows: Iterable[tuple[str, str, int]]) -> dict[StreamName, dict[InstanceName, Token]]:
+def collect_positions(rows: Iterable[tuple[str, str, int]]) -> dict[StreamName, dict[InstanceName, Token]]:
     """Return the positions in rows of (stream, writer, token)."""
     positions: dict[StreamName, dict[InstanceName, Token]] = {}
     for stream, writer, token in rows:

@@ -1,4 +1,4 @@
-"""Blocking work off the reactor thread."""
+"""Threads for work that blocks: a database connection lives on one of its own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,30 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from twisted.internet.defer import Deferred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from twisted.internet.interfaces import IReactorFromThreads
-
-    from replication.streams.seams import Reach
-    from replication.wire.grammar import StreamName
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _ICloses(Protocol):
-    def close(self) -> None: ...
+class ICloses(Protocol):
+    """A connection, or what has one."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
 
 
-class _ILooks(_ICloses, Protocol):
-    streams: Sequence[StreamName]
-
-    def look(self) -> Mapping[StreamName, Reach]: ...
+_Connection_co = TypeVar("_Connection_co", bound=ICloses, covariant=True)
 
 
-_Connection_co = TypeVar("_Connection_co", bound=_ICloses, covariant=True)
+class SerialThread:
+    """One thread that runs functions in the order in which they were given; results arrive on the reactor's thread.
 
-
-class Lane:
-    """One thread that does what it is given, in order; results come back on the reactor's thread.
-
-    A database connection lives on a lane, so nothing else of ours ever touches it.  ``reactor`` needs nothing but
-    ``callFromThread``: a test brings its own and decides when results arrive.  A one-thread ``ThreadPool`` would do as
-    well, but its coordination costs 15 % of a small commit.
+    ``reactor`` needs nothing but ``callFromThread``, so a test decides when results arrive.  A ``ThreadPool`` with one
+    thread would do the same, but costs 15 % of a small commit.
     """
 
     def __init__(self, reactor: IReactorFromThreads, name: str) -> None:
@@ -47,13 +41,13 @@ class Lane:
         Thread(target=self._work, name=name, daemon=True).start()
 
     def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Deferred[_T]:
-        """Do ``work`` after all that was given before; cancelling the Deferred stops the waiting, not the work."""
+        """Run ``work`` after all earlier work.  To cancel the Deferred ends the waiting, not the work."""
         done: Deferred[_T] = Deferred()
         self._jobs.put((done, lambda: work(*args, **kwargs)))
         return done
 
     def stop(self) -> Deferred[None]:
-        """End the thread after all that was given before."""
+        """End the thread after all earlier work."""
         done: Deferred[None] = Deferred()
         self._jobs.put((done, None))
         return done
@@ -66,42 +60,30 @@ class Lane:
                 return
             try:
                 result = job()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+            except BaseException as error:  # noqa: BLE001 - the Deferred has it
                 self._reactor.callFromThread(done.errback, error)
             else:
                 self._reactor.callFromThread(done.callback, result)
             del done, job
 
 
-class Desk(Generic[_Connection_co]):
-    """A connection and the lane that it lives on."""
+class ConnectionThread(Generic[_Connection_co]):
+    """A ``connection`` and the thread on which alone it is used."""
 
     def __init__(self, reactor: IReactorFromThreads, connection: _Connection_co, name: str) -> None:
         self._connection = connection
-        self._lane = Lane(reactor, f"replication {name}")
+        self._thread = SerialThread(reactor, f"replication {name}")
 
     @property
     def connection(self) -> _Connection_co:
-        """To be used by ``run`` only."""
+        """The connection; other threads may only read its counters."""
         return self._connection
 
-    def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Deferred[_T]:
-        """Do something on the connection's thread; cancelling the Deferred stops the waiting, not the work."""
-        return self._lane.run(work, *args, **kwargs)
+    def run(self, work: Callable[[_Connection_co], _T]) -> Deferred[_T]:
+        """Call ``work`` with the connection, on its thread.  To cancel the Deferred ends the waiting, not the work."""
+        return self._thread.run(work, self._connection)
 
     async def close(self) -> None:
-        """Close the connection after all that was given before, and end its thread."""
-        await self._lane.run(self._connection.close)
-        await self._lane.stop()
-
-
-class Watch:
-    """An IWatch whose looks happen on a thread of their own."""
-
-    def __init__(self, desk: Desk[_ILooks]) -> None:
-        self.streams = desk.connection.streams
-        self._desk = desk
-
-    async def look(self) -> Mapping[StreamName, Reach]:
-        """Return how far each mapped stream has come."""
-        return await self._desk.run(self._desk.connection.look)
+        """Close the connection after all earlier work, and end its thread."""
+        await self._thread.run(self._connection.close)
+        await self._thread.stop()

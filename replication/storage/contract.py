@@ -1,0 +1,160 @@
+"""What all databases share: what a table of facts does, a commit's batch, the direction of IDs, and common errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import attrs
+
+from replication.errors import PositionMovedError, StoreError, UnknownStreamError, ValueRefusedError
+from replication.streams.interfaces import ISqlExecutor
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from replication.storage.table import StreamTable
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.facts import Fact
+    from replication.streams.interfaces import Receipt, Write
+    from replication.wire.grammar import StreamName
+
+MASTER: Final = InstanceName("master")  # the writer of rows without an instance name
+
+WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
+
+
+@attrs.frozen
+class Direction:
+    """The direction in which a table counts: a stored ID is ``sign`` times its token.  The rest is SQL."""
+
+    sign: int
+    above: str
+    upto: str
+    furthest: str
+    order: str
+    minus: str
+
+    @classmethod
+    def of(cls, definition: StreamDefinition) -> Direction:
+        """Return the direction of a stream; one without a table counts up."""
+        return DOWN if definition.negative and not definition.in_memory else UP
+
+
+UP: Final = Direction(1, ">", "<=", "max", "ASC", "")
+DOWN: Final = Direction(-1, "<", ">=", "min", "DESC", "-")
+
+
+@attrs.frozen
+class Batch:
+    """What one commit stores: writes with their tables, and a receipt.
+
+    ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).
+    """
+
+    writes: Sequence[tuple[StreamTable[Any], Write]]
+    receipt: Receipt | None
+    now: float
+    expired: float
+
+
+class ISession(ISqlExecutor, Protocol):
+    """A session of a database, blocking; every error of the driver is raised as StoreError.
+
+    As an ISqlExecutor it runs statements of the application, in a transaction.
+    """
+
+    name: str  # of the database, for messages; without a password
+
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction was begun and not ended."""
+        ...
+
+    def run(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows; without ``prepare`` its plan is not kept."""
+        ...
+
+    def ask(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement that only reads; it runs again if the session was lost before."""
+        ...
+
+    def begin(self, how: str = "") -> None:
+        """Begin a transaction."""
+        ...
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo the transaction; do nothing if there is none."""
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+def undeclared(stream: StreamName) -> UnknownStreamError:
+    """Return the error for a stream that was not declared."""
+    return UnknownStreamError(f"stream {stream[:100]!r} was not declared to the store", stream=stream)
+
+
+def ended(end: str) -> StoreError:
+    """Return the error for a transaction that is used after its end."""
+    return StoreError(f"the transaction was {end}: begin another one")
+
+
+def moved(write: Write, stored: Token) -> PositionMovedError:
+    """Return the error for a stored position that is not the one that ``write`` expects."""
+    return PositionMovedError(
+        f"the position of {write.writer!r} in stream {write.stream!r} is {stored}, not {write.expected}: "
+        "does another process use this database?",
+        stream=write.stream,
+        writer=write.writer,
+        expected=write.expected,
+        stored=stored,
+    )
+
+
+def refuse_another_writer(definition: StreamDefinition, me: InstanceName, stored: Collection[str], *more: str) -> None:
+    """Raise StoreError if another instance than ``me`` has published the rows of a table without an instance column.
+
+    Under a second name all rows would be published again.  ``stored`` are the instances with a position; ``more`` are
+    further tables of positions in this database, for the statement that renames the writer.
+    """
+    name, table = definition.name, definition.table
+    others = sorted(set(stored) - {me, ""})
+    if not others:
+        return
+    writers = ", ".join(map(repr, others))
+    where = f"WHERE stream_name = '{name}' AND instance_name = '{others[0]}'"
+    updates = "; ".join(f"UPDATE {each} SET instance_name = '{me}' {where}" for each in ("stream_positions", *more))  # noqa: S608
+    cure = f"{updates}; and the same at each follower"
+    if me in stored:
+        cure = f"DELETE FROM stream_positions {where}"  # noqa: S608 - a statement for a person to run
+    raise StoreError(
+        f"stream {name!r}: table {table!r} has no instance_column, so it has one writer: that is {writers}, not {me!r}."
+        f" Start this process as {others[0]!r}; or, if several instances write, set instance_column; or, if "
+        f"{others[0]!r} was renamed to {me!r}, {cure}"
+    )
+
+
+def differs(
+    definition: StreamDefinition, token: Token, texts: Sequence[str], kept: Sequence[str], *, was_there: bool
+) -> StoreError:
+    """Return the error for a fact whose rows in the table differ.
+
+    With ``was_there`` the rows are older than the fact, so another ID may work: StoreError.  Otherwise the columns
+    changed the values, and no later attempt can work: ValueRefusedError.
+    """
+    found = f"fact {token} is {shown(texts)}, but table {definition.table!r} has {shown(kept)} for it"
+    if was_there:
+        return StoreError(f"stream {definition.name!r}: {found}; another program wrote that")
+    return ValueRefusedError(f"stream {definition.name!r}: {found}: append values as the columns store them")
+
+
+def shown(texts: Sequence[str]) -> str:
+    """Return rows for an error message, shortened."""
+    return " ".join(texts)[:200] or "no row"

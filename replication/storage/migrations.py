@@ -1,0 +1,53 @@
+"""Upgrades of our tables, in numbered steps, one transaction each.
+
+The table ``replication_schema`` has one row: the number of the last step taken.  A fresh database takes all steps, so
+there is no second description of the tables.  A released step never changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replication.errors import SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+
+def upgrade(
+    run: Callable[[str], list[tuple[Any, ...]]],
+    transaction: Callable[[], AbstractContextManager[object]],
+    steps: Sequence[Sequence[str]],
+    versions: str = "replication_schema",
+) -> None:
+    """Take the missing steps; SchemaError if the database has taken more steps than there are.
+
+    ``run`` executes a statement.  ``transaction`` returns a context that commits at its end, rolls back on an
+    exception, and excludes upgrades by other processes.  ``versions`` is the table that counts the steps.
+    """
+    while True:
+        with transaction():
+            run(f"CREATE TABLE IF NOT EXISTS {versions} (version INTEGER NOT NULL)")
+            version = installed(run, versions)
+            if version >= len(steps):
+                check_version(version, len(steps))
+                return
+            for statement in steps[version]:
+                run(statement)
+            run(f"DELETE FROM {versions}")  # noqa: S608 - a constant name
+            run(f"INSERT INTO {versions} (version) VALUES ({version + 1})")  # noqa: S608 - and a number
+
+
+def installed(run: Callable[[str], list[tuple[Any, ...]]], versions: str = "replication_schema") -> int:
+    """Return the number of steps taken; raises what ``run`` raises if there is no such table."""
+    ((version,),) = run(f"SELECT coalesce(max(version), 0) FROM {versions}")  # noqa: S608 - a constant name
+    return int(version)
+
+
+def check_version(version: int, known: int) -> None:
+    """Raise SchemaError unless ``version``, the number of steps taken, is ``known``, the number of steps that exist."""
+    if version > known:
+        raise SchemaError(f"its tables have version {version}, this program has {known}: use the newer program")
+    if version < known:
+        raise SchemaError(f"its tables have version {version}, not {known}: let this version's daemon open it once")

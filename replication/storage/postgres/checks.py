@@ -1,0 +1,171 @@
+"""Warnings about a mapped table that works but loses rows or is slow: a sentence each, with the cure.
+
+Only the newest rows are read, as many as can be at every start; older rows were published before.
+"""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from replication.errors import SchemaError, StoreError
+from replication.storage.contract import MASTER, Direction
+from replication.storage.names import quoted
+from replication.storage.postgres.transaction_id_trigger import have_trigger
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from replication.storage.postgres.generic import Table
+    from replication.storage.postgres.session import PostgresSession
+    from replication.streams.definitions import StreamDefinition
+
+NEWEST: Final = 10_000  # rows
+
+_HAS_DEFAULT: Final = (  # an identity column has one of its own kind
+    "SELECT atthasdef OR attidentity <> '' FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
+)
+_PAIR: Final = (
+    "SELECT true FROM pg_index JOIN pg_attribute AS first ON first.attrelid = indrelid AND first.attnum = indkey[0] "
+    "JOIN pg_attribute AS second ON second.attrelid = indrelid AND second.attnum = indkey[1] "
+    "WHERE indrelid = to_regclass(%s) AND first.attname = %s AND second.attname = %s AND indisvalid LIMIT 1"
+)
+_SHORT_TIMEOUTS: Final = "SELECT set_config('lock_timeout', '50ms', true), set_config('statement_timeout', '1s', true)"
+
+
+def warnings_about(session: PostgresSession, definition: StreamDefinition, table: str) -> list[str]:
+    """Return the warnings about ``table``, quoted."""
+    column = f'"{definition.id_column}"'
+    warnings = []
+    if session.run(f"SELECT true FROM {table} WHERE {column} IS NULL LIMIT 1"):
+        cure = f"set one, then ALTER TABLE {table} ALTER {column} SET NOT NULL"
+        warnings.append(f"has rows without an ID, which no follower receives: {cure}")
+    warnings += _about_rows(session, definition, table, column)
+    if definition.instance_column is not None and not has_pair(session, definition, table):
+        pair = f'("{definition.instance_column}", {column})'
+        warnings.append(f"has no index on {pair}, so a start reads all of it: CREATE INDEX ON {table} {pair}")
+    if has_default_id(session, table, definition.id_column) and not all(have_trigger(session, [table])):
+        warnings.append(
+            "hands out IDs to any program, and transactions in progress are found by the server's locks, which costs "
+            "more than by transaction IDs: replication streams install --config FILE"
+        )
+    return [f"stream {definition.name!r}: table {definition.table!r} {each}" for each in warnings]
+
+
+def has_default_id(session: PostgresSession, table: str, column: str) -> bool:
+    """Whether the ID column of a table, quoted, has a DEFAULT, so that any program may insert without an ID."""
+    return (True,) in session.run(_HAS_DEFAULT, (table, column))
+
+
+def refuse_shared(table: Table, definitions: Iterable[StreamDefinition]) -> None:
+    """Raise SchemaError if a table whose ID column has a DEFAULT shares its sequence with another stream.
+
+    The writers of this package order their IDs among several streams; the IDs of external writers are polled for one
+    stream only.
+    """
+    mine = table.definition
+    sharing = sorted({each.name for each in definitions if each.generator == mine.generator} - {mine.name})
+    if table.default_id is not None and sharing:
+        name, column = map(quoted, table.default_id)
+        raise SchemaError(
+            f"streams {', '.join(map(repr, [mine.name, *sharing]))} share their IDs, but table {name} hands them out "
+            "to any program, and no follower would receive rows of external writers: give each stream IDs of its own; "
+            f"or, if all rows are written by reserve(), ALTER TABLE {name} ALTER {column} DROP IDENTITY IF EXISTS, "
+            f"ALTER {column} DROP DEFAULT"
+        )
+
+
+def has_pair(session: PostgresSession, definition: StreamDefinition, table: str) -> bool:
+    """Whether there is an index on instance and ID."""
+    return bool(session.run(_PAIR, (table, definition.instance_column, definition.id_column)))
+
+
+def _about_rows(session: PostgresSession, definition: StreamDefinition, table: str, column: str) -> list[str]:
+    name, way = definition.instance_column, Direction.of(definition)
+    instance = f"coalesce(source.\"{name}\", '{MASTER}')" if name is not None else f"'{MASTER}'"
+    where = f" AND ({definition.where})" if definition.where else ""
+    newest = (
+        f"SELECT source.{column} AS id, {instance} AS writer, source.xmin::text AS transaction FROM {table} AS source "
+        f"WHERE source.{column} {way.above} 0{where} "
+        f"ORDER BY source.{column} {'DESC' if way.sign > 0 else 'ASC'} LIMIT {NEWEST}"
+    )
+    warnings = []
+    by_id = f"FROM ({newest}) AS newest GROUP BY id HAVING"
+    for id_, one, other in session.run(
+        f"SELECT id, min(writer), max(writer) {by_id} min(writer) <> max(writer) ORDER BY 1 LIMIT 1"
+    ):
+        warnings.append(f"has rows of {one!r} and of {other!r} under the ID {id_}: each fact needs an ID of its own")
+    for (id_,) in session.run(f"SELECT id {by_id} count(DISTINCT transaction) > 1 ORDER BY 1 LIMIT 1"):
+        warnings.append(
+            f"has rows under the ID {id_} that different transactions have written or changed; a follower that reads "
+            "between them misses the later rows: write all rows of an ID in one transaction, or use another ID"
+        )
+    if name is not None and definition.writers:
+        names = [writer for (writer,) in session.run(f"SELECT DISTINCT writer FROM ({newest}) AS newest ORDER BY 1")]
+        if others := [each for each in names if each not in definition.writers][:5]:
+            warnings.append(
+                f"has rows of {', '.join(map(repr, others))}, not among the stream's writers, so they are not "
+                f"published (NULL is {MASTER!r}): add them to writers, or correct {name!r}"
+            )
+    return warnings
+
+
+# ---- rows above the last value of the sequence: their IDs come from elsewhere
+
+
+def rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int]) -> dict[Table, str]:
+    """Return a warning for each table with rows above the last value of its sequence; one statement for all.
+
+    Such rows are published only at a start, which moves the sequence past them.  ``last_value`` is an earlier value of
+    each sequence.  The statement reads the rows first and the sequences' values then; a writer allocates before it
+    inserts, so a row of the sequence is never above the value.
+    """
+    tables = [*last_value]
+    asked = [
+        f"SELECT {place}, ({sql}), coalesce(pg_sequence_last_value(to_regclass({literal(table.sequence)})), 0)"
+        for place, table in enumerate(tables)
+        for sql in table.newest_above(Token(max(1, last_value[table])))  # ID 1 counts as used
+    ]
+    warnings: dict[Table, str] = {}
+    for place, newest, last in session.run(" UNION ALL ".join(asked), prepare=False) if asked else ():
+        if newest is not None and newest > last:
+            warnings[tables[place]] = (
+                f"stream {tables[place].definition.name!r}: has rows up to ID {newest}, but sequence "
+                f"{tables[place].sequence} has given {last}: rows whose IDs come from elsewhere are not published "
+                "before the next start, which finds the column's sequence again: let all IDs come from that one, or "
+                "name another one as sequence in [[streams]]"
+            )
+    return warnings
+
+
+def poll_rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int]) -> dict[Table, str]:
+    """Return the same without waiting for locks; a table that is locked or does not exist is left out."""
+    try:
+        with short_read(session):
+            return rows_above_sequence(session, last_value)
+    except StoreError:
+        if len(last_value) <= 1:
+            return {}
+    tables, half = [*last_value.items()], len(last_value) // 2
+    return poll_rows_above_sequence(session, dict(tables[:half])) | poll_rows_above_sequence(
+        session, dict(tables[half:])
+    )
+
+
+@contextmanager
+def short_read(session: PostgresSession) -> Iterator[None]:
+    """Run statements that only read, and that fail after 50 ms at a locked table, or after 1 s."""
+    session.begin("READ ONLY")
+    try:
+        session.add(_SHORT_TIMEOUTS, ())
+        yield
+    finally:
+        session.rollback()
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,352 @@
+"""The package's own tables in PostgreSQL, and commits.  Everything here blocks."""
+
+# ruff: noqa: S608 - the names of tables and columns in SQL are constants
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from psycopg import errors
+
+from replication.errors import CommitsLostError, SchemaError, StoreError
+from replication.storage.connection import POSITIONS, SqlConnection
+from replication.storage.contract import Batch, moved, refuse_another_writer
+from replication.storage.migrations import check_version, installed, upgrade
+from replication.storage.postgres.holder import DELETE_MARKS, MARKS
+from replication.storage.postgres.ids import PRESENT, prepare_sequence
+from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.receipts import DELETED_AT_ONCE
+from replication.streams.interfaces import Page
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from replication.storage.contract import WrittenFact
+    from replication.storage.postgres.generic import Table
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.interfaces import Write
+
+STEPS: Final = (
+    (
+        """
+        CREATE TABLE IF NOT EXISTS stream_positions (
+            stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL,
+            PRIMARY KEY (stream_name, instance_name)
+        )
+        """,
+        # A Synapse has this table, and both use it.  A table of this name with other columns is refused here.
+        """
+        INSERT INTO stream_positions (stream_name, instance_name, stream_id) SELECT '', '', 0 WHERE 1 = 0
+        ON CONFLICT (stream_name, instance_name) DO NOTHING
+        """,
+        """
+        CREATE TABLE append_receipts (
+            key text NOT NULL PRIMARY KEY, tokens text NOT NULL, written_at double precision NOT NULL
+        )
+        """,
+        "CREATE INDEX append_receipts_written_at ON append_receipts (written_at)",
+        """
+        CREATE TABLE writer_claims (
+            instance_name text NOT NULL, holder text NOT NULL, number bigint NOT NULL,
+            PRIMARY KEY (instance_name, holder)
+        )
+        """,
+        MARKS,
+        """
+        CREATE TABLE follower_positions (
+            follower_name text NOT NULL, stream_name text NOT NULL, instance_name text NOT NULL,
+            stream_id bigint NOT NULL, PRIMARY KEY (follower_name, stream_name, instance_name)
+        )
+        """,
+        "CREATE TABLE stream_copies (stream_name text NOT NULL PRIMARY KEY, follower_name text NOT NULL)",
+    ),
+)
+
+# Off in a session that reads pages.  Before the server has counted a growing table, it would scan and sort the rest of
+# the table for each page, instead of using the index.  And a page must not lack rows that a policy hides.
+PAGING: Final = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "row_security")
+PAGING_OFF: Final = "SELECT set_config(name, 'on', true) FROM unnest(%s::text[]) AS setting (name)"
+
+HAS_SCHEMA: Final = "SELECT to_regclass('replication_schema') IS NOT NULL"
+FSYNC: Final = "SELECT current_setting('fsync')"
+TOUCH: Final = "UPDATE replication_schema SET version = version"
+
+RAISE_POSITIONS: Final = (  # in a negative stream they go down: what is further from 0 is further
+    "INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id) "
+    "SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[]) ON CONFLICT (stream_name, instance_name) "
+    "DO UPDATE SET stream_id = excluded.stream_id WHERE abs(excluded.stream_id) > abs(stored.stream_id)"
+)
+APPLIED: Final = "SELECT instance_name, stream_id FROM follower_positions WHERE stream_name = %s AND follower_name = %s"
+COPIED_BY: Final = "SELECT follower_name FROM stream_copies WHERE stream_name = %s"
+COPY: Final = "INSERT INTO stream_copies (stream_name, follower_name) VALUES (%s, %s)"
+DELETE_RECEIPTS: Final = (
+    "DELETE FROM append_receipts WHERE ctid = ANY(ARRAY(SELECT ctid FROM append_receipts WHERE written_at <= %s "
+    f"LIMIT {DELETED_AT_ONCE} FOR UPDATE SKIP LOCKED))"
+)
+DELETE_KEYS: Final = "DELETE FROM append_receipts WHERE key = ANY(%s) AND written_at <= %s"
+ADD_RECEIPTS: Final = (
+    "INSERT INTO append_receipts (key, tokens, written_at) SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[])"
+)
+
+_NOT_OURS: Final = (
+    errors.DuplicateTable,
+    errors.UndefinedTable,
+    errors.UndefinedColumn,
+    errors.InvalidColumnReference,
+)
+_CONFLICTS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
+_CONFLICT_TRIES: Final = 10
+
+
+class _PositionSql:
+    """The statements for one position in a table of positions."""
+
+    def __init__(self, table: str, *key: str) -> None:
+        columns, values = ", ".join(key), ", ".join("%s" for _ in key)
+        where = " AND ".join(f"{column} = %s" for column in key)
+        put = f"INSERT INTO {table} ({columns}, stream_id) VALUES ({values}, %s) ON CONFLICT ({columns}) DO "
+        self.get = f"SELECT stream_id FROM {table} WHERE {where}"
+        self.set = f"{put}UPDATE SET stream_id = excluded.stream_id"
+        self.begin = f"{put}NOTHING RETURNING true"
+        self.move = f"UPDATE {table} SET stream_id = %s WHERE {where} AND stream_id = %s RETURNING true"
+
+
+WRITER_POSITIONS: Final = _PositionSql("stream_positions", "stream_name", "instance_name")
+FOLLOWER_POSITIONS: Final = _PositionSql("follower_positions", "stream_name", "instance_name", "follower_name")
+
+
+class PostgresConnection(SqlConnection[PostgresSession]):
+    """The package's own tables, and the application's statements, over one session."""
+
+    MARK = "%s"
+    # Two processes that create tables at once would fail, even with IF NOT EXISTS.
+    EXCLUSIVE = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
+    SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+    def __init__(self, session: PostgresSession, *, read_only: bool, foreign: bool = False) -> None:
+        super().__init__(session, read_only=read_only)
+        self._foreign = foreign
+        self._is_standby = False  # as of the session of that number
+        self._standby_asked_in = -1
+
+    def open(self) -> list[str]:
+        """Connect; a connection that may write upgrades the tables.  Returns warnings."""
+        with self.naming():
+            try:
+                self._set_up()
+            except StoreError as error:
+                if isinstance(error.__cause__, _NOT_OURS):
+                    raise SchemaError(f"its tables are not ours: {error.__cause__.diag.message_primary}") from error
+                raise
+        ((fsync,),) = self.session.ask(FSYNC)
+        name = self.session.name
+        warning = f"database {name!r}: fsync is off, so a crash of its machine may lose what was committed: set it on"
+        return [warning] if fsync == "off" else []
+
+    # ---- reading
+
+    def applied_positions(self, stream: StreamName, follower: InstanceName) -> dict[InstanceName, Token]:
+        """Return the positions that a follower has stored."""
+        rows = self.session.ask(APPLIED, (stream, follower))
+        return {InstanceName(writer): Token(token) for writer, token in rows}
+
+    def present(self, names: Collection[InstanceName]) -> list[InstanceName]:
+        """Return which of these names are claimed by processes with a session now."""
+        return [InstanceName(name) for (name,) in self.session.ask(PRESENT, ([*names],))]
+
+    def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page as ``IStreamStore.facts`` does; on a standby, only up to the writer's stored position."""
+        if self.is_standby():
+            upto = min(upto, self.positions(table).get(writer, Token(0)))
+            if upto <= after:
+                return Page([], after, limited=True)
+        return super().page(table, writer, after=after, upto=upto, limit=limit)
+
+    def is_standby(self) -> bool:
+        """Whether the server is a standby.
+
+        There, a fact may be visible before a fact with a smaller ID that was committed earlier.  A position is stored
+        after all facts up to it.
+        """
+        if self._read_only and self._standby_asked_in != self.session.number:
+            ((self._is_standby,),) = self.session.ask("SELECT pg_is_in_recovery()")
+            self._standby_asked_in = self.session.number
+        return self._is_standby
+
+    def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        self.session.verify()
+
+    def prepare_reading(self) -> None:
+        """Undo the settings of PAGING for this transaction."""
+        self.session.run(PAGING_OFF, ([*PAGING],))
+
+    # ---- writing
+
+    def claim_table(self, definition: StreamDefinition, instance: InstanceName, *, copy: bool) -> None:
+        """Store which process fills a stream's table; StoreError if another one does."""
+        stream = definition.name
+        with self.exclusive():
+            what = f"database {self.session.name!r}: stream {stream!r}"
+            for (follower,) in self.session.run(COPIED_BY, (stream,)):
+                if copy and follower == instance:
+                    return
+                raise StoreError(
+                    f"{what} is a copy here, which worker {follower!r} keeps: name another database; or, to write the "
+                    f"stream here from now on, DELETE FROM stream_copies WHERE stream_name = '{stream}'"
+                )
+            writers = sorted(writer for writer, _ in self.session.run(self._sql(POSITIONS), (stream,)) if writer)
+            if not copy:
+                if definition.maps("postgresql") and definition.has_one_writer(instance):
+                    refuse_another_writer(definition, instance, writers, "follower_positions")
+                    self.session.run(WRITER_POSITIONS.begin, (stream, instance, 0))
+                return
+            if writers:
+                raise StoreError(
+                    f"{what} is written here, by {', '.join(writers)}: give the worker a database of its own for its "
+                    "copy, or copy = false"
+                )
+            self.session.run(COPY, (stream, instance))
+
+    def declare(self, table: Table, beside: Iterable[StreamDefinition] = ()) -> list[str]:
+        """Create or check the stream's table, and move its sequence past every used ID; returns warnings."""
+        with self.naming():
+            if self._read_only:
+                return list(table.declare(self.session, may_create=False))
+            with self.exclusive():
+                warnings = table.declare(self.session, may_create=True)
+                table.check_ids(self.session, beside)
+                used = max(self.positions(table).values(), default=Token(0))
+                return [*warnings, *prepare_sequence(self.session, table, used)]
+
+    def commit(self, batch: Batch) -> None:
+        """Store a batch with all earlier statements; if that fails, or a statement did, undo all of it."""
+        try:
+            if self.session.begun:  # otherwise BEGIN itself failed
+                self._store([batch])
+            self.session.commit()
+        except BaseException:
+            self.rollback()
+            raise
+        self._count(1)
+
+    def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
+        """Store batches in one transaction, and return the outcome of each, None for success.
+
+        A conflict or a lost session is retried.  If a batch cannot be stored, each half of them is tried by itself, and
+        so on: a batch fails alone.
+        """
+        failures = 0
+        while True:
+            try:
+                self.session.begin()
+                self._store(batches)
+                self.session.commit()
+            except Exception as error:  # noqa: BLE001 - the caller of that batch receives it
+                self.rollback()
+                failures += 1
+                if failures < _tries(error):
+                    continue
+                if len(batches) == 1 or isinstance(error, (SessionLostError, OutcomeUnknownError, CommitsLostError)):
+                    return [error] * len(batches)
+                half = len(batches) // 2
+                return self.commit_together(batches[:half]) + self.commit_together(batches[half:])
+            self._count(len(batches))
+            return [None] * len(batches)
+
+    def check(self) -> None:
+        """Raise StoreError unless the database answers and can be written: a commit proves it."""
+        if self._read_only:
+            installed(self.session.ask)
+            return
+        self.session.begin()
+        try:
+            self.session.run(TOUCH)
+            self.session.run("COMMIT")  # without a mark: nobody waits for its outcome
+        finally:
+            self.rollback()
+
+    # ---- inside
+
+    def _set_up(self) -> None:
+        ((exists,),) = self.session.ask(HAS_SCHEMA)
+        if self._foreign and not exists:
+            return
+        version = installed(self.session.ask) if exists or self._read_only else 0
+        if self._read_only or version >= len(STEPS):  # a user without CREATE may use existing tables
+            check_version(version, len(STEPS))
+        else:
+            upgrade(self.session.run, self.exclusive, STEPS)
+        if not self._read_only:
+            self.session.ask(DELETE_MARKS)
+
+    def _store(self, batches: Sequence[Batch]) -> None:
+        """Store batches: in one statement per table if they only add rows, else in the order of the batches."""
+        adding: list[tuple[Table, Write]] = []
+        for batch in batches:
+            for table, write in batch.writes:
+                if write.expected is None and not write.reset and write.follower is None:
+                    adding.append((table, write))
+                else:
+                    self._add(adding)
+                    adding = []
+                    self._write(table, write)
+        self._add(adding)
+        receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
+        if receipts:
+            expired = min(batch.expired for batch in batches)
+            rows = [(receipt.key, json.dumps([*receipt.tokens]), now) for receipt, now in receipts]
+            self.session.add(DELETE_RECEIPTS, (expired,))
+            self.session.add(DELETE_KEYS, ([key for key, _, _ in rows], expired))
+            self.session.add(ADD_RECEIPTS, [list(column) for column in zip(*rows, strict=True)])
+
+    def _add(self, writes: Sequence[tuple[Table, Write]]) -> None:
+        """Store facts and raise positions, sorted, so that two processes do not block each other."""
+        written: dict[Table, list[WrittenFact]] = {}
+        positions: dict[tuple[str, str], int] = {}
+        for table, write in writes:
+            if write.facts:
+                written.setdefault(table, []).append((write.writer, write.facts))
+            key = (write.stream, write.writer)
+            if (upto := _upto(write)) or not write.facts:  # otherwise the row is not touched, and not locked
+                positions[key] = table.direction.sign * max(upto, abs(positions.get(key, 0)))
+        for table, facts in written.items():
+            table.insert(self.session, facts)
+        if positions:
+            rows = [(*key, stream_id) for key, stream_id in sorted(positions.items())]
+            self.session.add(RAISE_POSITIONS, [list(column) for column in zip(*rows, strict=True)])
+
+    def _write(self, table: Table, write: Write) -> None:
+        """Store a write that expects or lowers the position."""
+        session, sign, upto = self.session, table.direction.sign, _upto(write)
+        sql, key = WRITER_POSITIONS, [write.stream, write.writer]
+        if write.follower is not None:
+            sql, key = FOLLOWER_POSITIONS, [*key, write.follower]
+        if write.expected is None:
+            session.add(sql.set, (*key, sign * upto))
+        else:
+            upto = upto if write.reset else max(upto, write.expected)
+            done = session.run(sql.move, (sign * upto, *key, sign * write.expected))
+            if not done and write.expected == 0:
+                done = session.run(sql.begin, (*key, sign * upto))
+            if not done:
+                stored = next((sign * stream_id for (stream_id,) in session.run(sql.get, key)), 0)
+                raise moved(write, Token(stored))
+        if write.reset:
+            table.delete(session, write.writer, write.upto)
+        if write.facts:
+            table.insert(session, [(write.writer, write.facts)])
+
+
+def _upto(write: Write) -> Token:
+    """Return the position that a write stores; facts without rows count, because they leave no row."""
+    return max([write.upto, *[token for token, texts in write.facts if not texts]])
+
+
+def _tries(error: Exception) -> int:
+    """Return how often a commit is tried that fails with ``error``."""
+    if isinstance(error, SessionLostError):
+        return 2
+    return _CONFLICT_TRIES if isinstance(error.__cause__, _CONFLICTS) else 1

@@ -1,0 +1,217 @@
+"""Sequences of stream IDs, and the claims of instance names: what processes share that write one database."""
+
+# ruff: noqa: S608 - the names of sequences are quoted here or by the server
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from replication.errors import SchemaError, StoreError
+from replication.storage.postgres.holder import HOLDER_KEY
+from replication.storage.postgres.session import SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from replication.storage.postgres.generic import Table
+    from replication.storage.postgres.session import PostgresSession
+    from replication.wire.grammar import InstanceName, Token
+
+_T = TypeVar("_T")
+
+IDS_SETTINGS: Final[Mapping[str, str]] = {
+    # No wait for the disk: a sequence that a crash takes back is moved forward again, and a durable fact or position
+    # makes all smaller IDs durable.
+    "synchronous_commit": "off",
+    # If a holder's machine vanishes, its name is free after 30 s, not after hours.
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+_KEY: Final = "hashtextextended('replication writer ' || current_schema() || ' ' || %s, 0)"
+LOCK: Final = f"SELECT pg_try_advisory_lock({_KEY})"
+UNLOCK_ALL: Final = "SELECT pg_advisory_unlock_all()"
+HOLDER: Final = (
+    "SELECT pid, application_name, coalesce(host(client_addr), 'a local socket') "
+    "FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {_KEY}"
+)
+CLAIM: Final = (
+    "INSERT INTO writer_claims (instance_name, holder, number) "
+    "SELECT %s, %s, coalesce(max(number), 0) + 1 FROM writer_claims WHERE instance_name = %s "
+    "ON CONFLICT (instance_name, holder) DO UPDATE SET number = excluded.number"
+)
+# Every session of a process holds its lock, so the process is present if it has lost the session with the claim.
+PRESENT: Final = (
+    "SELECT instance_name FROM writer_claims WHERE instance_name = ANY(%s::text[]) AND EXISTS (SELECT FROM pg_locks "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY % 'holder'})"
+)
+FORMER: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s AND holder <> %s"
+END_SESSIONS: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY}"
+)
+WAIT_FOR_END: Final = f"SELECT pg_advisory_xact_lock({HOLDER_KEY})"
+DELETE_CLAIM: Final = "DELETE FROM writer_claims WHERE instance_name = %s AND holder = %s"
+SYNCHRONOUS: Final = "SET LOCAL synchronous_commit = on"
+
+SEQUENCE: Final = (
+    "SELECT seqincrement, seqcache, seqcycle, (SELECT string_agg(each, ', ') FROM unnest(ARRAY['SELECT', 'UPDATE']) "
+    "AS each WHERE NOT has_sequence_privilege(seqrelid, each)), quote_ident(current_user) "
+    "FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
+)
+LAST: Final = "SELECT coalesce(pg_sequence_last_value(to_regclass(%s)), 0)"
+EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
+ALLOCATE: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
+
+
+class PostgresIds:
+    """Claims names and allocates IDs over one session, so a process that has lost its name allocates no ID.
+
+    ``warn`` receives a warning about a sequence that went back.
+    """
+
+    def __init__(self, session: PostgresSession, warn: Callable[[str], object]) -> None:
+        self.session = session
+        self._warn = warn
+        self._held_in = 0  # the number of the session with the locks
+        self._highest: dict[str, int] = {}  # by sequence
+
+    def close(self) -> None:
+        """Release every name, and end the session."""
+        self.session.close(last=UNLOCK_ALL)  # the server would do it too, but a little later
+
+    def claim(self, name: InstanceName) -> None:
+        """Make this process the only one that writes as ``name``; StoreError names the process that does.
+
+        When this returns, former holders of the name have no transaction in progress.
+        """
+        _twice_if_lost(self._hold_names)
+        if name in self.session.holder.names:
+            return
+        self._lock(name)
+        try:
+            self._take_over(name)
+        except BaseException:
+            self.session.rollback()
+            self.close()  # releases the lock too
+            raise
+        self.session.holder.names.append(name)
+
+    def allocate(self, sequence: str, count: int) -> list[int]:
+        """Return ``count`` IDs, ascending, which no other process receives."""
+
+        def allocate() -> list[int]:
+            self._hold_names()
+            return [value for (value,) in self.session.run(ALLOCATE, (sequence, count))]
+
+        ids = _twice_if_lost(allocate)
+        highest = self._highest.get(sequence, 0)
+        if ids[0] <= highest:
+            self.session.verify()
+            self._warn(f"sequence {sequence} went back to {ids[0]} after {highest}: moved forward again")
+            move_forward(self.session, sequence, highest)
+            ids = _twice_if_lost(allocate)
+        self._highest[sequence] = ids[-1]
+        return ids
+
+    def _hold_names(self) -> None:
+        """Lock the names again after the session was lost."""
+        self.session.refresh()
+        if self._held_in != self.session.number:
+            for name in self.session.holder.names:
+                self._lock(name)
+            self._held_in = self.session.number
+
+    def _take_over(self, name: InstanceName) -> None:
+        """Store the claim, and end all sessions of former holders: one may be at its COMMIT."""
+        session, me = self.session, self.session.holder.id
+        session.begin()
+        session.run(SYNCHRONOUS)
+        session.run(CLAIM, (name, me, name))
+        session.commit()
+        for (former,) in session.run(FORMER, (name, me)):
+            session.run(END_SESSIONS, (former,))
+            session.run(WAIT_FOR_END, (former,))
+            session.run(DELETE_CLAIM, (name, former))
+
+    def _lock(self, name: InstanceName) -> None:
+        ((locked,),) = self.session.run(LOCK, (name,))
+        if not locked:
+            holder = ", ".join(
+                f"{application!r} from {address} (session {pid})"
+                for pid, application, address in self.session.run(HOLDER, (name,))
+            )
+            raise StoreError(
+                f"database {self.session.name!r}: another process writes as {name!r}: "
+                f"{holder or 'it has just ended'}; give each process a name of its own"
+            )
+
+
+def _twice_if_lost(work: Callable[[], _T]) -> _T:
+    try:
+        return work()
+    except SessionLostError:
+        return work()
+
+
+def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> list[str]:
+    """Create the sequence, or move it past every used ID, so that it returns 2 first; returns warnings.
+
+    The value 1 is consumed, because with START WITH 2 PostgreSQL reports 2 as the last value before any use
+    (docs/protocol/traps.md 39).
+    """
+    name, sequence = table.definition.name, table.sequence
+    increment = check_sequence(session, table)
+    if increment is None:
+        session.run(f"CREATE SEQUENCE {sequence}")
+        increment = 1
+    ((last, called),) = session.run(f"SELECT last_value, is_called FROM {sequence}")
+    last_value = last if called else last - increment
+    if last_value >= max(1, used):
+        return []
+    move_forward(session, sequence, max(1, used))
+    if used <= 1:
+        return []
+    return [
+        f"stream {name!r}: sequence {sequence} was at {last_value}, behind ID {used}, which is stored: moved forward"
+    ]
+
+
+def check_sequence(session: PostgresSession, table: Table) -> int | None:
+    """Return the increment of a table's sequence, or None if there is no sequence; SchemaError if it does not fit."""
+    name, sequence = table.definition.name, table.sequence
+    ((exists,),) = session.run(EXISTS, (sequence,))
+    if not exists:
+        return None
+    kind = session.run(SEQUENCE, (sequence,))
+    if not kind:
+        raise SchemaError(f"{sequence} is not a sequence, but stream {name!r} needs a sequence of that name: rename it")
+    ((increment, cache, cycles, lacking, user),) = kind
+    if increment < 1 or cache != 1 or cycles:
+        raise SchemaError(
+            f"sequence {sequence} of stream {name!r} does not hand out IDs in ascending order: "
+            f"ALTER SEQUENCE {sequence} INCREMENT 1 CACHE 1 NO CYCLE"
+        )
+    if lacking:
+        raise SchemaError(
+            f"sequence {sequence} of stream {name!r} cannot be read and moved forward by {user}: "
+            f"GRANT {lacking} ON SEQUENCE {sequence} TO {user}"
+        )
+    return int(increment)
+
+
+def read_last_value(session: PostgresSession, sequence: str) -> int:
+    """Return the last value of a sequence; 0 if it was never used, or does not exist."""
+    ((last,),) = session.run(LAST, (sequence,))
+    return int(last)
+
+
+def move_forward(session: PostgresSession, sequence: str, used: int) -> None:
+    """Move a sequence forward to ``used``, unless other processes have moved it further."""
+    session.run(f"SELECT setval(%s, greatest(%s, last_value)) FROM {sequence}", (sequence, used))

@@ -1,0 +1,500 @@
+"""One session of a PostgreSQL server, blocking: opened at first use, and again after it was lost.
+
+Each round trip to the server delays a fact.  So statements whose rows are not needed travel with the next statement, in
+one trip: BEGIN with the first statement, and COMMIT with all statements added before it.
+
+Every error of the server or the driver is raised as StoreError here.  Its message names the database, never the
+password, and, where one is known, the cure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from uuid import uuid4
+
+import attrs
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from replication.errors import CommitsLostError, ConfigError, StoreError, ValueRefusedError
+from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, MISSING_MARKS, Holder
+from replication.urls import Url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from threading import Event
+
+_T = TypeVar("_T")
+
+OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
+PREPARED: Final = 500  # statements of a session: a few for each stream
+
+_DEFAULTS: Final[Mapping[str, str | int]] = {
+    "connect_timeout": 10,  # seconds for each host
+    "client_encoding": "UTF8",
+    # A server that vanished is noticed within 45 s, not within hours.
+    "keepalives_idle": 30,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
+}
+# These override the server's configuration: a crash must not undo an acknowledged commit, and the session that holds a
+# name may be idle for long.
+_OVERRIDE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off' "
+    "UNION ALL SELECT set_config('idle_session_timeout', '0', false) "
+    "WHERE current_setting('idle_session_timeout', true) <> '0'"
+)
+# In a session that only reads: the database may belong to a program that must not wait for this process.
+_BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
+_CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
+
+_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
+_BACKEND: Final = (
+    "SELECT pid, extract(epoch FROM backend_start)::text, extract(epoch FROM pg_postmaster_start_time())::text "
+    "FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+)
+# The lost backend may not have noticed; it would wait for hours, with its locks.
+_END_BACKEND: Final = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid = %s AND extract(epoch FROM backend_start)::text = %s"
+)
+_RETRY_AFTER: Final = 0.25  # seconds between two questions about an outcome
+
+CURES: Final = {  # by the beginning of an SQLSTATE
+    "25006": "the server, its role or this database takes no writes: name the primary, if this is a standby",
+    "25P03": "raise idle_in_transaction_session_timeout, or wait less inside the transaction",
+    "3F000": "CREATE SCHEMA, or set search_path for this user",
+    "40": "try again",
+    "42501": "GRANT it to this user, or name another user",
+    "53100": "make room on the disk of the server",
+    "53300": "raise max_connections, or let fewer processes connect",
+    "55P03": "another session holds the lock",
+    "57014": "statement_timeout, or pg_cancel_backend(), ended it: raise the timeout for this user, or try again",
+}
+# With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
+_OF_VALUES: Final = ("22", "23502", "23514", "42804")
+_CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
+    "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no pg_hba.conf entry": "add this machine and user to the server's pg_hba.conf",
+    "does not exist": "create it with createdb or createuser, or name another one",
+    "too many clients": CURES["53300"],
+    "remaining connection slots": CURES["53300"],
+    "starting up": "it will be ready soon: try again",
+    "shutting down": "start it again",
+    "refused": "start the server, or name another host and port",
+    "No such file": "start the server, or name another host and port",
+}
+# By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and, while a session is opened,
+# by words of the server's message.
+_TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
+_TEMPORARY_WORDS: Final = ("too many clients", "remaining connection slots", "starting up", "shutting down")
+_ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
+
+
+class SessionLostError(StoreError):
+    """The session has ended, or could not be opened.  Except at COMMIT, its transaction was undone."""
+
+
+class OutcomeUnknownError(StoreError):
+    """The session was lost at COMMIT, and the process ended before the server answered what became of it."""
+
+
+@attrs.frozen
+class Address:
+    """The address of a database; ``name`` is for messages and has no password."""
+
+    name: str
+    conninfo: str = attrs.field(repr=False)
+    secrets: Sequence[str] = attrs.field(repr=False)
+
+    @classmethod
+    def parse(cls, given_url: str | Url, *, read_only: bool = False) -> Self:
+        """Parse ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password.
+
+        Of several hosts the primary is used, unless ``read_only``.
+        """
+        shown, url = Url(given_url), Url(given_url).reveal()
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            # The driver's message may contain the password; without an @ there is none.
+            why = " ".join(str(error).split()) if "@" not in url else _ESCAPE
+            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None
+        host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
+        if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver reads half a password as a port
+            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {_ESCAPE}")
+        where = f"{user}@{host}" if user else host
+        name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
+        application = f"replication {socket.gethostname()}:{os.getpid()}"
+        defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
+        known = {key: value for key, value in defaults.items() if key not in given}
+        conninfo = make_conninfo(url, fallback_application_name=application, **known)
+        return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
+
+
+class PostgresSession:
+    """A session of the database at ``address``, for ``holder``, with ``settings`` of its own.
+
+    ``number`` counts the sessions so far; it differs after a session was lost and opened again.  ``ending`` is set when
+    the process ends, and ends the wait for the outcome of a COMMIT.
+    """
+
+    dialect = "postgresql"
+
+    def __init__(
+        self, address: Address, ending: Event, holder: Holder, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.address = address
+        self.name = address.name
+        self.holder = holder
+        self.number = 0
+        self._ending = ending
+        self._settings = dict(settings or {})
+        self._reads_only = self._settings.get("default_transaction_read_only") == "on"
+        self._name = f"{holder.id} {uuid4().hex}"
+        self._mark = 0  # the number of the last transaction
+        self._rollbacks = 0
+        self._backend: Sequence[object] = ()  # the server process
+        self._server = ""  # the run of the server
+        self._connection: psycopg.Connection | None = None
+        self._begun = False
+        self._opening: str | None = None  # BEGIN, until it is sent
+        self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
+        self._last_added: psycopg.Cursor[Any] | None = None  # of the last of them that was sent
+
+    def connect(self) -> psycopg.Connection:
+        """Return the driver's connection; open it if there is none, or if a later one has reached another server.
+
+        CommitsLostError: the database has lost commits of this process.
+        """
+        if self.holder.lost is not None:
+            raise self.holder.lost
+        if self._is_stale():
+            self._drop()
+        if self._connection is None:
+            with self.refusals():
+                connection = psycopg.connect(self.address.conninfo, autocommit=True)
+                connection.prepared_max = PREPARED
+                try:
+                    self._configure(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+            self._connection = connection
+            self.number += 1
+            self.holder.connected = True
+        return self._connection
+
+    def close(self, last: str = "") -> None:
+        """End the session, if there is one, after a ``last`` statement; an open transaction is undone."""
+        if last and self._connection is not None:
+            with suppress(StoreError):
+                self.run(last)
+        self._begun = False
+        self._clear_waiting()
+        self._drop()
+
+    # ---- statements
+
+    def run(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
+        """Run one statement and return its rows: in the open transaction, or by itself if there is none.
+
+        A frequent statement is prepared.  Not so with ``prepare=False``, for tables whose columns may change type.
+        """
+        with self.refusals():
+            with self._sending() as connection:
+                cursor = connection.execute(sql, parameters or None, prepare=None if prepare else False)
+            return cursor.fetchall() if cursor.description else []
+
+    def add(self, sql: str, parameters: Sequence[object]) -> None:
+        """Run a statement, whose rows are not needed, before the next one of the transaction, which may be COMMIT.
+
+        If it fails, the next statement raises its error.  Outside a transaction it runs at once.
+        """
+        if self._begun:
+            self._added.append((sql, parameters))
+        else:
+            self.run(sql, parameters)
+
+    def run_in_turn(self, *statements: tuple[str, Sequence[object]]) -> list[list[tuple[Any, ...]]]:
+        """Run statements, which may run twice, in one round trip, and return the rows of each.
+
+        Each has a snapshot of its own, taken after the statement before it has ended.
+        """
+
+        def run() -> list[list[tuple[Any, ...]]]:
+            with self.refusals():
+                connection = self.connect()
+                try:
+                    with connection.pipeline():
+                        cursors = [connection.execute(sql, parameters) for sql, parameters in statements]
+                except psycopg.Error:
+                    self._drop()  # for the reason in rollback()
+                    raise
+                return [cursor.fetchall() for cursor in cursors]
+
+        return self._twice(run)
+
+    def ask(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement that only reads, outside a transaction; run it again if the session was lost before."""
+        return self._twice(lambda: self.run(sql, parameters, prepare=prepare))
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement of the application in a transaction; a text with two statements is refused."""
+        with self.refusals():
+            with self._sending(in_pipeline=True) as connection:  # outside a pipeline the protocol allows several
+                cursor = connection.execute(sql, parameters or None, prepare=False)
+            return cursor.fetchall() if cursor.description else []
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement of the application once per item."""
+        with self.refusals(), self._sending() as connection:
+            connection.prepare_threshold, usual = (
+                None,
+                connection.prepare_threshold,
+            )  # executemany() has no option for it
+            try:
+                connection.cursor().executemany(sql, parameters)
+            finally:
+                connection.prepare_threshold = usual
+
+    def types_of(self, sql: str) -> list[int]:
+        """Return the types of a query's columns, as OIDs; for a domain, the type behind it."""
+        with self.refusals():
+            with self._sending() as connection:
+                cursor = connection.execute(f"{sql} LIMIT 0", prepare=False)
+            columns = cursor.description
+        return [column.type_code for column in columns or ()]
+
+    def refresh(self) -> None:
+        """Connect, or connect again if the session was lost while it was idle."""
+        if self._has_unread():  # an idle server sends nothing, unless it ends the session
+            self.ask("SELECT")
+
+    def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process; outside a transaction."""
+        with self.refusals():
+            self._verify(self.connect())
+
+    # ---- transactions
+
+    def begin(self, how: str = "") -> None:
+        """Begin a transaction; later statements run in it until ``commit`` or ``rollback``."""
+        self.refresh()
+        self._begun, self._opening = True, f"BEGIN {how}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction was begun and not ended, even if the session was lost meanwhile."""
+        return self._begun
+
+    def commit(self) -> None:
+        """Make the transaction durable; after StoreError nothing of it is stored.
+
+        If the session is lost at COMMIT, the server is asked for the outcome until it answers.  OutcomeUnknownError if
+        ``ending`` is set before that.  CommitsLostError: earlier commits are lost.
+        """
+        status = TransactionStatus.INTRANS if self._opening is None else TransactionStatus.IDLE
+        if not self._begun or self._current().info.transaction_status != status:
+            raise self._undone()
+        backend = self._backend
+        self._mark += 1
+        self.add(MARK, (self._name, self.holder.table, self.holder.table, self._mark))
+        try:
+            self.run("COMMIT")
+        except SessionLostError as lost:
+            self._begun = False
+            if not self._was_committed(backend):
+                raise SessionLostError(f"{lost}; nothing was committed", temporary=lost.temporary) from lost
+            self.holder.marks[self._name] = self._mark
+        except StoreError as error:
+            if not _is_of_marks(error.__cause__):
+                raise
+            self.rollback()
+            self.verify()
+            raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
+        else:
+            self._begun = False
+            row = None if self._last_added is None else self._last_added.fetchone()
+            if row is not None:  # otherwise nothing was written
+                self.holder.marks[self._name], self.holder.table = self._mark, row[0]
+            if self._is_stale():  # another session has not seen this mark at the server that it has reached
+                self.connect()
+
+    def rollback(self) -> None:
+        """Undo the transaction.  If ROLLBACK fails, the session is closed, and the server undoes the transaction."""
+        self._begun = False
+        self._clear_waiting()
+        # After an error in a pipeline the server skips the rest.  The driver counts skipped statements as prepared,
+        # until it sends a ROLLBACK with a text that it has not sent before.
+        self._rollbacks += 1
+        if not self._is_idle():
+            with suppress(StoreError):
+                self.run(f"ROLLBACK -- {self._rollbacks}")
+            if not self._is_idle():
+                self._drop()
+
+    # ---- inside
+
+    def _configure(self, connection: psycopg.Connection) -> None:
+        version = connection.info.server_version // 10_000
+        if version < OLDEST:
+            raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
+        connection.execute(_BOUND if self._reads_only else _OVERRIDE)
+        connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
+        *self._backend, server = connection.execute(_BACKEND).fetchone() or ("",)
+        if self._reads_only:
+            return  # it holds no name
+        self._server = self.holder.server = server  # before it is verified: see ``commit``
+        self._verify(connection)
+        connection.execute(HOLD, (self.holder.id,))
+        if self.holder.names:
+            lost = connection.execute(LOST_NAMES, (self.holder.names, self.holder.id)).fetchall()
+            if lost:
+                raise StoreError(
+                    f"database {self.name!r}: another process has written as {lost[0][0]!r} since sessions of "
+                    "this one were lost: restart this process, so that it reads what the other wrote"
+                )
+
+    def _verify(self, connection: psycopg.Connection) -> None:
+        marks = self.holder.marks.copy()
+        if not marks:
+            return
+        try:
+            found = connection.execute(MISSING_MARKS, ([*marks], [*marks.values()])).fetchone()
+        except errors.UndefinedTable as error:
+            raise self.holder.lose(self.name) from error
+        if found is None or found[0]:
+            raise self.holder.lose(self.name)
+        self.holder.table = found[1]
+
+    def _is_stale(self) -> bool:
+        """Whether a later session of this process has reached another server, or another run of it."""
+        return self._connection is not None and not self._reads_only and self._server != self.holder.server
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _twice(self, work: Callable[[], _T]) -> _T:
+        known = self._connection is not None
+        try:
+            return work()
+        except SessionLostError:
+            if not known:
+                raise
+        return work()
+
+    @contextmanager
+    def _sending(self, *, in_pipeline: bool = False) -> Iterator[psycopg.Connection]:
+        """Send the statements that wait together with the one of the caller."""
+        connection = self._current()
+        begin: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
+        waiting = begin + self._added
+        self._clear_waiting()
+        if not waiting and not in_pipeline:
+            yield connection
+            return
+        with connection.pipeline():
+            for sql, parameters in waiting:
+                self._last_added = connection.execute(sql, parameters or None)
+            yield connection
+
+    def _clear_waiting(self) -> None:
+        self._opening = None
+        self._added.clear()
+
+    def _has_unread(self) -> bool:
+        poll = select.poll()
+        with self.refusals():
+            poll.register(self.connect().fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _current(self) -> psycopg.Connection:
+        if self._begun and (self._connection is None or self._is_stale()):
+            raise self._undone()
+        return self.connect()
+
+    def _is_idle(self) -> bool:
+        connection = self._connection
+        return connection is None or connection.info.transaction_status == TransactionStatus.IDLE
+
+    def _undone(self) -> StoreError:
+        why = f"database {self.name!r} has undone this transaction after an error: begin another one"
+        return StoreError(why, temporary=self._connection is None)
+
+    def _was_committed(self, backend: Sequence[object]) -> bool:
+        while True:
+            try:
+                self.ask(_END_BACKEND, backend)
+                self.begin()
+                self.run(_LOCK_TIMEOUT)
+                ((mark,),) = self.run(MARKED, (self._name,))
+            except CommitsLostError:
+                raise
+            except StoreError as error:
+                why = str(error)
+            else:
+                return bool(mark == self._mark)
+            finally:
+                self.rollback()
+            if self._ending.wait(_RETRY_AFTER):
+                raise OutcomeUnknownError(
+                    f"the outcome of this commit is unknown: this process ends before the server has answered: {why}"
+                )
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Raise errors of the driver as StoreError."""
+        try:
+            yield
+        except psycopg.Error as error:
+            lost = self._connection is None or self._connection.closed or _is_fatal(error)
+            if lost:
+                self._drop()
+            kind = SessionLostError if lost else ValueRefusedError if _is_of_values(error) else StoreError
+            temporary = (lost and self.holder.connected) or _is_temporary(error)
+            raise kind(self._message(error), temporary=temporary) from error
+        except (UnicodeEncodeError, OverflowError) as error:  # for a value that cannot be sent
+            raise ValueRefusedError(f"database {self.name!r}: {error}") from error
+
+    def _message(self, error: psycopg.Error) -> str:
+        parts = [error.diag.message_primary, error.diag.message_detail]
+        message = "; ".join(part for part in parts if part) or " ".join(str(error).split())
+        for secret in self.address.secrets:
+            message = message.replace(secret, "…")
+        state = error.sqlstate or ""
+        cures = [cure for start, cure in CURES.items() if state.startswith(start)]
+        if not state:
+            cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
+        return "; ".join([f"database {self.name!r}: {message}", *cures[:1]])
+
+
+def _is_of_values(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:
+        return isinstance(error, (psycopg.DataError, psycopg.ProgrammingError))  # the driver cannot convert it
+    return error.sqlstate.startswith(_OF_VALUES)
+
+
+def _is_temporary(error: psycopg.Error) -> bool:
+    if error.sqlstate is None:
+        return any(words in str(error) for words in _TEMPORARY_WORDS)
+    return error.sqlstate.startswith(_TEMPORARY)
+
+
+def _is_of_marks(error: BaseException | None) -> bool:
+    return isinstance(error, errors.NotNullViolation) and error.diag.table_name == "commit_marks"
+
+
+def _is_fatal(error: psycopg.Error) -> bool:
+    return error.diag.severity_nonlocalized in ("FATAL", "PANIC")

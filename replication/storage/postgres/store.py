@@ -1,0 +1,244 @@
+"""The PostgreSQL store: which session runs what, and when.
+
+Every session lives on a thread of its own.  One reads.  One claims names and allocates IDs.  One watches the
+sequences of mapped tables.  One commits without statements: such commits wait as a group, and share one transaction
+and one fsync. A transaction with statements has a session to itself, from the first of them to its end.  As many of
+these run side by side as there are ``connections``; further ones wait.
+
+In the application's SQL a parameter is ``%s``; with parameters, ``%`` is written ``%%``.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from threading import Event
+from typing import TYPE_CHECKING, Final
+
+from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
+
+from replication.errors import StoreError
+from replication.storage.postgres.checks import refuse_shared
+from replication.storage.postgres.connection import PAGING, PostgresConnection
+from replication.storage.postgres.holder import Holder
+from replication.storage.postgres.ids import IDS_SETTINGS, PostgresIds
+from replication.storage.postgres.joined import table_of
+from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.watch import WATCH_SETTINGS, PostgresWatch
+from replication.storage.store import SqlStore
+from replication.storage.threads import ConnectionThread
+from replication.storage.transactions import CallGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.errors import CommitsLostError
+    from replication.storage.receipts import ReceiptClock
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.interfaces import IWatch, SequenceState
+    from replication.urls import Url
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+# With a timeout, a locked table delays only the callers that read it.
+PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
+READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
+
+_OF_SESSION: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE"))
+_OF_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with the transaction
+
+
+class PostgresStore(SqlStore[PostgresConnection]):
+    """Facts and positions in the PostgreSQL database at ``url``.
+
+    ``reactor`` needs ``callFromThread`` only.  With ``read_only`` the store reads what other processes write, and
+    creates no table; ``foreign`` is that of ``open_store``.
+    ``connections`` is the number of transactions with statements that run side by side; the store
+    has three or four further sessions.  ``clock`` is for receipts.  Raises ConfigError if the URL is not one of
+    PostgreSQL.  A pooler with transaction pooling (PgBouncer) must not stand between the store and the server, because
+    sessions hold the claims of names.
+    """
+
+    RESERVED = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
+
+    def __init__(
+        self,
+        url: str | Url,
+        reactor: IReactorFromThreads,
+        *,
+        read_only: bool = False,
+        foreign: bool = False,
+        connections: int = 8,
+        clock: ReceiptClock | None = None,
+    ) -> None:
+        self.address = Address.parse(url, read_only=read_only)
+        super().__init__(
+            self.address.name, reactor, table_of, read_only=read_only, clock=clock, collect=self.end_of_turn
+        )
+        self._foreign = foreign
+        self._connections = connections
+        self._ending = Event()
+        self._holder = Holder(self._report_loss)
+        self._sequences: dict[StreamName, PostgresSequence] = {}
+        self._ids: ConnectionThread[PostgresIds] | None = None
+        self._watches: list[ConnectionThread[PostgresWatch]] = []
+        self._slots = DeferredSemaphore(connections)  # of transactions with statements
+        self._pool: list[ConnectionThread[PostgresConnection]] = []  # their connections
+        self._free: list[ConnectionThread[PostgresConnection]] = []  # those that no transaction uses
+
+    async def claim(self, instance: InstanceName) -> None:
+        """Make this process the only one that writes as ``instance``; StoreError names the process that does."""
+        await self._checked(self._ids).run(lambda ids: ids.claim(instance))
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        """Return which of these names are claimed by processes with a session now, which may be at a COMMIT."""
+        return await self._read(lambda connection: connection.present(names))
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Create or check the stream's table and sequence; SchemaError says what does not fit."""
+        await super().declare(definition)
+        self._sequences[definition.name] = PostgresSequence(self, self._table(definition.name).sequence)
+
+    def sequence(self, stream: StreamName) -> PostgresSequence | None:
+        """Return where the stream's IDs come from; None if the store is read-only."""
+        self._table(stream)
+        return None if self._read_only else self._sequences[stream]
+
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the position of ``follower``."""
+        return await self._read(lambda connection: connection.applied_positions(stream, follower))
+
+    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Claim the table of a stream for its writers, or for one copy; StoreError if another process fills it."""
+        definition = self._table(stream).definition
+        await self._write(lambda connection: connection.claim_table(definition, instance, copy=copy))
+
+    def watch(self) -> IWatch | None:
+        """Return the watch of the mapped streams declared so far; None if there are none.
+
+        SchemaError names a stream that external writers can write and no watch can follow.
+        """
+        self._checked(self._ids)
+        for table in self._tables.values():
+            refuse_shared(table, [each.definition for each in self._tables.values()])
+        tables = [each for each in self._tables.values() if each.definition.is_mapped("postgresql")]
+        if not tables:
+            return None
+        watch = PostgresWatch(self._new_session(WATCH_SETTINGS), tables, self.warnings.append)
+        self._watches.append(ConnectionThread(self._reactor, watch, self.name))
+        return ThreadedWatch(self._watches[-1])
+
+    async def close(self) -> None:
+        """Finish what runs, with open transactions, and close all sessions.
+
+        A commit whose outcome the server cannot answer now is not waited for.
+        """
+        async with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        self._ending.set()
+        await self._writer_lock.acquire()
+        for _ in range(self._connections):
+            await self._slots.acquire()
+        for connection in (*self._writing(), self._reader, self._ids, *self._watches):
+            if connection is not None:
+                await connection.close()
+
+    # ---- for transactions and sequences
+
+    def _check_words(self, word: str, second: str) -> None:
+        if word == "COPY":
+            raise StoreError("COPY needs a connection of its own: use INSERT, with unnest() for many rows")
+        if word in _OF_SESSION or (word in ("SET", "RESET") and second not in _OF_TRANSACTION):
+            raise StoreError(f"{word} would outlast the transaction: use SET LOCAL, or a connection of your own")
+
+    async def acquire(self) -> ConnectionThread[PostgresConnection]:
+        """Wait for a connection that no other transaction uses."""
+        self._checked(self._writer)
+        await self._slots.acquire()
+        if not self._free:
+            self._free.append(self._new_thread({}))
+            self._pool.append(self._free[-1])
+        return self._free.pop()
+
+    def release_connection(self, connection: ConnectionThread[PostgresConnection]) -> None:
+        """Give the connection back."""
+        self._free.append(connection)
+        self._slots.release()
+
+    def allocate(self, sequence: str, count: int) -> Deferred[list[int]]:
+        """Allocate IDs from a sequence."""
+        return self._checked(self._ids).run(lambda ids: ids.allocate(sequence, count))
+
+    def end_of_turn(self) -> Deferred[None]:
+        """Return what fires at the end of the reactor's present iteration: until then, more callers may join."""
+        done: Deferred[None] = Deferred()
+        self._reactor.callFromThread(done.callback, None)
+        return done
+
+    # ---- inside
+
+    async def _prove(self) -> None:
+        """Return if the database answers and can be written, even while transactions wait; else raise StoreError."""
+        await self._read(lambda connection: connection.check())
+
+    def _report_loss(self, error: CommitsLostError) -> None:
+        """Fire ``commits_lost`` on the reactor's thread, before the call fails that noticed it."""
+        self.log.critical("{why}", why=str(error))
+        self._reactor.callFromThread(self.commits_lost.callback, error)
+
+    async def _open(self) -> None:
+        first = self._new_thread(READ_ONLY if self._read_only else {}, read_only=self._read_only)
+        try:
+            self.warnings.extend(await first.run(lambda connection: connection.open()))
+        except BaseException:
+            await first.close()
+            raise
+        if self._read_only:
+            self._reader = first
+            return
+        self._writer, self._reader = first, self._new_thread(PAGES)
+        ids = PostgresIds(self._new_session(IDS_SETTINGS), self.warnings.append)
+        self._ids = ConnectionThread(self._reactor, ids, self.name)
+
+    def _new_session(self, settings: Mapping[str, str]) -> PostgresSession:
+        return PostgresSession(self.address, self._ending, self._holder, settings)
+
+    def _new_thread(
+        self, settings: Mapping[str, str], *, read_only: bool = False
+    ) -> ConnectionThread[PostgresConnection]:
+        connection = PostgresConnection(self._new_session(settings), read_only=read_only, foreign=self._foreign)
+        return ConnectionThread(self._reactor, connection, self.name)
+
+    def _writing(self) -> list[ConnectionThread[PostgresConnection]]:
+        return [*self._pool, *super()._writing()]
+
+
+class ThreadedWatch:
+    """An IWatch that polls on a thread of its own."""
+
+    def __init__(self, watch: ConnectionThread[PostgresWatch]) -> None:
+        self.streams = watch.connection.streams
+        self._watch = watch
+
+    async def poll(self) -> Mapping[StreamName, SequenceState]:
+        """Return the state of each mapped stream's sequence."""
+        return await self._watch.run(PostgresWatch.poll)
+
+
+class PostgresSequence:
+    """An ISequence of one stream; calls that arrive during a round trip to the server share the next one."""
+
+    def __init__(self, store: PostgresStore, sequence: str) -> None:
+        self._store = store
+        self._sequence = sequence
+        self._group: CallGroup[int, Sequence[int]] = CallGroup(DeferredLock(), self._allocate, store.end_of_turn)
+
+    async def allocate(self, count: int) -> Sequence[int]:
+        """Return ``count`` IDs, ascending, which no other caller receives; StoreError if the server returns none."""
+        return await self._group.add(count)
+
+    async def _allocate(self, counts: Sequence[int]) -> list[Sequence[int]]:
+        ids = iter(await self._store.allocate(self._sequence, sum(counts)))
+        return [[*islice(ids, count)] for count in counts]

@@ -1,0 +1,294 @@
+"""Polls of the sequences of mapped tables, from which external writers allocate: the input of ``streams.horizon``.
+
+A poll is one round trip to the server for all streams.  Only if an ID waits, it may be followed by one for the locks on
+sequences, one for committed rows, and one that flushes the log.
+"""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import StoreError
+from replication.storage.postgres.checks import literal, poll_rows_above_sequence, short_read
+from replication.storage.postgres.ids import move_forward
+from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
+from replication.streams.horizon import WAITS, Holder, SequenceHorizon, SequenceSnapshot
+from replication.streams.interfaces import SequenceState
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from replication.storage.postgres.generic import Table
+    from replication.storage.postgres.session import PostgresSession
+    from replication.wire.grammar import StreamName
+
+WATCH_SETTINGS: Final[Mapping[str, str]] = {
+    "default_transaction_isolation": "read committed",  # a snapshot for each statement
+    "lock_timeout": "2s",  # a transaction that locks the sequence itself for longer becomes an error
+}
+BLOCKERS_AFTER: Final = 1.0  # seconds of waiting after which ``blockers`` are named
+CHECK_EVERY: Final = 30.0  # seconds between two checks for rows above the sequence
+RUN_LENGTH: Final = 1000  # IDs: one poll follows at most so many committed ones
+COMMITTED_RETRY: Final = 1.0  # seconds until committed rows are read again after a table was locked
+
+# The last value of each sequence.  If one differs from the last poll, also the poll's transaction ID, assigned after
+# the values were read.  And the place up to which the log is written.  A sequence that was never used has no last
+# value, as after TRUNCATE … RESTART IDENTITY.
+LAST_VALUES: Final = (
+    "SELECT last_values, CASE WHEN last_values IS DISTINCT FROM %s::bigint[] THEN pg_current_xact_id()::text END, "
+    "pg_current_wal_insert_lsn() - '0/0' FROM (SELECT "
+    "ARRAY(SELECT CASE WHEN has_sequence_privilege(to_regclass(name), 'USAGE, SELECT') "
+    "THEN coalesce(pg_sequence_last_value(to_regclass(name)), 0) END "
+    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place) AS last_values OFFSET 0) AS read"
+)
+# The oldest transaction ID in progress, in a snapshot taken after that; and the place up to which the log is on disk.
+IN_PROGRESS: Final = (
+    f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {ASSIGN_IDS_FIRST}, pg_current_wal_flush_lsn() - '0/0'"
+)
+# A transaction that allocates holds this lock until it ends, also if a savepoint is rolled back.
+HOLDERS: Final = (
+    "SELECT name, virtualtransaction, pid FROM pg_locks JOIN unnest(%s::text[]) AS each (name) "
+    "ON relation = to_regclass(name) WHERE locktype = 'relation' AND granted AND mode = 'RowExclusiveLock' "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+# A commit that is flushed, with all earlier allocations: neither an allocation nor a rollback flushes the log.
+FLUSH: Final = "SELECT pg_logical_emit_message(true, 'replication', '')"
+NAMELESS: Final = "/0"  # the end of a virtual transaction that has no name for a moment
+_SINCE: Final = """' since ' || to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS"Z"')"""
+BLOCKERS: Final = (
+    "SELECT pid::text, 'session ' || pid || coalesce(' of ' || usename, '') || coalesce(' (' || nullif("
+    f"application_name, '') || ')', '') || coalesce({_SINCE.format('xact_start')}, '') "
+    "FROM pg_stat_activity WHERE pid = ANY(%s) UNION ALL "
+    f"SELECT virtualtransaction, 'prepared transaction ' || quote_literal(gid) || {_SINCE.format('prepared')} "
+    "FROM pg_prepared_xacts JOIN pg_locks ON transactionid = transaction AND locktype = 'transactionid' "
+    "WHERE pid IS NULL AND virtualtransaction = ANY(%s) ORDER BY 2"
+)
+
+
+class _Watched:
+    """One stream: its table, its sequence and the horizon.
+
+    ``durable`` is the horizon that no crash of the server takes back; only that is published.  ``logged`` are last
+    values above it, each with a place of the log that is behind their allocation.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.stream = table.definition.name
+        self.sequence = table.sequence
+        self.sources = [*table.sources]
+        self.horizon = SequenceHorizon()
+        self.durable: Token | None = None
+        self.logged: deque[tuple[Token, int]] = deque()
+        self.missing = False  # the sequence does not exist, or cannot be read
+        self.has_rows_above = False  # the warning about rows above the sequence was given
+        self.state = SequenceState(None, Token(0))
+
+    def add_logged(self, last_value: Token, place: int) -> None:
+        """Store that ``last_value`` was allocated before a place of the log."""
+        if not self.logged or self.logged[-1][0] != last_value:
+            if len(self.logged) == WAITS:
+                self.logged.pop()
+            self.logged.append((last_value, place))
+
+    def is_flushed(self, place: int) -> bool:
+        """Whether the allocation of the horizon is on disk, if the log is on disk up to a place."""
+        while self.logged and self.logged[0][0] < (self.horizon.settled or 0):
+            self.logged.popleft()
+        return bool(self.logged) and self.logged[0][1] <= place
+
+    def is_at_rest(self, last_value: int | None) -> bool:
+        """Whether the last poll has published everything and nothing has changed since."""
+        published = self.state.settled, self.state.last_value
+        return (
+            last_value is not None
+            and (last_value, last_value) == published
+            and last_value == self.horizon.last_value
+            and not self.missing
+        )
+
+
+class PostgresWatch:
+    """An IWatch over one session, blocking; ``warn`` receives a warning about a sequence that went back."""
+
+    def __init__(
+        self,
+        session: PostgresSession,
+        tables: Iterable[Table],
+        warn: Callable[[str], object],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.session = session
+        self._watched = [_Watched(each) for each in tables]
+        self._sources = [name for each in self._watched for name in each.sources]
+        self._sequences = _array([each.sequence for each in self._watched])
+        self._tables = _array(self._sources)
+        self._polled_in = 0  # the number of the session
+        self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
+        self._warn = warn
+        self._now = now
+        self._check_at = now() + CHECK_EVERY
+        self._committed_at = 0.0
+
+    def close(self) -> None:
+        """End the session."""
+        self.session.close()
+
+    def poll(self) -> Mapping[StreamName, SequenceState]:
+        """Return the state of each stream's sequence."""
+        ((last_values, transaction_id, written),), ((oldest, assigned_first, flushed),) = self._read()
+        active = [
+            (each, last) for each, last in zip(self._watched, last_values, strict=True) if not each.is_at_rest(last)
+        ]
+        now = self._now()
+        if active:
+            by_table = dict(zip(self._sources, assigned_first, strict=True))
+            own_id = None if transaction_id is None else int(transaction_id)
+            for each, last in active:
+                if self._check_sequence(each, last):
+                    all_first = all(by_table[name] for name in each.sources)
+                    snapshot = SequenceSnapshot(Token(last), int(oldest), all_first, own_id)
+                    each.horizon.update(snapshot, now)
+                    each.add_logged(snapshot.last_value, written)
+            present = [each for each, _ in active if not each.missing]
+            self._read_holders([each for each in present if each.horizon.wants_holders(now)])
+            self._read_committed([each for each in present if each.horizon.wants_committed(now)], now)
+            self._make_durable([each for each, _ in active if each.horizon.settled != each.durable], flushed)
+            for each, _ in active:
+                each.state = self._state(each, now)
+        if now >= self._check_at:
+            self._check_at = now + CHECK_EVERY
+            self._warn_of_rows_above(last_values)
+        return {each.stream: each.state for each in self._watched}
+
+    def _read(self) -> list[list[tuple[Any, ...]]]:
+        while True:
+            known = [
+                "NULL" if each.missing or each.horizon.last_value is None else str(each.horizon.last_value)
+                for each in self._watched
+            ]
+            answers = self.session.run_in_turn(
+                (LAST_VALUES, (f"{{{','.join(known)}}}", self._sequences)), (IN_PROGRESS, (self._tables,))
+            )
+            if self._polled_in == self.session.number:
+                return answers
+            self._polled_in = self.session.number
+            for each in self._watched:
+                each.horizon.reset()
+                each.horizon.settled = each.durable
+                each.logged.clear()
+
+    def _read_holders(self, wanted: Sequence[_Watched]) -> None:
+        if wanted:
+            holders = self._holders([each.sequence for each in wanted])
+            if self._polled_in != self.session.number:
+                return  # the session was lost, and the server may have crashed after the poll
+            for each in wanted:
+                # A transaction has no name for a moment while it ends; up to PostgreSQL 13.4, and in 14.0, also while
+                # it is prepared.
+                if not any(holder.transaction.endswith(NAMELESS) for holder in holders[each.sequence]):
+                    each.horizon.update_holders(holders[each.sequence])
+
+    def _holders(self, sequences: Sequence[str]) -> Mapping[str, frozenset[Holder]]:
+        found: dict[str, set[Holder]] = {each: set() for each in sequences}
+        for name, transaction, session in self.session.ask(HOLDERS, (sequences,)):
+            found[name].add(Holder(transaction, session))
+        return {name: frozenset(holders) for name, holders in found.items()}
+
+    def _read_committed(self, wanted: Sequence[_Watched], now: float) -> None:
+        """Read, in one statement, up to which ID each stream's tables have committed rows without a gap."""
+        asked = [
+            f"SELECT {place}, ({_end_of_run(each.sequence, each.horizon, has_rows)})"
+            for place, each in enumerate(wanted)
+            if (has_rows := each.table.has_rows("run.id"))
+        ]
+        if not asked or now < self._committed_at:
+            return
+        try:
+            with short_read(self.session):
+                ends = self.session.run(" UNION ALL ".join(asked), prepare=False)
+        except StoreError:  # a table is locked or gone; the other rules still work
+            self._committed_at = now + COMMITTED_RETRY
+            return
+        if self._polled_in == self.session.number:  # otherwise the server may have crashed after the poll
+            for place, upto in ends:
+                if upto is not None:
+                    wanted[place].horizon.update_committed(Token(upto))
+
+    def _make_durable(self, advanced: Sequence[_Watched], flushed: int) -> None:
+        """Make sure that no crash of the server takes back an ID up to the horizon; its sequence would return it again.
+
+        A committed row of an ID, or of a later one, has flushed the ID's allocation.
+        """
+        unsure = [each for each in advanced if not each.is_flushed(flushed)]
+        asked = [
+            f"SELECT {place} WHERE ({sql}) IS NOT NULL"
+            for place, each in enumerate(unsure)
+            for sql in each.table.newest_above(Token((each.horizon.settled or 0) - 1))
+        ]
+        kept: set[tuple[int]] = set()
+        if asked:
+            with suppress(StoreError), short_read(self.session):  # a table is locked or gone: flush instead
+                kept.update(self.session.run(" UNION ".join(asked), prepare=False))
+        if len(kept) < len(unsure):
+            self.session.ask(FLUSH)
+        if self._polled_in == self.session.number:  # otherwise the server may have crashed before
+            for each in advanced:
+                each.durable = each.horizon.settled
+
+    def _warn_of_rows_above(self, last_values: Sequence[int | None]) -> None:
+        """Warn, once, of streams with rows whose IDs the sequence has not given."""
+        known = {each.table: last for each, last in zip(self._watched, last_values, strict=True) if last is not None}
+        warnings = poll_rows_above_sequence(self.session, known)
+        for each in self._watched:
+            if each.table in warnings and not each.has_rows_above:
+                self._warn(warnings[each.table])
+            each.has_rows_above = each.table in warnings
+
+    def _check_sequence(self, watched: _Watched, last_value: int | None) -> bool:
+        """Whether a sequence is usable; one that went back, as after a restore, is moved forward."""
+        settled = watched.durable
+        watched.missing = last_value is None
+        if last_value is not None and settled is not None and last_value < settled:
+            self.session.verify()
+            self._warn(
+                f"stream {watched.stream!r}: sequence {watched.sequence} went back to {last_value}, and {settled} was "
+                "published: moved forward again; rows inserted between these IDs are not published"
+            )
+            move_forward(self.session, watched.sequence, settled)
+            return False
+        return not watched.missing
+
+    def _state(self, watched: _Watched, now: float) -> SequenceState:
+        horizon = watched.horizon
+        waits = 0.0 if horizon.since is None else now - horizon.since
+        blockers: Sequence[str] = ()
+        if horizon.blockers and waits >= BLOCKERS_AFTER:
+            sessions = [each.session for each in horizon.blockers if each.session is not None]
+            prepared = [each.transaction for each in horizon.blockers if each.session is None]
+            blockers = [text for _, text in self.session.ask(BLOCKERS, (sessions, prepared))]
+        error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else None
+        return SequenceState(watched.durable, horizon.last_value or Token(0), waits, blockers, error)
+
+
+def _end_of_run(sequence: str, horizon: SequenceHorizon, has_rows: Sequence[str]) -> str:
+    """Return SQL for the last of the IDs that follow ``settled`` in steps of the sequence and have committed rows."""
+    settled, last_value = horizon.settled or 0, horizon.last_value or 0
+    return (
+        "WITH RECURSIVE run (id, step) AS ("
+        f"SELECT {settled}::bigint, seqincrement FROM pg_sequence WHERE seqrelid = to_regclass({literal(sequence)}) "
+        "UNION ALL SELECT id, step FROM (SELECT id + step, step FROM run) AS run (id, step) "
+        f"WHERE id <= {min(last_value, settled + RUN_LENGTH)} AND ({' OR '.join(has_rows)})) SELECT max(id) FROM run"
+    )
+
+
+def _array(names: Iterable[str]) -> str:
+    """Return text[] as SQL has it; the driver would make it anew at each poll."""
+    escaped = [name.replace("\\", "\\\\").replace('"', '\\"') for name in names]
+    return "{" + ",".join(f'"{each}"' for each in escaped) + "}"

@@ -1,0 +1,70 @@
+"""The proof that a database can be written: what ``IStreamStore.check`` returns."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from replication.deferreds import share
+from replication.errors import StoreError, ValueRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from replication.storage.contract import Batch
+
+PROOF_LIFE: Final = 1.0  # seconds for which a commit counts: probes may be frequent
+FAILURE_LIFE: Final = 10.0  # seconds for which a failed commit of facts counts, unless a later one succeeds
+
+
+@attrs.define(eq=False)
+class WriteProof:
+    """Proves by a small commit that a database can be written, and by the last commit of facts that they fit.
+
+    A disk may have room for the small commit only.  ``commit`` commits it.  ``monotonic`` is a clock in seconds.
+    """
+
+    _commit: Callable[[], Coroutine[Deferred[Any], Any, None]]
+    _monotonic: Callable[[], float] = time.monotonic
+    _failed: tuple[StoreError, float] | None = attrs.field(init=False, default=None)  # of the last commit of facts
+    _proving: Deferred[Exception | None] | None = attrs.field(init=False, default=None)
+    _proved: float = attrs.field(init=False, default=-inf)  # when the last one that succeeded began
+
+    async def check(self) -> None:
+        """Return if the database can be written; else raise StoreError, or what ``commit`` raises.
+
+        Calls at one time share a commit.  One that succeeded counts for PROOF_LIFE seconds after it began.
+        """
+        now = self._monotonic()
+        if self._failed is not None and now - self._failed[1] < FAILURE_LIFE:
+            raise self._failed[0]
+        if self._proving is None or self._proving.called:
+            if now - self._proved < PROOF_LIFE:
+                return
+            self._proving = Deferred.fromCoroutine(self._prove(now))
+        if (error := await share(self._proving)) is not None:
+            raise error
+
+    def note(self, batches: Sequence[Batch], outcomes: Sequence[Exception | None]) -> None:
+        """Note the outcomes of commits; what fails because of a value is no reason."""
+        of_facts = [
+            outcome
+            for batch, outcome in zip(batches, outcomes, strict=True)
+            if any(write.facts for _, write in batch.writes) and not isinstance(outcome, ValueRefusedError)
+        ]
+        errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
+        if of_facts:
+            self._failed = (errors[0], self._monotonic()) if len(errors) == len(of_facts) else None
+
+    async def _prove(self, now: float) -> Exception | None:
+        try:
+            await self._commit()
+        except Exception as error:  # noqa: BLE001 - every caller of check() receives it
+            return error
+        self._proved = now
+        return None

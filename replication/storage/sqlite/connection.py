@@ -1,0 +1,247 @@
+"""The package's own tables in an SQLite file, and commits.  Everything here blocks."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import SchemaError, StoreError
+from replication.storage.connection import POSITIONS, SqlConnection
+from replication.storage.contract import Batch, moved, refuse_another_writer
+from replication.storage.migrations import check_version, installed, upgrade
+from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.sqlite.claim import claimed
+from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
+from replication.storage.sqlite.session import MEMORY, SqliteSession
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from replication.storage.sqlite.generic import Table
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.interfaces import Write
+
+STEPS: Final = (
+    (
+        """
+        CREATE TABLE IF NOT EXISTS stream_positions (
+            stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id INTEGER NOT NULL,
+            PRIMARY KEY (stream_name, instance_name)
+        ) WITHOUT ROWID
+        """,
+        # A Synapse has this table, and both use it.  A table of this name with other columns is refused here.
+        """
+        INSERT INTO stream_positions (stream_name, instance_name, stream_id) SELECT '', '', 0 WHERE 1 = 0
+        ON CONFLICT (stream_name, instance_name) DO NOTHING
+        """,
+        """
+        CREATE TABLE append_receipts (
+            key TEXT NOT NULL PRIMARY KEY, tokens TEXT NOT NULL, written_at REAL NOT NULL
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX append_receipts_written_at ON append_receipts (written_at)",
+    ),
+)
+
+HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'replication_schema'"
+TOUCH: Final = "UPDATE replication_schema SET version = -version"
+POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
+VERSION: Final = "PRAGMA data_version"  # changes with each commit of another connection
+PUT_POSITION: Final = (
+    "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
+    "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = "
+)
+RAISE_POSITION: Final = {
+    1: PUT_POSITION + "max(stream_id, excluded.stream_id)",
+    -1: PUT_POSITION + "min(stream_id, excluded.stream_id)",
+}
+SET_POSITION: Final = PUT_POSITION + "excluded.stream_id"
+# Deletes the receipt of a key if it is old, and a limited number of other old ones; the + lets IN choose the index.
+DELETE_RECEIPTS: Final = (
+    "DELETE FROM append_receipts WHERE +written_at <= ? AND key IN (SELECT ? UNION ALL SELECT * FROM "  # noqa: S608 - a number
+    f"(SELECT key FROM append_receipts WHERE written_at <= ? LIMIT {DELETED_AT_ONCE}))"
+)
+ADD_RECEIPT: Final = "INSERT INTO append_receipts (key, tokens, written_at) VALUES (?, ?, ?)"
+
+
+class SqliteConnection(SqlConnection[SqliteSession]):
+    """One connection to the file ``path``, or to a database of its own in memory."""
+
+    MARK = "?"
+    SNAPSHOT = "DEFERRED"
+
+    def __init__(self, path: str, *, read_only: bool, busy_timeout: float, foreign: bool = False) -> None:
+        super().__init__(SqliteSession(path, read_only=read_only, busy_timeout=busy_timeout), read_only=read_only)
+        self._foreign = foreign
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._files: DatabaseFiles | None = None  # of a file that this connection writes
+        self._held = ExitStack()
+
+    def open(self) -> None:
+        """Connect; a connection that may write claims the file before, and upgrades the tables."""
+        path, descriptor = self.session.name, None
+        if not self._read_only and path not in ("", MEMORY):
+            descriptor = self._held.enter_context(claimed(path))
+        self.session.connect()
+        with self.naming():
+            self._set_up()
+        if descriptor is not None:
+            self._files = self._held.enter_context(watched(path, descriptor))
+        self._file = self._identity()
+
+    def close(self) -> None:
+        """End the session, then the claim."""
+        super().close()
+        self._held.close()
+
+    # ---- reading
+
+    def applied_positions(self, stream: StreamName) -> dict[InstanceName, Token]:
+        """Return the stored positions of one stream."""
+        return {InstanceName(writer): Token(token) for writer, token in self.session.run(POSITIONS, (stream,))}
+
+    def poll(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token]]:
+        """Return the file's version and, if that is not ``known``, the last ID of each table."""
+        ((version,),) = self.session.run(VERSION)
+        if version == known:
+            return version, {}
+        last = {each.definition.name: each.last_id(self.session) for each in tables}
+        return version, {stream: token for stream, token in last.items() if token is not None}
+
+    # ---- writing
+
+    def claim_table(self, definition: StreamDefinition, instance: InstanceName) -> None:
+        """Store a first position for the writer of a mapped table; StoreError if another writer has one."""
+        writers = [writer for writer, _ in self.session.run(POSITIONS, (definition.name,))]
+        if instance not in writers:
+            refuse_another_writer(definition, instance, writers)
+            self.session.run(SET_POSITION, (definition.name, instance, 0))
+
+    def declare(self, table: Table, beside: Iterable[StreamDefinition] = ()) -> list[str]:
+        """Create or check the stream's table; returns warnings."""
+        with self.naming():
+            warnings = list(table.declare(self.session, may_create=not self._read_only))
+            if not self._read_only:
+                table.check_ids(self.session, beside)
+            return warnings
+
+    def commit(self, batch: Batch) -> None:
+        """Store a batch with all earlier statements; if that fails, undo all of it."""
+        try:
+            self._begin()
+            self._store(batch)
+            self._commit()
+        except BaseException:
+            self.rollback()
+            raise
+        self._count(1)
+
+    def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
+        """Store batches in one transaction, and return the outcome of each, None for success.
+
+        If one fails, each half of them is tried by itself, and so on: a batch fails alone.  Nothing is tried again
+        after a COMMIT that failed, because its outcome on the disk is unknown.
+        """
+        try:
+            self._begin()
+        except StoreError as error:
+            return [error] * len(batches)
+        try:
+            for batch in batches:
+                self._store(batch)
+        except Exception as error:  # noqa: BLE001 - the caller of that batch receives it
+            self.rollback()
+            if len(batches) == 1:
+                return [error]
+            half = len(batches) // 2
+            return self.commit_together(batches[:half]) + self.commit_together(batches[half:])
+        try:
+            self._commit()
+        except StoreError as error:
+            self.rollback()
+            return [error] * len(batches)
+        self._count(len(batches))
+        return [None] * len(batches)
+
+    def check(self) -> None:
+        """Raise StoreError unless the file is in its place and can be written: a commit proves it."""
+        if self._file != self._identity():
+            raise StoreError(f"database {self.session.name!r} {MOVED}")
+        if self._read_only:
+            installed(self.session.run)
+            return
+        try:
+            self._begin()
+            for _ in range(2):  # SQLite writes no page whose bytes stay the same
+                self.session.run(TOUCH)
+            self._commit()
+        finally:
+            self.rollback()
+
+    # ---- inside
+
+    def _begin(self) -> None:
+        if not self.session.begun:
+            if self._files is not None:
+                self._files.check_sizes()
+            self.session.begin()
+
+    def _commit(self) -> None:
+        self.session.commit()
+        if self._files is not None:
+            self._files.check_commit()
+
+    def _set_up(self) -> None:
+        run = self.session.run
+        try:
+            if self._foreign and not run(HAS_SCHEMA):
+                return
+            if self._read_only:
+                check_version(installed(run), len(STEPS))
+            else:
+                upgrade(run, self.exclusive, STEPS)
+        except StoreError as error:
+            cause = error.__cause__
+            if not isinstance(cause, sqlite3.OperationalError) or cause.sqlite_errorname != "SQLITE_ERROR":
+                raise
+            raise SchemaError(f"its tables are not ours: {cause}") from error
+        if not self._read_only:  # not earlier: a file that is refused stays as it is
+            ((mode,),) = run("PRAGMA journal_mode = WAL")
+            if mode not in ("wal", "memory"):
+                raise StoreError(f"database {self.session.name!r} cannot have a WAL: keep it on a local disk")
+            run("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
+            installed(run)  # a new WAL is made by the first statement that reads
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = Path(self.session.name).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _store(self, batch: Batch) -> None:
+        for table, write in batch.writes:
+            self._write(table, write)
+        if batch.receipt is not None:
+            receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
+            self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))
+            self.session.run(ADD_RECEIPT, receipt)
+
+    def _write(self, table: Table, write: Write) -> None:
+        session, sign, upto = self.session, table.direction.sign, write.upto
+        key = (write.stream, write.writer)
+        if write.expected is not None:
+            stored = next((sign * stream_id for (stream_id,) in session.run(POSITION, key)), 0)
+            if stored != write.expected:
+                raise moved(write, Token(stored))
+        if write.reset:
+            table.delete(session, write.writer, upto)
+            session.run(SET_POSITION, (*key, sign * upto))
+        if write.facts:
+            table.insert(session, [(write.writer, write.facts)])
+            upto = max([upto, *[token for token, texts in write.facts if not texts]])  # these leave no row
+        session.run(RAISE_POSITION[sign], (*key, sign * upto))

@@ -1,0 +1,66 @@
+"""The generic table ``stream_NAME`` in SQLite."""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+from replication.storage.generic import GenericRows, newest_of
+from replication.storage.pages import SEPARATOR
+from replication.storage.sqlite.session import SqliteSession
+from replication.storage.table import StreamTable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.storage.contract import WrittenFact
+    from replication.streams.definitions import StreamDefinition
+    from replication.wire.grammar import InstanceName, Token
+
+Table = StreamTable[SqliteSession]
+
+
+class GenericTable(GenericRows[SqliteSession]):
+    """``stream_NAME``."""
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        super().__init__(definition, f"stream_{definition.name}", "?")
+        way, table = self.direction, f'"{self.name}"'
+        self._create = (
+            f"CREATE TABLE IF NOT EXISTS {table} (stream_id INTEGER NOT NULL, ord INTEGER NOT NULL, "
+            'instance_name TEXT NOT NULL, "row" TEXT NOT NULL, PRIMARY KEY (stream_id, ord)) WITHOUT ROWID'
+        )
+        self._insert = f'INSERT INTO {table} (stream_id, ord, instance_name, "row") VALUES (?, ?, ?, ?)'
+        self._page = (
+            f'SELECT group_concat({way.minus}stream_id), group_concat("row", char({ord(SEPARATOR)})) FROM ('
+            f'SELECT stream_id, "row" FROM {table} WHERE instance_name = ? AND stream_id {way.above} ? '
+            f"AND stream_id {way.upto} ? ORDER BY stream_id {way.order}, ord LIMIT ?)"
+        )
+        self._newest = (
+            f"SELECT instance_name, {way.minus}{way.furthest}(stream_id) FROM {table} WHERE stream_id {way.above} ? "
+            "GROUP BY instance_name"
+        )
+
+    def declare(self, session: SqliteSession, *, may_create: bool) -> Sequence[str]:
+        """Create the table unless it exists; SchemaError if another program created one of that name."""
+        if may_create:
+            session.run(self._create)
+        self.check_columns([name for (name,) in session.run("SELECT name FROM pragma_table_info(?)", (self.name,))])
+        return ()
+
+    def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
+        """Store the rows of facts."""
+        session.executemany(self._insert, self.rows_of(written))
+
+    def newest(self, session: SqliteSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token above the lowest stored position.
+
+        Each writer has a stored position, so the rows below the lowest one need not be read.
+        """
+        floor = min(stored.values(), default=0)
+        return newest_of(session.run(self._newest, (self.direction.sign * floor,)))
+
+    def _is_too_large(self, error: object) -> bool:
+        return isinstance(error, sqlite3.DataError)

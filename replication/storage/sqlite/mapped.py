@@ -1,0 +1,121 @@
+"""A mapped stream in SQLite.
+
+A value in a row is what SQLite returns: an integer, a real number, a text or NULL.  ``rowid`` orders the rows of one
+ID.
+"""
+
+# ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.contract import MASTER, WrittenFact, differs
+from replication.storage.joined import ALL_ROWS
+from replication.storage.mapped import MappedRows
+from replication.storage.pages import Rows, cut_rows
+from replication.storage.sqlite.session import SqliteSession
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.streams.definitions import StreamDefinition
+
+_IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
+
+
+class MappedTable(MappedRows[SqliteSession]):
+    """A table of the application, as its StreamDefinition describes it."""
+
+    def __init__(self, definition: StreamDefinition) -> None:
+        super().__init__(definition, mark="?", order="source.rowid")
+        self._least = Token(0)
+
+    def declare(self, session: SqliteSession, *, may_create: bool) -> Sequence[str]:
+        """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
+        name, table = self.definition.name, self.definition.table
+        if session.run(_IS_VIEW, (table,)):
+            raise SchemaError(f"stream {name!r} cannot be mapped onto {table!r}, a view: map the table behind it")
+        try:
+            nothing = self._query.parameters(MASTER, Token(0), Token(0), 1)
+            plan = session.run(f"EXPLAIN QUERY PLAN {self._query.page}", nothing)
+            session.run(f"EXPLAIN {self._insert}", (None, *self.own(MASTER), *self._columns))
+        except StoreError as error:
+            why: object = error.__cause__
+            if "source.rowid" in str(why):
+                why = "it is WITHOUT ROWID, and that orders the rows of one ID"
+            raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
+        if may_create:
+            self._use_up_first_id(session)
+        if any(step.startswith("SCAN") for *_, step in plan):
+            return [self.missing_index(self._query)]
+        return self._seek_writers(session)
+
+    def _use_up_first_id(self, session: SqliteSession) -> None:
+        """Let an empty table begin at 2: in this protocol ID 1 counts as used (docs/protocol/ids.md F5)."""
+        made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
+        for name, sql in session.run(made, (self.definition.table,)):
+            if " AUTOINCREMENT" in sql.upper():
+                known = "SELECT 1 FROM sqlite_sequence WHERE name = :name"
+                use_up = f"INSERT INTO sqlite_sequence (name, seq) SELECT :name, 1 WHERE NOT EXISTS ({known})"
+                session.run(use_up, {"name": name})
+                self._least = Token(1)
+
+    def last_id(self, session: SqliteSession) -> Token:
+        """Return the largest token of all writers; at least 1 where ID 1 is used up."""
+        return max(self._least, super().last_id(session))
+
+    def _seek_writers(self, session: SqliteSession) -> Sequence[str]:
+        """Read each writer's largest token by an index on instance and ID; return a warning if there is none."""
+        name, table, column = self.definition.instance_column, self.definition.table, self.definition.id_column
+        if name is None:
+            return ()
+        seek = f'EXPLAIN QUERY PLAN SELECT max("{column}") FROM "{table}" AS source WHERE source."{name}" = \'\''
+        if any(f"({name}=?" in step for *_, step in session.run(seek)):
+            self._query.newest = self.seek_newest()
+            return ()
+        pair = f'"{table}" ("{name}", "{column}")'
+        missing = f"stream {self.definition.name!r}: table {table!r} has no index that leads to a writer's newest row"
+        return [f"{missing}, so a start reads all of it: CREATE INDEX {table}_{name} ON {pair}"]
+
+    def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
+        """Store the rows of facts, one value a column, unless the application has; StoreError if they differ.
+
+        They are read again, because a follower that reads them later must receive what another follower receives now.
+        A column may turn a number into a text, ``where`` may exclude the row, and the application may have written
+        another row.
+        """
+        for writer, facts in written:
+            for token, texts in facts:
+                kept = self._whole(session, writer, token)
+                was_there = bool(kept)
+                if not kept:
+                    place = self.direction.sign * token
+                    session.executemany(
+                        self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
+                    )
+                    kept = self._whole(session, writer, token)
+                if kept != [*texts]:
+                    raise differs(self.definition, token, texts, kept, was_there=was_there)
+
+    def rows(self, session: SqliteSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
+        """Return a page; StoreError names a column with a value that JSON cannot express."""
+        found = session.run(self._query.page, self._query.parameters(writer, after, upto, limit + 1))
+        tokens = self.tokens(self._query, [row[0] for row in found])
+        rows = cut_rows(tokens, self.encode_rows(found), upto=upto, limit=limit)
+        return rows or Rows.of_fact(tokens[0], self._whole(session, writer, tokens[0]), upto)
+
+    def _whole(self, session: SqliteSession, writer: InstanceName, token: Token) -> list[str]:
+        span = self._query.parameters(writer, Token(token - 1), token, ALL_ROWS)
+        return self.encode_rows(session.run(self._query.page, span))
+
+    def _values(self, text: str) -> list[Any]:
+        row = self.parse(text)
+        for column, value in zip(self._columns, row, strict=True):
+            if isinstance(value, (list, dict)):
+                raise ValueRefusedError(
+                    f"stream {self.definition.name!r}: column {column!r} holds no arrays and objects: {text[:200]}"
+                )
+        return row

@@ -1,0 +1,133 @@
+"""One connection to an SQLite file, blocking.
+
+Every error of the driver is raised as StoreError here, and nowhere else.  Its message names the file and, where one is
+known, the cure.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import StoreError, ValueRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MEMORY: Final = ":memory:"
+
+# The driver raises some of these for a value that it cannot store.
+_ERRORS: Final = (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeEncodeError)
+
+# With such an error no later attempt can work, whatever ID or key it uses.
+_OF_VALUES: Final = ("SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL", "SQLITE_MISMATCH")
+
+# A later attempt may work: other processes, the disk.
+_TEMPORARY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")
+
+CURES: Final = {
+    "SQLITE_BUSY": "another process holds its lock: stop that, or wait for it",
+    "SQLITE_CANTOPEN": "does its folder exist, and may this process write there?",
+    "SQLITE_CORRUPT": "restore it from a backup",
+    "SQLITE_FULL": "make room on the disk",
+    "SQLITE_IOERR": "the disk fails: see the system's log",
+    "SQLITE_NOTADB": "give the path of another file, or move this one away",
+    "SQLITE_READONLY": "make the file and its folder writable for this process",
+}
+
+
+class SqliteSession:
+    """A connection to the file ``path``, or to a database of its own in memory; ``connect`` comes first.
+
+    ``busy_timeout`` is how long a statement waits, in seconds, for a lock of another process.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(self, path: str, *, read_only: bool = False, busy_timeout: float = 5.0) -> None:
+        self.name = path
+        self._read_only = read_only
+        self._busy_timeout = busy_timeout
+        self._begun = False
+        self._database: sqlite3.Connection | None = None
+
+    def connect(self) -> None:
+        """Open the file."""
+        target = f"{Path(self.name).absolute().as_uri()}?mode=ro" if self._read_only else self.name
+        try:
+            self._database = sqlite3.connect(
+                target,
+                uri=self._read_only,
+                timeout=self._busy_timeout,
+                isolation_level=None,  # BEGIN and COMMIT are ours
+                check_same_thread=False,
+                cached_statements=512,  # a few for each stream
+            )
+        except _ERRORS as error:
+            raise self.refusal(error) from error
+
+    def close(self) -> None:
+        """Close the file; do nothing if it is closed."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The driver's connection; StoreError if it is not open."""
+        if self._database is None:
+            raise StoreError(f"database {self.name!r} is not open")
+        return self._database
+
+    # ---- statements
+
+    def run(self, sql: str, parameters: Any = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:  # noqa: ARG002
+        """Run one statement and return all its rows."""
+        try:
+            return self.database.execute(sql, parameters).fetchall()
+        except _ERRORS as error:
+            raise self.refusal(error) from error
+
+    ask = run
+    execute = run
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one statement once per item of ``parameters``."""
+        try:
+            self.database.executemany(sql, parameters)
+        except _ERRORS as error:
+            raise self.refusal(error) from error
+
+    # ---- transactions
+
+    @property
+    def begun(self) -> bool:
+        """Whether a transaction was begun and not ended; StoreError if SQLite has undone it meanwhile."""
+        if self._begun and not self.database.in_transaction:
+            raise StoreError(f"database {self.name!r} has undone this transaction after an error: begin another one")
+        return self._begun
+
+    def begin(self, how: str = "IMMEDIATE") -> None:
+        """Begin a transaction, with the write lock; ``how`` DEFERRED takes none before the first write."""
+        self.run(f"BEGIN {how}")
+        self._begun = True
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        self.run("COMMIT")
+        self._begun = False
+
+    def rollback(self) -> None:
+        """Undo the transaction; do nothing if there is none."""
+        self._begun = False
+        if self.database.in_transaction:
+            self.run("ROLLBACK")
+
+    def refusal(self, error: Exception) -> StoreError:
+        """Return the StoreError for an error of the driver."""
+        name = getattr(error, "sqlite_errorname", "")
+        cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
+        of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
+        kind = ValueRefusedError if of_values else StoreError
+        return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))

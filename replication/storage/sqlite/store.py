@@ -1,0 +1,154 @@
+"""The SQLite store: which connection runs what, and when.
+
+There are two connections, each on a thread of its own: one writes and one reads.  With WAL, reads do not wait for
+writes. A database in memory has one connection for both.  There, a read waits for the open transaction, so a
+transaction that awaits a read of the same store waits for ever.
+
+One transaction writes at a time.  A transaction with statements holds the writing connection from the first of them to
+its end.  Commits without statements wait as a group, and share one transaction of the database and one fsync.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from replication.storage.sqlite.connection import SqliteConnection
+from replication.storage.sqlite.joined import table_of
+from replication.storage.sqlite.session import MEMORY
+from replication.storage.sqlite.watch import SqliteWatch
+from replication.storage.store import SqlStore
+from replication.storage.threads import ConnectionThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.storage.receipts import ReceiptClock
+    from replication.streams.interfaces import IWatch
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+_T = TypeVar("_T")
+
+
+class SqliteStore(SqlStore[SqliteConnection]):
+    """Facts and positions in an SQLite database.
+
+    ``path`` is a file, or ``:memory:``.  ``open`` claims the file: no other process may write it until ``close``, and
+    StoreError names the process that does.  ``reactor`` needs ``callFromThread`` only.  With ``read_only`` the store
+    reads what another process writes, and creates no table; ``foreign`` is that of ``open_store``.
+    ``busy_timeout`` is how long a statement waits, in seconds, for a lock of another process.  ``clock`` is for
+    receipts.  ``warnings`` are about mapped tables.
+    """
+
+    RESERVED = frozenset(
+        ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA", "ATTACH", "DETACH", "VACUUM")
+    )
+
+    def __init__(
+        self,
+        path: str,
+        reactor: IReactorFromThreads,
+        *,
+        read_only: bool = False,
+        foreign: bool = False,
+        busy_timeout: float = 5.0,
+        clock: ReceiptClock | None = None,
+    ) -> None:
+        super().__init__(path, reactor, table_of, read_only=read_only, clock=clock)
+        self._busy_timeout = busy_timeout
+        self._foreign = foreign
+
+    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002 (one process writes a file, under any name)
+        """Return: the one process that writes a file has claimed it when it opened it."""
+        self._checked(self._writer)
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:  # noqa: ARG002
+        """Return none: one process writes a file."""
+        return ()
+
+    def sequence(self, stream: StreamName) -> None:
+        """Return None: the one process that writes a file counts by itself."""
+        self._table(stream)
+
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:  # noqa: ARG002 (the only one)
+        """Return, per writer, the position of the process that uses this file, under any name."""
+        return await self._read(lambda connection: connection.applied_positions(stream))
+
+    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Claim a mapped table for its one writer; StoreError if another instance has written it."""
+        definition = self._table(stream).definition
+        if not copy and definition.maps("sqlite") and definition.has_one_writer(instance):
+            await self._write(lambda connection: connection.claim_table(definition, instance))
+
+    def watch(self) -> IWatch | None:
+        """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""
+        tables = [each for each in self._tables.values() if each.definition.is_mapped("sqlite")]
+        if not tables or self.name == MEMORY:
+            return None
+        names = [each.definition.name for each in tables]
+        return SqliteWatch(names, lambda known: self._read(lambda connection: connection.poll(tables, known)))
+
+    async def close(self) -> None:
+        """Finish what runs, with open transactions, and close the database."""
+        async with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        await self._writer_lock.acquire()
+        if self._reader is not None and self._reader is not self._writer:
+            await self._reader.close()
+        if self._writer is not None:
+            await self._writer.close()
+
+    # ---- for transactions
+
+    async def acquire(self) -> ConnectionThread[SqliteConnection]:
+        """Wait for the writing connection."""
+        writer = self._checked(self._writer)
+        await self._writer_lock.acquire()
+        return writer
+
+    def release_connection(self, connection: ConnectionThread[SqliteConnection]) -> None:  # noqa: ARG002 (there is one)
+        """Give the writing connection back."""
+        self._writer_lock.release()
+
+    # ---- inside
+
+    async def _prove(self) -> None:
+        """Return if the file is in its place and can be written, after all earlier writes; else raise StoreError."""
+        use = self._read if self._read_only else self._write
+        await use(lambda connection: connection.check())
+
+    async def _open(self) -> None:
+        writer = None if self._read_only else await self._open_thread(read_only=False)
+        reader = writer
+        if reader is None or self.name != MEMORY:
+            try:
+                reader = await self._open_thread(read_only=True)
+            except BaseException:
+                if writer is not None:
+                    await writer.close()
+                raise
+        self._writer, self._reader = writer, reader
+
+    async def _open_thread(self, *, read_only: bool) -> ConnectionThread[SqliteConnection]:
+        connection = SqliteConnection(
+            self.name, read_only=read_only, busy_timeout=self._busy_timeout, foreign=self._foreign
+        )
+        thread = ConnectionThread(self._reactor, connection, self.name)
+        try:
+            await thread.run(lambda connection: connection.open())
+        except BaseException:
+            await thread.close()
+            raise
+        return thread
+
+    def _log_name(self) -> str:
+        return self.name if self.name == MEMORY else str(Path(self.name).resolve())
+
+    async def _read(self, work: Callable[[SqliteConnection], _T]) -> _T:
+        if self._reader is self._writer is not None:  # in memory
+            return await self._write(work)
+        return await super()._read(work)

@@ -1,0 +1,239 @@
+"""What the SQL stores do alike: each call of ``IStreamStore`` runs on the thread of one connection."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.logger import Logger
+
+from replication.errors import CommitsLostError, StoreError
+from replication.storage.connection import SqlConnection
+from replication.storage.contract import Batch, undeclared
+from replication.storage.proof import WriteProof
+from replication.storage.receipts import ReceiptClock
+from replication.storage.table import POSITIONS_ONLY, StreamTable
+from replication.storage.tables.histories import get_history, put_histories
+from replication.storage.threads import ConnectionThread, ICloses
+from replication.storage.transactions import CallGroup, Transaction, run_transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
+    from replication.streams.interfaces import ISqlExecutor, Page, Receipt, Write
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=ICloses)
+_Connection = TypeVar("_Connection", bound=SqlConnection[Any])
+
+_FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
+
+
+class ApplicationReader:
+    """Reads the IDs in tables of an application; ``SqlStore`` has the rest."""
+
+    _table: Callable[[StreamName], StreamTable[Any]]
+    _read: Callable[..., Awaitable[Any]]
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto`` in tables of the application."""
+        table = self._table(stream)
+        found: set[Token] = await self._read(lambda connection: table.present(connection.session, writer, after, upto))
+        return found
+
+
+class SqlStore(ApplicationReader, Generic[_Connection]):
+    """The base of the stores; ``name`` is the database for messages, without a password.
+
+    ``table_of`` returns where the database has the facts of a stream.
+    ``reactor`` needs ``callFromThread`` only.  A ``read_only`` store creates no table.  ``clock`` is for
+    receipts.  ``collect`` is that of CallGroup.
+    """
+
+    log = Logger()
+    RESERVED: ClassVar[frozenset[str]]  # statements that would end the transaction, or do not work inside one
+
+    def __init__(
+        self,
+        name: str,
+        reactor: IReactorFromThreads,
+        table_of: Callable[[StreamDefinition], StreamTable[Any]],
+        *,
+        read_only: bool,
+        clock: ReceiptClock | None = None,
+        collect: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.name = name
+        self.warnings: list[str] = []
+        self.commits_lost: Deferred[CommitsLostError] = Deferred()
+        self._reactor = reactor
+        self._table_of = table_of
+        self._read_only = read_only
+        self._clock = clock or ReceiptClock()
+        self._tables: dict[StreamName, StreamTable[Any]] = {}
+        self._reader: ConnectionThread[_Connection] | None = None
+        self._writer: ConnectionThread[_Connection] | None = None
+        self._writer_lock = DeferredLock()
+        # Commits without statements share one transaction and one fsync.
+        self._group: CallGroup[Batch, None] = CallGroup(self._writer_lock, self._commit_together, collect)
+        self._opening = DeferredLock()
+        self._closed = False
+        self._proof = WriteProof(self._prove)
+
+    @property
+    def commits(self) -> int:
+        """The number of durable commits that callers asked for."""
+        return sum(each.connection.commits for each in self._writing())
+
+    @property
+    def transactions(self) -> int:
+        """The number of transactions of the database, and so of fsyncs, that stored them."""
+        return sum(each.connection.transactions for each in self._writing())
+
+    async def open(self) -> None:
+        """Connect and upgrade the tables; after a failure the caller may try again."""
+        async with self._opening:
+            if self._closed:
+                raise StoreError(f"database {self.name!r} is closed")
+            if self._reader is None:
+                await self._open()
+                how = " for reading" if self._read_only else ""
+                self.log.info("database {name} is open{how}", name=self._log_name(), how=how)
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Create or check the stream's table and sequence; SchemaError says what does not fit."""
+        table = self._table_of(definition)
+        use = self._read if self._read_only else self._write
+        beside = [each.definition for each in self._tables.values()]
+        self.warnings.extend(await use(lambda connection: connection.declare(table, beside)))
+        self._tables[definition.name] = table
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the largest token that was committed or stored as a position."""
+        table = self._table(stream)
+        return await self._read(lambda connection: connection.positions(table))
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return, per stream and writer, the stored positions."""
+        return await self._read(lambda connection: connection.stored_positions())
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
+        table = self._table(stream)
+        return await self._read(lambda connection: connection.page(table, writer, after=after, upto=upto, limit=limit))
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        """Return the stored history of a writer; empty if there is none."""
+        return await self.read(lambda database: get_history(database, stream, writer, follower))
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams."""
+        await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
+
+    async def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        await self._read(lambda connection: connection.verify())
+
+    async def check(self) -> None:
+        """Return if the database can be written, else raise StoreError; see ``IStreamStore``."""
+        self._checked(self._reader)
+        await self._proof.check()
+
+    def transaction(self) -> Transaction:
+        """Return a transaction that has not begun."""
+        return Transaction(self)
+
+    async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
+        """Run ``function``, which only reads, on one snapshot."""
+        return await self._read(lambda connection: connection.read(function))
+
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of the receipt that was committed under ``key``; None if there is none."""
+        _, expired = self._clock.read()
+        return await self._read(lambda connection: connection.find_receipt(key, expired))
+
+    # ---- for transactions
+
+    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
+        """Return what a commit stores; UnknownStreamError if a stream was not declared."""
+        tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
+        return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read())
+
+    def commit_in_group(self, batch: Batch) -> Deferred[None]:
+        """Commit together with all commits that wait.  To cancel the Deferred ends the waiting, not the commit."""
+        self._checked(self._writer)
+        return self._group.add(batch)
+
+    def check_statement(self, sql: str) -> None:
+        """Raise StoreError if the application may not run this statement in a transaction."""
+        match = _FIRST_WORDS.match(sql)
+        word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
+        if word in self.RESERVED:
+            raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+        self._check_words(word, second)
+
+    def _check_words(self, word: str, second: str) -> None:
+        """Raise StoreError if the application may not run a statement that begins with these words."""
+
+    async def acquire(self) -> ConnectionThread[_Connection]:
+        """Wait for a connection that no other transaction uses until ``release_connection``."""
+        raise NotImplementedError
+
+    def release_connection(self, connection: ConnectionThread[_Connection]) -> None:
+        """Give a connection back."""
+        raise NotImplementedError
+
+    # ---- inside
+
+    async def _open(self) -> None:
+        """Open the reading connection and, unless the store is read-only, the writing one."""
+        raise NotImplementedError
+
+    async def _prove(self) -> None:
+        """Return once a small transaction is committed, or the database was read if it is only read."""
+        raise NotImplementedError
+
+    def _log_name(self) -> str:
+        return self.name
+
+    def _writing(self) -> list[ConnectionThread[_Connection]]:
+        return [] if self._writer is None else [self._writer]
+
+    def _table(self, stream: StreamName) -> StreamTable[Any]:
+        if stream not in self._tables:
+            raise undeclared(stream)
+        return self._tables[stream]
+
+    def _checked(self, connection: ConnectionThread[_C] | None) -> ConnectionThread[_C]:
+        """Return the connection; StoreError if there is none."""
+        if self._closed or self._reader is None:
+            raise StoreError(f"database {self.name!r} is {'closed' if self._closed else 'not open'}")
+        if connection is None:
+            raise StoreError(f"database {self.name!r} was opened for reading only")
+        return connection
+
+    async def _read(self, work: Callable[[_Connection], _T]) -> _T:
+        return await self._checked(self._reader).run(work)
+
+    async def _write(self, work: Callable[[_Connection], _T]) -> _T:
+        writer = self._checked(self._writer)
+        async with self._writer_lock:
+            return await writer.run(work)
+
+    def _commit_together(self, batches: Sequence[Batch]) -> Deferred[list[Exception | None]]:
+        assert self._writer is not None  # noqa: S101 - commit_in_group has checked it
+        committing = self._writer.run(lambda connection: connection.commit_together(batches))
+
+        def note(outcomes: list[Exception | None]) -> list[Exception | None]:
+            self._proof.note(batches, outcomes)
+            return outcomes
+
+        return committing.addCallback(note)

@@ -1,0 +1,1 @@
+"""Further tables, for both databases: rooms, the last client IPs of users, and the numbers of instances."""

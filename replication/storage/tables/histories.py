@@ -1,0 +1,69 @@
+"""The table ``stream_histories``, in SQLite and PostgreSQL: the epochs of each writer (docs/protocol/following.md E7).
+
+A writer stores its own history, and a copy stores that of its writer, under an empty follower name.  A follower with
+functions stores the history of each writer under its own name.  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from replication.errors import StoreError
+from replication.streams.history import encode_history, read_history
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replication.streams.history import History
+    from replication.streams.interfaces import ISqlExecutor
+    from replication.wire.grammar import InstanceName, StreamName
+
+LOCK: Final = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
+)
+CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS stream_histories (
+        stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, follower_name TEXT NOT NULL, epochs TEXT NOT NULL,
+        PRIMARY KEY (stream_name, instance_name, follower_name)
+    )
+"""
+EXISTS: Final[Mapping[str, str]] = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'stream_histories'",
+    "postgresql": "SELECT 1 WHERE to_regclass('stream_histories') IS NOT NULL",
+}
+ALL: Final = "SELECT stream_name, instance_name, epochs FROM stream_histories WHERE follower_name = ''"
+GET: Final = "SELECT epochs FROM stream_histories WHERE stream_name = ? AND instance_name = ? AND follower_name = ?"
+PUT: Final = (
+    "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = excluded.epochs"
+)
+
+
+def get_history(database: ISqlExecutor, stream: StreamName, writer: InstanceName, follower: str) -> History:
+    """Return a stored history; empty if there is none, or no table, as in a database of version 0.1."""
+    if not database.execute(EXISTS[database.dialect]):
+        return ()
+    for (epochs,) in database.execute(_sql(database, GET), (stream, writer, follower)):
+        try:
+            return read_history(epochs)
+        except msgspec.MsgspecError as error:
+            raise StoreError(f"the history of {writer!r} in stream {stream!r} cannot be read: {error}") from error
+    return ()
+
+
+def put_histories(
+    database: ISqlExecutor, writer: InstanceName, histories: Mapping[StreamName, History], follower: str
+) -> None:
+    """Store the history of a writer in each of these streams."""
+    if not database.execute(EXISTS[database.dialect]):
+        if database.dialect == "postgresql":
+            database.execute(LOCK)
+        database.execute(CREATE)
+    rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
+    database.executemany(_sql(database, PUT), rows)
+
+
+def _sql(database: ISqlExecutor, sql: str) -> str:
+    return sql if database.dialect == "sqlite" else sql.replace("?", "%s")

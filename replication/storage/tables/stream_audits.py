@@ -1,0 +1,74 @@
+"""The table ``stream_audits``, in SQLite and PostgreSQL: up to where facts were compared with their database.
+
+A row with an empty writer means that the audit of the stream has begun: a writer without a row is compared from its
+first fact on.  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replication.streams.interfaces import ISqlExecutor
+    from replication.wire.grammar import StreamName
+
+LOCK: Final = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
+)
+CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS stream_audits (
+        stream_name TEXT NOT NULL, follower_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id BIGINT NOT NULL,
+        PRIMARY KEY (stream_name, follower_name, instance_name)
+    )
+"""
+EXISTS: Final[Mapping[str, str]] = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'stream_audits'",
+    "postgresql": "SELECT 1 WHERE to_regclass('stream_audits') IS NOT NULL",
+}
+_FOLLOWER: Final = "stream_name = ? AND follower_name = ?"
+GET: Final = f"SELECT instance_name, stream_id FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
+PUT: Final = (
+    "INSERT INTO stream_audits (stream_name, follower_name, instance_name, stream_id) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (stream_name, follower_name, instance_name) DO UPDATE SET stream_id = excluded.stream_id"
+)
+DELETE: Final = f"DELETE FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
+BEGUN: Final = InstanceName("")
+
+
+def begin_audit(
+    database: ISqlExecutor, stream: StreamName, follower: str, positions: Mapping[InstanceName, Token]
+) -> dict[InstanceName, Token]:
+    """Return up to where each writer was compared; where there was no audit, it begins at ``positions``."""
+    if not database.execute(EXISTS[database.dialect]):
+        if database.dialect == "postgresql":
+            database.execute(LOCK)
+        database.execute(CREATE)
+    found = {
+        InstanceName(writer): Token(token)
+        for writer, token in database.execute(_sql(database, GET), (stream, follower))
+    }
+    if not found:
+        put_audited(database, stream, follower, {BEGUN: Token(0), **positions})
+        return {**positions}
+    return {writer: min(found.get(writer, Token(0)), position) for writer, position in positions.items()}
+
+
+def put_audited(
+    database: ISqlExecutor, stream: StreamName, follower: str, checked: Mapping[InstanceName, Token]
+) -> None:
+    """Store up to where writers were compared."""
+    database.executemany(_sql(database, PUT), [(stream, follower, *each) for each in checked.items()])
+
+
+def end_audit(database: ISqlExecutor, stream: StreamName, follower: str) -> None:
+    """Forget the audit of a stream: what is applied without one is not noted."""
+    if database.execute(EXISTS[database.dialect]):
+        database.execute(_sql(database, DELETE), (stream, follower))
+
+
+def _sql(database: ISqlExecutor, sql: str) -> str:
+    return sql if database.dialect == "sqlite" else sql.replace("?", "%s")
