@@ -1,1 +1,1 @@
-"""Twisted on TCP: the LineReceiver skin over a session, and the link that a follower keeps to a writer."""
+"""TCP and Redis with Twisted: a LineReceiver around a session, a follower's links to writers, and the timers' clock."""

@@ -1,58 +1,62 @@
-"""Telling every connection what settled, once a reactor turn, in one write each.
+"""Sends published lines to all connections, at the end of each reactor turn.
 
-Lines of one turn are joined once for all connections that want the same streams; they share the bytes.
+The lines of one turn are joined into pieces, once for all connections that receive the same streams.  These connections
+share the bytes, so the work of joining does not grow with their number (docs/protocol/connection.md B4).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
     from replication.net.protocol import ReplicationProtocol
-    from replication.session.feed import Chunk
+    from replication.session.encoder import EncodedLines
     from replication.wire.grammar import StreamName
 
-CHUNK_BYTES = 256 * 1024  # joined lines are cut about here, so that a slow peer's queue is measured in small pieces
+CHUNK_BYTES = 256 * 1024  # at which a joined piece ends: for a peer that does not read, whole pieces are queued
 
 
+@attrs.define(eq=False, repr=False)
 class Broadcast:
-    """The connections of a writer, and what is about to go out to them."""
+    """The connections of a writer, the streams that each receives, and the lines that wait for the end of the turn."""
 
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._wanted: dict[ReplicationProtocol, frozenset[StreamName] | None] = {}  # None: every stream
-        self._waiting: list[tuple[StreamName, Chunk]] = []
-        self._due: IDelayedCall | None = None  # there while something waits
+    _clock: IReactorTime
+    # None: every stream.
+    _wanted: dict[ReplicationProtocol, frozenset[StreamName] | None] = attrs.field(init=False, factory=dict)
+    _waiting: list[tuple[StreamName, EncodedLines]] = attrs.field(init=False, factory=list)
+    _due: IDelayedCall | None = attrs.field(init=False, default=None)  # None while no line waits
 
     def __iter__(self) -> Iterator[ReplicationProtocol]:
-        """All connections, oldest first; it may change meanwhile."""
+        """Iterate over all connections, oldest first; connections may be added and removed meanwhile."""
         return iter(list(self._wanted))
 
-    def __len__(self) -> int:
-        """How many connections there are."""
-        return len(self._wanted)
-
     def add(self, peer: ReplicationProtocol) -> None:
-        """Tell ``peer`` all that goes out from now on."""
+        """Send everything that is published from now on to ``peer``."""
         self.flush()
         self._wanted[peer] = None
 
     def restrict(self, peer: ReplicationProtocol, streams: Collection[StreamName]) -> None:
-        """Tell ``peer`` of these streams only; of all if there is none among them."""
+        """Send only these streams to ``peer`` from now on; all streams if ``streams`` is empty."""
         self.flush()
         if peer in self._wanted:
             self._wanted[peer] = frozenset(streams) or None
 
     def remove(self, peer: ReplicationProtocol) -> None:
-        """Forget ``peer``."""
+        """Send nothing more to ``peer``."""
         self._wanted.pop(peer, None)
 
-    def put(self, stream: StreamName, chunk: Chunk) -> None:
-        """Send ``chunk`` to whoever wants ``stream``, at the end of this reactor turn."""
+    def receivers(self, stream: StreamName) -> Sequence[ReplicationProtocol]:
+        """Return the connections that receive ``stream``, oldest first."""
+        return [peer for peer, wanted in self._wanted.items() if wanted is None or stream in wanted]
+
+    def publish(self, stream: StreamName, chunk: EncodedLines) -> None:
+        """Send ``chunk`` to every connection that receives ``stream``, at the end of this reactor turn."""
         if not self._wanted:
             return
         if self._due is None:
@@ -60,7 +64,7 @@ class Broadcast:
         self._waiting.append((stream, chunk))
 
     def flush(self) -> None:
-        """Send what waits now."""
+        """Send now what waits for the end of this reactor turn."""
         if self._due is None:
             return
         if self._due.active():
@@ -75,15 +79,15 @@ class Broadcast:
                 peer.write(data, lines)
 
 
-def _join(chunks: Iterator[Chunk]) -> Iterator[tuple[bytes, int]]:
-    some: list[bytes] = []
+def _join(chunks: Iterator[EncodedLines]) -> Iterator[tuple[bytes, int]]:
+    pieces: list[bytes] = []
     size = lines = 0
     for chunk in chunks:
-        some.append(chunk.data)
+        pieces.append(chunk.data)
         size += len(chunk.data)
         lines += chunk.lines
         if size >= CHUNK_BYTES:
-            yield b"".join(some), lines
-            some, size, lines = [], 0, 0
-    if some:
-        yield b"".join(some), lines
+            yield b"".join(pieces), lines
+            pieces, size, lines = [], 0, 0
+    if pieces:
+        yield b"".join(pieces), lines

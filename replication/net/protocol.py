@@ -1,63 +1,62 @@
-"""The skin: a LineReceiver that carries one conversation.  ``session`` decides; this file moves bytes and keeps time.
+"""One connection on a Twisted transport: a LineReceiver that moves bytes and keeps time.
 
-``dataReceived`` hands whole reads to the session's bulk path.  ``lineReceived`` is there for whoever embeds or extends
-the protocol as the LineReceiver that it is; a property in the tests holds the two to the same commands.
+``replication.session`` decides what is valid and when to send PING.  ``dataReceived`` passes whole reads to the
+session, which is fast.  ``lineReceived`` is for programs that use or extend this class as a LineReceiver; a property
+test checks that both give the same commands.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols.basic import LineReceiver
 from zope.interface import implementer
 
 from replication.errors import LocalProtocolError
-from replication.session.connection import Fault, Keepalive, ReplicationConnection, Role, Rows
-from replication.session.outbox import Outbox
-from replication.streams.seams import PeerStatus
-from replication.wire.commands import LINE_LIMIT, Error, Ping, Rdata, encode_line
+from replication.net.endpoints import format_address
+from replication.net.tls import describe_tls_error
+from replication.session.connection import Fault, Keepalive, Received, ReplicationConnection, Role, Rows
+from replication.session.send_buffer import SendBuffer
+from replication.streams.interfaces import PeerStatus
+from replication.wire.commands import COMMANDS, LINE_LIMIT, Command, Error, Rdata, encode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IDelayedCall, IReactorTime
     from twisted.python.failure import Failure
 
-    from replication.session.connection import Heard, Words
-    from replication.wire.commands import Command
 
-
-class Conversation(Protocol):
-    """What a master or a worker does with a connection.  Called on the reactor's thread."""
+class IConnectionOwner(Protocol):
+    """What a connection calls, on the reactor's thread: ``Subscribers`` in a writer, ``WriterClient`` in a follower."""
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
-        """A connection is up and may be written to."""
+        """The connection is made; commands can be sent."""
 
-    def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
-        """A read brought these, in order; faults are dealt with already and not among them."""
+    def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
+        """These commands arrived in one read, in this order; never a Fault."""
 
-    def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:
-        """The conversation is over because of this; the ERROR line is on its way."""
+    def peer_failed(self, peer: ReplicationProtocol, fault: Fault) -> None:
+        """The connection is about to be closed because of ``fault``; its ERROR line is sent next."""
 
-    def peer_lost(self, peer: ReplicationProtocol) -> None:
-        """The connection is gone, or about to be closed by us; called once."""
+    def peer_disconnected(self, peer: ReplicationProtocol) -> None:
+        """The connection is lost, or about to be closed from this end; called once."""
 
-    def peer_gone(self, peer: ReplicationProtocol) -> None:
-        """The transport is gone, too; called once, after ``peer_lost``."""
+    def transport_closed(self, peer: ReplicationProtocol) -> None:
+        """The transport is closed; called once, after ``peer_disconnected``."""
 
 
 @attrs.frozen
 class Limits:
-    """What one connection may cost and how long it may be silent.
+    """The limits of one connection.
 
-    ``line_limit`` in bytes without the LF; a peer that does not read has up to ``max_queued_bytes`` and
-    ``max_queued_lines`` kept for it before it is told ``Failed to keep up``.
+    ``keepalive``: when to send PING, and when silence ends the connection.  ``line_limit``: bytes of a line without
+    its LF.  ``max_queued_bytes`` and ``max_queued_lines``: what may wait for a peer that does not read.  Beyond that
+    the connection is closed with ``ERROR Failed to keep up`` (docs/protocol/connection.md B4).
     """
 
     keepalive: Keepalive = attrs.field(factory=Keepalive)
@@ -67,14 +66,15 @@ class Limits:
 
 
 @implementer(IPushProducer)
-class _Valve:
-    """Told by the transport when it has had enough; a LineReceiver's own pauseProducing means the other direction."""
+@attrs.define
+class _SendProducer:
+    """What the transport pauses while its own buffer is full.
 
-    __slots__ = ("_resumed", "paused")
+    It is not the LineReceiver itself, whose ``pauseProducing`` pauses reading.
+    """
 
-    def __init__(self, resumed: Callable[[], None]) -> None:
-        self.paused = False
-        self._resumed = resumed
+    _resumed: Callable[[], None]
+    paused: bool = False
 
     def pauseProducing(self) -> None:
         self.paused = True
@@ -87,36 +87,44 @@ class _Valve:
         """Do nothing: connectionLost follows."""
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class ReplicationProtocol(LineReceiver):
-    """One end of one connection, in either role."""
+    """One end of one connection.
+
+    Args:
+        role: of this end.
+        owner: has a method for each event of the connection.
+        clock: for the keep-alive timer.
+        limits: of this connection.
+        wall: the time in seconds since 1970, for PING and ``since``.
+        commands: those that this end accepts, by name; by default the protocol's.
+
+    Public attributes: ``name`` (the peer's, set by the owner), ``address`` (the peer's), ``since`` (when it connected,
+    seconds since 1970), ``last_command`` (the name of the last command received), ``lines_in``, ``lines_out``,
+    ``bytes_in``, ``bytes_out``, ``tls_error`` (why TLS failed, else None) and ``session``, the ReplicationConnection.
+    Rules: docs/protocol/connection.md.
+
+    """
 
     delimiter = b"\n"
     log = Logger()
-    transport: Any  # Twisted's annotation knows only what every transport has
+    transport: Any = attrs.field(init=False)  # Twisted's annotation has only what every transport has
 
-    def __init__(
-        self,
-        role: Role,
-        conversation: Conversation,
-        clock: IReactorTime,
-        limits: Limits | None = None,
-        *,
-        wall: Callable[[], float] = time.time,
-        words: Words | None = None,
-    ) -> None:
-        self.limits = limits or Limits()
+    _role: Role
+    _owner: IConnectionOwner
+    _clock: IReactorTime
+    limits: Limits = attrs.field(factory=Limits)
+    _wall: Callable[[], float] = attrs.field(kw_only=True, default=time.time)
+    _commands: Mapping[str, type[Command]] = attrs.field(kw_only=True, default=COMMANDS)
+
+    def __attrs_post_init__(self) -> None:
+        """Begin with a peer that has sent nothing."""
         self.MAX_LENGTH = self.limits.line_limit
-        self.name = ""
-        self.address = ""
-        self.last_word = ""
+        self.name = self.address = self.last_command = ""
+        self.tls_error: str | None = None
         self.lines_in = self.lines_out = self.bytes_in = self.bytes_out = 0
-        self._role = role
-        self._conversation = conversation
-        self._clock = clock
-        self._wall = wall
-        self._words = words
         self._timer: IDelayedCall | None = None
-        self._over = False
+        self._ended = False  # closed from this end, or lost
 
     # ---- what the transport calls
 
@@ -125,94 +133,99 @@ class ReplicationProtocol(LineReceiver):
         now = self._clock.seconds()
         self.since = self._wall()
         self.session = ReplicationConnection(
-            self._role, now, self.limits.keepalive, self.limits.line_limit, self._words
+            self._role, now, self.limits.keepalive, self.limits.line_limit, self._commands
         )
-        self._outbox = Outbox(self.limits.max_queued_bytes, self.limits.max_queued_lines)
-        self._valve = _Valve(self._drain)
-        self.address = _spell_address(self.transport.getPeer())
+        self._send_buffer = SendBuffer(self.limits.max_queued_bytes, self.limits.max_queued_lines)
+        self._producer = _SendProducer(self._write_queued)
+        self.address = format_address(self.transport.getPeer())
         set_no_delay = getattr(self.transport, "setTcpNoDelay", None)  # a UNIX socket has none
         if set_no_delay is not None and not self.address.startswith("unix"):
             set_no_delay(True)
-        self.transport.registerProducer(self._valve, True)
-        self._arm(self.session.wake_at())
-        self._conversation.peer_connected(self)
+        self.transport.registerProducer(self._producer, True)
+        self._set_timer(self.session.wake_at())
+        self._owner.peer_connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Read all that one read brought."""
+        """Process one read."""
         self.bytes_in += len(data)
-        self._heard(self.session.receive_data(data, self._clock.seconds()))
+        self._process(self.session.receive_data(data, self._clock.seconds()))
 
     def lineReceived(self, line: bytes) -> None:
-        """Read one line: for those who drive this class as a LineReceiver."""
+        """Process one line, for programs that use this class as a LineReceiver."""
         self.bytes_in += len(line) + 1
-        self._heard(self.session.receive_line(line, self._clock.seconds()))
+        self._process(self.session.receive_line(line, self._clock.seconds()))
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        """Refuse what a LineReceiver found too long: the session says why."""
+        """Process a line that the LineReceiver found too long: the session makes the Fault."""
         self.lineReceived(line)
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: ARG002 (Twisted's signature)
-        """Let go of everything."""
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
-        self._outbox.clear()
-        self._finish()
-        self._conversation.peer_gone(self)
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Stop the timer and drop what is queued."""
+        self.tls_error = describe_tls_error(reason.value, self.transport)
+        self._set_timer(None)
+        self._send_buffer.clear()
+        self._end()
+        self._owner.transport_closed(self)
 
     # ---- what the owner calls
 
     @property
     def queued_bytes(self) -> int:
-        """What waits on our side because the peer does not read."""
-        return self._outbox.queued_bytes
+        """The number of bytes that wait here because the peer does not read."""
+        return self._send_buffer.queued_bytes
 
-    def say(self, *commands: Command) -> None:
-        """Send commands in one write; LocalProtocolError if one is not ours to say or not sayable."""
-        if self._over:
+    def send(self, *commands: Command) -> None:
+        """Send commands in one write; nothing after the end of the connection.
+
+        LocalProtocolError if this role may not send one of them, or if one cannot be encoded.
+        """
+        if self._ended:
             return
         now = self._clock.seconds()
         self.write(b"".join([self.session.send(command, now) for command in commands]), len(commands))
 
     def write(self, lines: bytes, count: int) -> None:
-        """Send ``count`` whole lines that were spelt elsewhere, now or once the peer reads again."""
-        if self._over or not lines:
+        """Send ``count`` encoded lines, now or when the peer reads again."""
+        if self._ended or not lines:
             return
         self.session.sent(self._clock.seconds())
-        if not self._valve.paused:
-            self._put(lines, count)
-        elif not self._outbox.push(lines, count):
+        if not self._producer.paused:
+            self._write_now(lines, count)
+        elif not self._send_buffer.push(lines, count):
             self.fail(Fault("Failed to keep up", "slow peer"))
 
     def fail(self, fault: Fault) -> None:
-        """Tell the peer why, past anything that is queued for it, and close."""
-        if self._over:
+        """Send the fault as an ERROR line, before anything that is queued, and close."""
+        if self._ended:
             return
-        self._conversation.peer_faulted(self, fault)
+        self._owner.peer_failed(self, fault)
         self.close(fault.text)
 
     def close(self, why: str | None = None) -> None:
-        """Close after what has been handed to the transport, with an ERROR line if there is something to say."""
-        if self._over:
+        """Drop what is queued, send an ERROR line if there is a reason, and close once the transport has sent it.
+
+        Rules: docs/protocol/connection.md B3.
+        """
+        if self._ended:
             return
-        self._outbox.clear()
+        self._send_buffer.clear()
         if why is not None:
             try:
-                self._put(encode_line(Error(why), self.limits.line_limit), 1)
+                self._write_now(encode_line(Error(why), self.limits.line_limit), 1)
             except LocalProtocolError:
-                self.log.error("an ERROR line could not be spelt: {why!r}", why=why)
+                self.log.error("cannot encode an ERROR line: {why!r}", why=why)
         self.session.closed = True
-        self._finish()
+        self._end()
         self.transport.unregisterProducer()
-        self._arm(self._clock.seconds() + self.limits.keepalive.give_up_after)
+        self._set_timer(self._clock.seconds() + self.limits.keepalive.give_up_after)
         self.transport.loseConnection()
 
     def abort(self) -> None:
-        """Drop the connection, with whatever the transport still holds."""
+        """Close at once, and drop what the transport still has to send."""
         self.transport.abortConnection()
 
     def status(self) -> PeerStatus:
-        """Return what a status page shows of this connection."""
+        """Return what status pages show of this connection."""
         return PeerStatus(
             name=self.name,
             address=self.address,
@@ -220,66 +233,61 @@ class ReplicationProtocol(LineReceiver):
             lines_out=self.lines_out,
             bytes_out=self.bytes_out,
             queued_bytes=self.queued_bytes,
-            last_command=self.last_word,
+            last_command=self.last_command,
         )
 
     # ---- inside
 
-    def _heard(self, heard: list[Heard]) -> None:
-        if self._over or not heard:
+    def _process(self, received: list[Received]) -> None:
+        if self._ended or not received:
             return
-        fault = heard.pop() if isinstance(heard[-1], Fault) else None
-        if heard:
-            last = heard[-1]
-            self.last_word = Rdata.WORD if isinstance(last, Rows) else last.WORD  # type: ignore[union-attr]
-            self.lines_in += sum(len(each.texts) if isinstance(each, Rows) else 1 for each in heard)
-            self._conversation.peer_said(self, heard)
+        fault = received.pop() if isinstance(received[-1], Fault) else None
+        if received:
+            last = received[-1]
+            self.last_command = Rdata.WORD if isinstance(last, Rows) else last.WORD  # type: ignore[union-attr]
+            self.lines_in += sum(len(each.texts) if isinstance(each, Rows) else 1 for each in received)
+            self._owner.commands_received(self, received)
         if isinstance(fault, Fault):
             self.fail(fault)
-        elif not self._over and self._timer is not None and self.session.wake_at() < self._timer.getTime():
-            self._arm(self.session.wake_at())  # its first PING: from now on its silence counts
+        elif not self._ended and self._timer is not None and self.session.wake_at() < self._timer.getTime():
+            self._set_timer(self.session.wake_at())  # the peer's first PING: from now on silence counts
 
-    def _put(self, lines: bytes, count: int) -> None:
+    def _write_now(self, lines: bytes, count: int) -> None:
         self.lines_out += count
         self.bytes_out += len(lines)
         self.transport.write(lines)
 
-    def _drain(self) -> None:
-        """Write what waited, for as long as the transport takes it."""
-        while not self._valve.paused:
-            before = self._outbox.queued_lines
-            lines = self._outbox.pop()
+    def _write_queued(self) -> None:
+        """Write what is queued, until the transport's buffer is full again."""
+        while not self._producer.paused:
+            before = self._send_buffer.queued_lines
+            lines = self._send_buffer.pop()
             if lines is None:
                 return
-            self._put(lines, before - self._outbox.queued_lines)
+            self._write_now(lines, before - self._send_buffer.queued_lines)
 
-    def _arm(self, when: float) -> None:
+    def _set_timer(self, when: float | None) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._timer = self._clock.callLater(max(0.0, when - self._clock.seconds()), self._tick)
-
-    def _tick(self) -> None:
         self._timer = None
-        if self._over:
-            self.abort()  # it will not even take its ERROR line
+        if when is not None:
+            self._timer = self._clock.callLater(max(0.0, when - self._clock.seconds()), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        if self._ended:
+            self.abort()  # the peer does not even read the ERROR line
             return
-        said = self.session.tick(self._clock.seconds(), int(self._wall() * 1000))
-        if isinstance(said, Fault):
-            self.fail(said)
+        due = self.session.tick(self._clock.seconds(), int(self._wall() * 1000))
+        if isinstance(due, Fault):
+            self.fail(due)
             return
-        if isinstance(said, Ping):
-            self.say(said)
-        if not self._over:
-            self._arm(self.session.wake_at())
+        if due is not None:
+            self.send(due)
+        if not self._ended:
+            self._set_timer(self.session.wake_at())
 
-    def _finish(self) -> None:
-        if not self._over:
-            self._over = True
-            self._conversation.peer_lost(self)
-
-
-def _spell_address(address: object) -> str:
-    host, port = getattr(address, "host", None), getattr(address, "port", None)
-    if host is None:
-        return f"unix:{os.fsdecode(getattr(address, 'name', None) or b'')}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._owner.peer_disconnected(self)

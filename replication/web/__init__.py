@@ -1,1 +1,1 @@
-"""Twisted HTTP: facts in and out, where things stand, metrics; and the client that fetches what was missed."""
+"""HTTP: the API of a process, and the two clients of it, one on Twisted and one blocking."""

@@ -1,45 +1,61 @@
-"""Missed facts over HTTP: an ICatchUp that asks our own API, or else a Synapse's replication listener."""
+"""Missed facts over HTTP: an ICatchUp that calls the API of a process, or the replication listener of a Synapse."""
 
 from __future__ import annotations
 
-import re
 import secrets
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone, ResponseFailed, _HTTP11ClientFactory
+from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
+from zope.interface import implementer
 
-from replication.errors import TLS_CURE, CatchUpError, ConfigError
-from replication.web.door import bearer
-from replication.web.facts import MAX_PAGE_ROWS, BackwardsPageError, read_page
+from replication.errors import TLS_CURE, CatchUpError
+from replication.net.tls import describe_tls_error
+from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
+from replication.urls import Url
+from replication.web.address import bearer, split_url
+from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from twisted.internet.interfaces import IReactorTime, ITransport
+    from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, ITransport
+    from twisted.internet.protocol import Factory
 
-    from replication.streams.seams import Page
+    from replication.streams.history import History
+    from replication.streams.interfaces import Page
     from replication.wire.grammar import InstanceName, StreamName
 
 PATIENCE: Final = 30.0  # seconds for an answer to begin, and for each further STRIDE of it
 STRIDE: Final = 2**16  # bytes
-BODY_LIMIT: Final = 256 * 2**20  # bytes; eight times what our own API puts on a page
+BODY_LIMIT: Final = MAX_ANSWER  # bytes; eight times PAGE_BYTES
 CONNECT_PATIENCE: Final = 10.0  # seconds
-IDLE: Final = 50  # seconds that an unused connection is kept: a little less than Twisted's servers keep theirs
+IDLE: Final = 50  # seconds that an unused connection is kept: less than the 60 of Twisted's servers
+SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
+GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
+
+
+class LostAnswerError(CatchUpError):
+    """An answer did not arrive as a whole: a smaller one may."""
+
+
+class _Epochs(msgspec.Struct):
+    epochs: list[Epoch]
 
 
 class NotAllowedError(CatchUpError):
-    """They do not let us in: to ask again is of no use before somebody changes a secret."""
+    """Access is refused: a retry is of no use until a secret is corrected."""
 
 
 @attrs.frozen
@@ -50,7 +66,7 @@ class _Response:
     body: bytes
 
     def error(self) -> CatchUpError:
-        """Return what is wrong, and what to do about it."""
+        """Return an error with the URL, the status, the reason and the cure."""
         kind = NotAllowedError if self.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} else CatchUpError
         return kind(f"{self.url}: HTTP {self.code}: {self._meaning()}")
 
@@ -59,22 +75,22 @@ class _Response:
             case 401, _:
                 return "the secret is missing or wrong; both sides must be given the same --secret-file"
             case ((301 | 302 | 303 | 307 | 308), _):
-                return f"redirects to {self.location.decode('latin-1')!r:.200}; give the address that answers itself"
+                return f"redirects to {self.location.decode('latin-1')!r:.200}; give the address that answers directly"
             case 500, {"errcode": _}:
-                return "an error in that Synapse, or a missing or wrong secret, of which it says no more"
+                return "an error in that Synapse, or a missing or wrong secret: Synapse answers both alike"
             case _, {"detail": str(text)} | {"error": str(text)}:
                 return text[:500]
-        return f"not an answer of ours: {self.body[:100]!r}"
+        return f"not an answer of this API: {self.body[:100]!r}"
 
     def decoded(self) -> dict[str, object]:
-        """Return the body if it is a JSON object, else an empty one."""
+        """Return the body if it is a JSON object, else an empty dict."""
         try:
             return msgspec.json.decode(self.body, type=dict[str, object])
         except (msgspec.MsgspecError, RecursionError):
             return {}
 
-    def knows_no_route(self) -> bool:
-        """Whether it is the path that is unknown there: our own refusals have a ``detail``."""
+    def is_unknown_path(self) -> bool:
+        """Return whether the server does not have the path: errors of this package's API have a ``detail``."""
         if self.code in {404, 405}:
             return "detail" not in self.decoded()
         return self.code == HTTPStatus.BAD_REQUEST and self.decoded().get("errcode") == "M_UNRECOGNIZED"
@@ -83,22 +99,21 @@ class _Response:
 class HttpCatchUp:
     """Fetches facts from one process, over connections that it keeps.
 
-    Our own API is asked first, and serves any writer whose facts it has.  Where it is not known, the Synapse form is
-    used from then on (protocol E5); that always answers with the rows of the process asked, so ``base_url`` must be the
-    stream's writer.
+    The API of this package serves the facts of every writer that the process has.  A server without that API is from
+    then on called as a Synapse worker calls it (docs/protocol/following.md E5).  Such a server has only the facts of
+    the process at ``base_url``, which must be the stream's writer.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
-        base_url: str,
+        base_url: str | Url,
         secret: str | None = None,
         pool: HTTPConnectionPool | None = None,
     ) -> None:
-        """Fetch from ``base_url``, showing ``secret``; ConfigError if either cannot be one."""
-        if not _is_address(base_url):
-            raise ConfigError(f"not an address to catch up from: {base_url!r:.200}; write http://HOST:PORT")
-        self._base = base_url.rstrip("/")
+        """Fetch from ``base_url``, with ``secret`` if it requires one; ConfigError if either is invalid."""
+        split_url(base_url)
+        self._base = Url(base_url).reveal().rstrip("/")  # it has no secret
         self._reactor = reactor
         self._headers = Headers({b"user-agent": [b"replication"]})
         if secret is not None:
@@ -109,30 +124,65 @@ class HttpCatchUp:
         self._pool = pool
         self._agent = Agent(reactor, pool=pool, connectTimeout=CONNECT_PATIENCE)
         self._foreign = False
+        self._rows: dict[tuple[StreamName, InstanceName], int] = {}  # of the next page, once an answer was lost
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return facts as ICatchUp says; CatchUpError names the URL, what was wrong with the answer, and the cure.
+        """Return a page of facts, as ICatchUp requires; CatchUpError names the URL, the reason and the cure.
 
-        ``limit`` is at most MAX_PAGE_ROWS; a Synapse has its own, 100.
+        ``limit`` is at most MAX_PAGE_ROWS; a Synapse has its own, 100 rows.  Once an answer was lost, pages are
+        smaller, and grow again while they arrive (docs/protocol/following.md E5).
         """
         if not self._foreign:
-            asked = {"instance": writer, "from": after, "upto": upto, "limit": max(1, min(limit, MAX_PAGE_ROWS))}
-            response = await self._get(f"/v1/streams/{quote(stream, safe='')}/updates", asked)
-            if not response.knows_no_route():
-                return self._read(response, after, upto, foreign=False)
+            rows = max(1, min(limit, MAX_PAGE_ROWS, self._rows.get((stream, writer), MAX_PAGE_ROWS)))
+            page = await self._facts(stream, writer, after, upto, rows)
+            if page is not None:
+                return page
         page = await self._facts_of_synapse(stream, after, upto)
         self._foreign = True
         return page
 
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of a writer; empty if the server knows none, as a Synapse or a version 0.1.
+
+        CatchUpError as ``facts``.
+        """
+        if self._foreign:
+            return ()
+        response = await self._get(f"/v1/streams/{quote(stream, safe='')}/history", {"instance": writer})
+        if response.code in {404, 405} or response.is_unknown_path():
+            return ()
+        if response.code != HTTPStatus.OK:
+            raise response.error()
+        try:
+            return msgspec.json.decode(response.body, type=_Epochs).epochs
+        except msgspec.MsgspecError as error:
+            raise CatchUpError(f"{response.url}: not a history: {error}") from error
+
     async def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close the kept connections."""
         await self._pool.closeCachedConnections()
 
+    async def _facts(
+        self, stream: StreamName, writer: InstanceName, after: Token, upto: Token, rows: int
+    ) -> Page | None:
+        """Request a page of about ``rows`` rows; None if the server does not have this API."""
+        query = {"instance": writer, "from": after, "upto": upto, "limit": rows}
+        try:
+            response = await self._get(f"/v1/streams/{quote(stream, safe='')}/updates", query)
+        except LostAnswerError:
+            self._rows[stream, writer] = rows // SHRINK
+            raise
+        if (stream, writer) in self._rows:
+            self._rows[stream, writer] = rows + rows // GROW + 1
+            if rows == MAX_PAGE_ROWS:
+                del self._rows[stream, writer]
+        return None if response.is_unknown_path() else self._read(response, after, upto, foreign=False)
+
     async def _facts_of_synapse(self, stream: StreamName, after: Token, upto: Token) -> Page:
-        """Ask in Synapse's form, for half as much as often as a page comes backwards."""
+        """Request a page as a Synapse worker does; halve the range until the page is not in descending order."""
         reach = upto
         while True:
-            # an answer is remembered by the path's last word alone, for half an hour: a new one each time
+            # Synapse caches an answer for 30 minutes under the last word of the path alone: use a new one each time
             path = f"/_synapse/replication/get_repl_stream_updates/{quote(stream, safe='')}/{secrets.token_hex(5)}"
             response = await self._get(path, {"from_token": after, "upto_token": reach})
             try:
@@ -151,9 +201,10 @@ class HttpCatchUp:
             raise type(error)(f"{response.url}: {error}") from error
 
     async def _get(self, path: str, query: Mapping[str, object]) -> _Response:
-        url = f"{self._base}{path}?{urlencode(query)}"
+        url = f"{self._base}{path.rpartition('/')[0]}"  # for messages: the rest changes with each attempt
         try:
-            asking = self._agent.request(b"GET", url.encode("ascii"), self._headers)
+            whole = f"{self._base}{path}?{urlencode(query)}".encode("ascii")
+            asking = self._agent.request(b"GET", whole, self._headers)
             response = await asking.addTimeout(PATIENCE, self._reactor, onTimeoutCancel=_too_late)
             body = _Body(self._reactor)
             response.deliverBody(body)
@@ -161,23 +212,45 @@ class HttpCatchUp:
         except Exception as error:
             cause = _cause(error)
             if isinstance(cause, CancelledError):
-                raise cause from None  # the caller's wish
-            raise CatchUpError(f"{url}: {_why(error, cause)}") from error
+                raise cause from None  # the caller has cancelled
+            tls = describe_tls_error(cause, self._pool)
+            is_lost = tls is None and not isinstance(error, (ConnectError, NotImplementedError))
+            raise (LostAnswerError if is_lost else CatchUpError)(f"{url}: {tls or _why(error, cause)}") from error
         return _Response(url, response.code, response.headers.getRawHeaders(b"location", [b""])[0], text)
 
 
-class _QuietFactory(_HTTP11ClientFactory):
-    """A factory that does not log each of its connections."""
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _QuietEndpoint:
+    """An endpoint whose factory does not log each connection; it is passed to ``connected``."""
 
-    noisy = False
+    endpoint: IStreamClientEndpoint
+    connected: Callable[[Any], Any]
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+        cast("Factory", protocolFactory).noisy = False
+        return self.endpoint.connect(protocolFactory).addCallback(self.connected)
 
 
 class _QuietPool(HTTPConnectionPool):
-    _factory = _QuietFactory
+    """A pool that does not log each connection."""
+
+    _handle: object = None
+
+    def getHandle(self) -> object:
+        """Return the handle of the newest connection, which may be lost: a socket, or pyOpenSSL's connection."""
+        return self._handle
+
+    def getConnection(self, key: object, endpoint: IStreamClientEndpoint) -> Any:
+        return super().getConnection(key, _QuietEndpoint(endpoint, self._connected))
+
+    def _connected(self, protocol: Any) -> Any:
+        self._handle = getattr(protocol.transport, "getHandle", lambda: None)()
+        return protocol
 
 
 class _Body(Protocol):
-    """Collects a response that must keep coming and must end."""
+    """Collects an answer; fails if its bytes stop arriving or are too many."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self.whole: Deferred[bytes] = Deferred(lambda _: self._give_up(None))
@@ -186,23 +259,23 @@ class _Body(Protocol):
         self._size = self._due = 0
 
     def connectionMade(self) -> None:
-        """Begin to wait."""
+        """Start the timer."""
         self._alarm = self._reactor.callLater(
-            PATIENCE, self._give_up, CatchUpError(f"the answer stopped, or all but, for {PATIENCE:.0f} s")
+            PATIENCE, self._give_up, CatchUpError(f"the answer stopped: less than {STRIDE} bytes in {PATIENCE:.0f} s")
         )
 
     def dataReceived(self, data: bytes) -> None:
-        """Keep a part, and wait on if it is more than a trickle."""
+        """Store a part; restart the timer once STRIDE bytes have arrived."""
         self._chunks.append(data)
         self._size += len(data)
         if self._size > BODY_LIMIT:
-            self._give_up(CatchUpError(f"the answer has more than {BODY_LIMIT} bytes; ask for fewer rows"))
+            self._give_up(CatchUpError(f"the answer has more than {BODY_LIMIT} bytes; request fewer rows"))
         elif self._size > self._due:
             self._due = self._size + STRIDE
             self._alarm.reset(PATIENCE)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Hand over what came, or why it did not come whole."""
+        """Return the body, or the reason why it is not complete."""
         if self._alarm.active():
             self._alarm.cancel()
         if self.whole.called:
@@ -221,21 +294,12 @@ class _Body(Protocol):
         cast("ITransport", self.transport).loseConnection()
 
 
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        plain = parts.port != 0 and not (parts.username or parts.query or parts.fragment)
-    except ValueError:
-        return False
-    return plain and parts.scheme in {"http", "https"} and bool(parts.hostname) and re.search(r"[^!-~]", url) is None
-
-
 def _too_late(_: object, seconds: float) -> Failure:
     return Failure(CatchUpError(f"no answer within {seconds:.0f} s"))
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what Twisted has wrapped, often more than once."""
+    """Return the exception that Twisted has wrapped, often more than once."""
     reasons = getattr(error, "reasons", None)
     return _cause(reasons[0].value) if reasons else error
 
@@ -244,7 +308,7 @@ def _why(error: BaseException, cause: BaseException) -> str:
     text = str(cause) or type(cause).__name__
     match error:
         case ConnectError():
-            return f"{text} Is the process up, with --http on that port?"
+            return f"{text} Is the process running, with --http on that port?"
         case ResponseFailed():
             return f"cut off, or not HTTP: {text}"
         case NotImplementedError():

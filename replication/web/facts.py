@@ -1,201 +1,81 @@
-"""Facts as HTTP carries them: pages out and in again, and additions in.  No I/O.
-
-A row that passes through stays the text that it is: a page is joined from stored texts, and cut up again with its rows
-left raw.  Only additions are decoded, because a writer checks them.
-"""
+"""Pages of facts, histories and appends: ``/v1/streams/NAME/updates``, ``…/history`` and ``…/facts`` (docs/http.md)."""
 
 from __future__ import annotations
 
-import re
-from itertools import accumulate, pairwise, repeat
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
+from twisted.internet.task import deferLater
 
-from replication.errors import CatchUpError, RemoteProtocolError
-from replication.streams.facts import gather, is_ascending, tokens_of
-from replication.streams.seams import Page
+from replication.errors import NotAWriterError, RowError
+from replication.web.pages import PAGE_ROWS, encode_page, encode_since, line_of, read_addition, read_additions
+from replication.web.request import Answer, RequestError, read_key, read_limit, read_query, read_token
 from replication.wire import grammar
-from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from twisted.internet.interfaces import IReactorTime
 
-    from replication.streams.facts import Fact
-    from replication.streams.since import Since
+    from replication.web.request import ApiRequest
+    from replication.web.site import IServed
 
-PAGE_ROWS: Final = 1_000  # if the client does not say
-MAX_PAGE_ROWS: Final = 10_000
-PAGE_BYTES: Final = 32 * 2**20  # a longer page ends early, so that no client meets one that it will not take
-
-_token_of = itemgetter(0)
-_ODD = re.compile(r"[\s\x7f\\]")  # what the one spelling may not have, or not everywhere
+SLICE: Final = 2**20  # bytes of appended facts that are parsed in one turn of the reactor, which must not block others
 
 
-_Row = TypeVar("_Row")
+async def read_updates(request: ApiRequest, name: str) -> Answer:
+    """Answer with a page of one writer's facts or, with ``since``, of all writers' facts."""
+    if b"since" in (request.args or {}):
+        query = read_query(request, ["since"], ["limit"])
+        page_and_token = await request.api.served.since(name, query["since"], read_limit(query, PAGE_ROWS))
+        return Answer(200, encode_since(*page_and_token))
+    query = read_query(request, ["instance", "from", "upto"], ["limit"])
+    after, upto = read_token(query, "from"), read_token(query, "upto")
+    if upto < after:
+        raise RequestError(400, f"upto ({upto}) is less than from ({after})")
+    writer = grammar.instance_name(query["instance"])
+    page = await request.api.served.page(name, writer, after=after, upto=upto, limit=read_limit(query, PAGE_ROWS))
+    if not page.facts and page.upto < upto:
+        _check_writer(request.api.served, name, writer)
+    return Answer(200, encode_page(page))
 
 
-class _Updates(msgspec.Struct, Generic[_Row]):
-    updates: list[tuple[Token, _Row]]
-    upto_token: int
-    limited: bool
+async def read_history(request: ApiRequest, name: str) -> Answer:
+    """Answer with the epochs of one writer."""
+    writer = grammar.instance_name(read_query(request, ["instance"])["instance"])
+    return Answer.json({"epochs": [*await request.api.served.history(name, writer)]})
 
 
-class _Addition(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    rows: list[Any]
+def _check_writer(served: IServed, name: str, writer: str) -> None:
+    """Raise RequestError if a stream has no such writer here; one that is declared may not have written yet."""
+    for status in served.stream_statuses():
+        writers = {*status.definition.writers, *(each.instance for each in status.writers)}
+        if status.definition.name == name and writer not in writers:
+            known = ", ".join(sorted(writers)) or "none"
+            raise RequestError(404, f"stream {name!r} has no writer {writer!r:.100} here; its writers: {known}")
 
 
-_decode_raw = msgspec.json.Decoder(_Updates[msgspec.Raw]).decode
-_decode_addition = msgspec.json.Decoder(_Addition).decode
-
-
-def spell_page(page: Page, max_bytes: int = PAGE_BYTES) -> bytes:
-    """Return ``page`` as ``{"updates": [[token, row], …], "upto_token": n, "limited": bool}`` (protocol E5).
-
-    One whose rows would pass ``max_bytes`` is cut after a whole fact, and says that there is more.
-    """
-    rows = ",".join([f"[{token},{text}]" for token, texts in page.facts for text in texts])
-    if len(rows) > max_bytes and len(page.facts) > 1:
-        return spell_page(_first_facts(page.facts, max_bytes), max_bytes)
-    limited = "true" if page.limited else "false"
-    return f'{{"updates":[{rows}],"upto_token":{page.upto},"limited":{limited}}}'.encode()
-
-
-def spell_since(since: Since, token: str) -> bytes:
-    """Return ``{"updates": [[token, writer, row], …], "upto_token": "…", "limited": bool}``; ask next since that."""
-    rows = ",".join(
-        [
-            f"[{each.fact.token},{grammar.spell_row(each.writer)},{text}]"
-            for each in since.written
-            for text in each.fact.texts
-        ]
-    )
-    limited = "true" if since.limited else "false"
-    return f'{{"updates":[{rows}],"upto_token":"{token}","limited":{limited}}}'.encode()
-
-
-def _first_facts(facts: Sequence[Fact], max_bytes: int) -> Page:
-    """Return the facts that fit, but one at least and not all."""
-    reached = accumulate(sum(len(text) + len(f"[{token},],") for text in texts) for token, texts in facts)
-    fitting = sum(1 for size in reached if size <= max_bytes)
-    first = facts[: min(max(fitting, 1), len(facts) - 1)]
-    return Page(first, first[-1].token, limited=True)
-
-
-class BackwardsPageError(CatchUpError):
-    """A limited page in descending order: what it leaves out lies below it, not beyond (trap 12)."""
-
-
-def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) -> Page:
-    """Read what :func:`spell_page` made in answer to a question for ``after < token <= upto``.
-
-    A ``foreign`` page is a Synapse's: its tokens may come in any order (protocol C5) and, of the stream ``caches``, go
-    beyond ``upto`` (protocol C4); its rows are spelt anew where they need it.  CatchUpError says what is wrong with a
-    page that does not keep its word: nothing of it can be used.
-    """
+async def append_facts(request: ApiRequest, name: str) -> Answer:
+    """Append one fact, or one of each line, and answer with the IDs."""
+    read_query(request)
+    if name in request.api.streams_of_rooms:
+        raise NotAWriterError(f"stream {name!r} has the events of rooms: POST /v1/rooms/ROOM/events")
+    key, body = read_key(request), request.body()
+    by_line = request.media_type == "application/x-ndjson"
+    facts = await _read_lines(request.api.clock, body) if by_line else [read_addition(body)]
     try:
-        answer, spell = _decode_page(body, foreign=foreign)
-        updates = answer.updates
-        backwards = foreign and answer.limited and bool(updates) and updates[0][0] > updates[-1][0]
-        if foreign:
-            updates.sort(key=_token_of)
-            answer = _cut(answer, upto)
-            updates = answer.updates
-        facts = gather([token for token, _ in updates], spell([row for _, row in updates]))
-    except (msgspec.MsgspecError, RemoteProtocolError, UnicodeDecodeError) as error:
-        raise CatchUpError(f"not a page of updates: {error}") from error
-    _check_order([after, *tokens_of(facts)], upto)
-    if backwards:
-        raise BackwardsPageError("a page in descending order, with more to come that can never be asked for")
-    if not after <= answer.upto_token <= upto:
-        raise CatchUpError(
-            f"{after} to {upto} was asked for, the page reaches to {answer.upto_token}: "
-            "is that the right instance, is it behind, was its database reset?"
-        )
-    if facts and facts[-1].token > answer.upto_token:
-        raise CatchUpError(f"the page says that it ends at {answer.upto_token}, but has token {facts[-1].token}")
-    return Page(facts, Token(answer.upto_token), answer.limited)
+        return Answer.json({"ids": list(await request.api.served.append_texts(name, facts, key))})
+    except RowError as error:
+        if by_line and error.fact is not None:
+            raise RequestError(400, f"line {line_of(BytesIO(body), error.fact)}: {error}") from error
+        raise
 
 
-def _cut(answer: _Updates[Any], upto: Token) -> _Updates[Any]:
-    """Return an answer without its rows beyond ``upto``: those are told, or asked for, in their turn."""
-    inside = [update for update in answer.updates if update[0] <= upto]
-    # one that goes beyond has left out nothing before
-    return answer if len(inside) == len(answer.updates) else _Updates(inside, upto, limited=False)
-
-
-def _check_order(tokens: Sequence[Token], upto: Token) -> None:
-    if not is_ascending(tokens):
-        earlier, later = next(pair for pair in pairwise(tokens) if pair[0] >= pair[1])
-        raise CatchUpError(f"token {later} comes after {earlier}: out of order, or one fact in two pieces")
-    if tokens[-1] > upto:
-        raise CatchUpError(f"token {tokens[-1]} is beyond {upto}, which was asked for")
-
-
-def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable[[list[Any]], list[str]]]:
-    """Return a page with rows in some form, and what makes text of rows in that form."""
-    try:
-        answer = _decode_raw(body)
-    except (msgspec.MsgspecError, RecursionError):
-        # the standard library has the last word: it takes lone surrogates
-        return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), grammar.spell_rows
-    as_it_lies = not foreign and body.isascii() and b"\x7f" not in body
-    return answer, _raw_texts if as_it_lies else _spell_again
-
-
-def _raw_texts(rows: list[Any]) -> list[str]:
-    return list(map(str, rows, repeat("ascii")))
-
-
-def _spell_again(rows: list[Any]) -> list[str]:
-    return [_spell_if_odd(str(raw, "utf-8")) for raw in rows]
-
-
-def _spell_if_odd(text: str) -> str:
-    if text.isascii() and _ODD.search(text) is None:
-        return text
-    return grammar.spell_row(grammar.read_json(text))
-
-
-def read_addition(text: bytes) -> list[Any]:
-    """Return the rows of one ``{"rows": [row, …]}``, decoded; RemoteProtocolError says what is wrong with it."""
-    try:
-        return _decode_addition(text).rows
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _read_addition_slowly(text)  # it says more, and takes what only the standard library takes
-
-
-def _read_addition_slowly(text: bytes) -> list[Any]:
-    try:
-        addition = grammar.read_json(text.decode())
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"not UTF-8: byte {error.start + 1} is 0x{text[error.start]:02x}") from error
-    match addition:
-        case {"rows": list(rows), **others} if not others:
-            return rows
-        case {"rows": list(), **others}:
-            raise RemoteProtocolError(f'unknown key {next(iter(others))!r:.40}: only "rows" is known')
-        case {"rows": _}:
-            raise RemoteProtocolError('"rows" must be a list')
-        case dict():
-            raise RemoteProtocolError('the list "rows" is missing')
-    raise RemoteProtocolError('not an object {"rows": [row, …]}')
-
-
-def read_additions(lines: Iterable[bytes], first: int = 1) -> list[list[Any]]:
-    """Return the rows of each line that is not blank; an error names the line, counted from ``first``."""
-    facts = []
-    for number, line in enumerate(lines, first):
-        if line.isspace():
-            continue
-        try:
-            facts.append(read_addition(line))
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"line {number}: {error}") from error
+async def _read_lines(clock: IReactorTime, body: bytes) -> list[list[Any]]:
+    """Parse one fact per line, with a turn of the reactor between slices."""
+    facts: list[list[Any]] = []
+    content, count = BytesIO(body), 0
+    while lines := content.readlines(SLICE):
+        if count:
+            await deferLater(clock, 0)
+        facts += read_additions(lines, count + 1)
+        count += len(lines)
     return facts
-
-
-def line_of(lines: Iterable[bytes], fact: int) -> int:
-    """Return the number of the line that held the fact with this index."""
-    return [number for number, line in enumerate(lines, 1) if not line.isspace()][fact]

@@ -1,4 +1,4 @@
-"""Where things stand, as JSON objects: ``GET /v1/streams`` and ``GET /v1/connections``."""
+"""The status of a process: ``/v1/streams``, ``/v1/connections`` and ``/v1/users`` (docs/http.md)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,62 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from replication.errors import did_you_mean
+from replication.web.request import Answer, RequestError
+
 if TYPE_CHECKING:
-    from replication.streams.seams import PeerStatus, StreamStatus
+    from replication.streams.interfaces import StreamStatus
+    from replication.web.request import ApiRequest
+    from replication.web.site import IServed
+
+
+async def list_streams(request: ApiRequest) -> Answer:
+    """Answer with the status of all streams."""
+    return Answer.json({"streams": [describe_stream(each) for each in request.api.served.stream_statuses()]})
+
+
+async def read_stream(request: ApiRequest, name: str) -> Answer:
+    """Answer with the status of one stream."""
+    if name not in _by_name(request.api.served):
+        await request.api.served.check()  # before a process has started, no stream is known
+    streams = _by_name(request.api.served)
+    if name in streams:
+        return Answer.json(describe_stream(streams[name]))
+    near = did_you_mean(name, streams)
+    raise RequestError(404, f"no stream {name!r:.100} here{near or '; GET /v1/streams lists all'}")
+
+
+def _by_name(served: IServed) -> dict[str, StreamStatus]:
+    return {each.definition.name: each for each in served.stream_statuses()}
+
+
+async def list_connections(request: ApiRequest) -> Answer:
+    """Answer with all connections; ``since`` is in seconds since 1970-01-01 UTC."""
+    return Answer.json({"connections": [attrs.asdict(each) for each in request.api.served.peer_statuses()]})
+
+
+async def list_users(request: ApiRequest) -> Answer:
+    """Answer with the users that sync, and where."""
+    places: dict[str, dict[str, int]] = {}
+    for instance_id, syncing in request.api.served.users_syncing().items():
+        for user_id, last_sync_ms in syncing.items():
+            places.setdefault(user_id, {})[instance_id] = last_sync_ms
+    return Answer.json({"users": [{"user_id": user_id, "syncing": places[user_id]} for user_id in sorted(places)]})
+
+
+async def read_user(request: ApiRequest, user_id: str) -> Answer:
+    """Answer with where a user syncs and was last seen."""
+    users = request.api.served.users_syncing()
+    syncing = {instance_id: there[user_id] for instance_id, there in users.items() if user_id in there}
+    seen = [  # without the access tokens
+        {"ip": each.ip, "user_agent": each.user_agent, "device_id": each.device_id, "last_seen": each.last_seen}
+        for each in await request.api.served.places_of(user_id)
+    ]
+    return Answer.json({"user_id": user_id, "syncing": syncing, "seen": seen})
 
 
 def describe_stream(status: StreamStatus) -> dict[str, Any]:
-    """Return one stream: tokens are positive, ``lag`` is in tokens, ``age`` in seconds."""
+    """Return one stream as a JSON object: tokens are positive, ``lag`` is in tokens, ``age`` in seconds."""
     definition, oldest = status.definition, status.oldest_open
     return {
         "name": definition.name,
@@ -22,10 +72,11 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
             {
                 "instance": each.instance,
                 "position": each.position,
-                "announced": each.announced,
+                "announced": each.published,
                 "lag": each.lag,
                 "state": each.state,
                 "error": each.error,
+                "lost_and_found": each.lost_and_found,
             }
             for each in status.writers
         ],
@@ -38,8 +89,3 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
         "shares": definition.shares,
         "in_memory": None if status.kept is None else attrs.asdict(status.kept),
     }
-
-
-def describe_peer(status: PeerStatus) -> dict[str, Any]:
-    """Return one connection: ``since`` in seconds of the epoch."""
-    return attrs.asdict(status)

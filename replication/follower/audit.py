@@ -1,0 +1,233 @@
+"""The audit: what is followed is compared with the database of its writers, such as a Synapse's.
+
+Redis delivers at most once, and RDATA has no previous token, so a lost row below a later one leaves no trace there
+(docs/protocol/redis.md, Audit).  The database has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger, LogLevel
+
+from replication.errors import ReplicationError
+from replication.logs import TroubleLog
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine, Iterable
+
+    from replication.deferreds import Lifetime
+    from replication.follower.catch_up import DatabaseCatchUp
+    from replication.follower.stream import StreamFollower
+    from replication.net.links import IWriterLink
+    from replication.streams.facts import Fact
+
+DEFAULT_INTERVAL: Final = 10.0  # seconds
+LOOK_AGAIN: Final = 1.0  # seconds; what is on its way arrives meanwhile
+PAGE_IDS: Final = 1000  # of one query for lost facts
+MAX_FACTS: Final = 10_000  # that one check applies for one writer; the next one applies more
+MAX_LOGGED: Final = 20  # tokens in one message
+
+T = TypeVar("T")
+_Key = tuple[StreamName, InstanceName]
+_Positions = Mapping[StreamName, Mapping[InstanceName, Token]]
+
+
+@attrs.frozen
+class _Look:
+    """What was seen of one writer: tokens up to its position that were never applied, and where its database is."""
+
+    missing: Collection[Token]
+    reached: Token
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Audit:
+    """Compares what a process follows with the database of the writers.
+
+    What is missing at two looks in a row was lost: it is fetched, and applied once.
+
+    Args:
+        database: of the writers.
+        followers: of all streams; those that are ``audited`` are compared.
+        links: to the writers.
+        lifetime: of this process.
+        interval: seconds between two checks.
+
+    """
+
+    log = Logger()
+
+    _database: DatabaseCatchUp
+    _followers: Iterable[StreamFollower]
+    _links: Iterable[IWriterLink]
+    _lifetime: Lifetime
+    _interval: float
+    _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
+    _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
+    _troubles: dict[str, TroubleLog] = attrs.field(  # by stream; the empty name is for all of them
+        init=False, factory=lambda: defaultdict(lambda: TroubleLog(Audit.log, LogLevel.warn))
+    )
+
+    def start(self) -> None:
+        """Check once in each interval, until the process stops."""
+        running = Deferred.fromCoroutine(self._run())
+        running.addErrback(lambda failure: self.log.failure("comparing with the database", failure))
+
+    async def check(self) -> None:
+        """Compare, and again after LOOK_AGAIN seconds if something is missing; then have it fetched."""
+        stored = await self._tried("", self._database.stored_positions())
+        if stored is None:
+            return
+        suspects = {}
+        for follower in self._audited():
+            if found := await self._tried(follower.name, self._look(follower, stored, advance=True)):
+                suspects[follower] = found
+        if not suspects:
+            return
+        await self._lifetime.sleep(LOOK_AGAIN)
+        stored = await self._tried("", self._database.stored_positions())
+        if stored is not None:
+            for follower, found in suspects.items():
+                await self._tried(follower.name, self._look_again(follower, stored, found))
+
+    # ---- inside
+
+    async def _run(self) -> None:
+        await self._lifetime.sleep(self._interval)
+        while not self._lifetime.ended:
+            await self.check()
+            await self._lifetime.sleep(self._interval)
+
+    async def _tried(self, stream: str, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of ``work``; None if it fails, which is logged once."""
+        try:
+            result = await work
+        except ReplicationError as error:
+            if not self._lifetime.ended:
+                what = stream or "streams"
+                self._troubles[stream].report(
+                    "cannot compare {what} with the database: {error}", what=what, error=error
+                )
+            return None
+        self._troubles[stream].end()
+        return result
+
+    async def _look_again(
+        self, follower: StreamFollower, stored: _Positions, found: Mapping[InstanceName, _Look]
+    ) -> None:
+        """Have what is still missing fetched."""
+        again = await self._look(follower, stored, advance=False)
+        for writer in found.keys() & again.keys():
+            await self._fetch(follower, writer, sorted({*found[writer].missing} & {*again[writer].missing}))
+            await self._reach(follower, writer, found[writer].reached)
+
+    def _audited(self) -> list[StreamFollower]:
+        return [each for each in self._followers if each.audited and each.name in self._database.foreign]
+
+    async def _look(self, follower: StreamFollower, stored: _Positions, *, advance: bool) -> dict[InstanceName, _Look]:
+        """Return what is missing of each writer; where nothing is, it need not be compared again after a while."""
+        name = follower.name
+        suspects: dict[InstanceName, _Look] = {}
+        complete: dict[InstanceName, Token] = {}
+        positions = stored.get(name, {})
+        in_database = positions if self._stores_positions(name) else await self._database.newest(name)
+        for writer, cursor in [*follower.cursors.items()]:
+            if not cursor.confirmed:
+                continue
+            upto = min(cursor.position, positions.get(writer, cursor.position))
+            reached = in_database.get(writer, Token(0))
+            missing = await self._missing(follower, writer, follower.checked.get(writer, Token(0)), upto)
+            if missing or (reached > cursor.published and cursor.linked):
+                suspects[writer] = _Look(missing, reached)
+            if not missing:
+                complete[writer] = upto
+        if advance:
+            await self._advance(follower, complete)
+        return suspects
+
+    def _stores_positions(self, stream: StreamName) -> bool:
+        return self._database.foreign[stream].stored_name is not None
+
+    async def _missing(
+        self, follower: StreamFollower, writer: InstanceName, after: Token, upto: Token
+    ) -> Collection[Token]:
+        """Return the tokens in a range that the database has, and that were never applied."""
+        if after >= upto or follower.known is None:
+            return ()
+        tokens = await self._database.present(follower.name, writer, after=after, upto=upto)
+        return tokens - await follower.known.find(min(tokens), max(tokens)) if tokens else ()
+
+    async def _advance(self, follower: StreamFollower, complete: Mapping[InstanceName, Token]) -> None:
+        """Move up what need not be compared again: what was complete at the last check as well.
+
+        A smaller ID may have been open then, so what was complete just now is compared once more.
+        """
+        before = {writer: follower.checked.get(writer, Token(0)) for writer in complete}
+        moved = {}
+        for writer, upto in complete.items():
+            last = min(upto, self._complete.get((follower.name, writer), Token(0)))
+            if last > before[writer]:
+                moved[writer] = last
+            self._complete[follower.name, writer] = upto
+        if not moved or follower.known is None:
+            return
+        floor, of_writers = Token(0), {writer: before[writer] for writer in moved}
+        if follower.known_by_token:  # another writer may send these tokens
+            every = follower.all_positions()
+            floor = min([*every.values(), *(follower.checked.get(writer, Token(0)) for writer in every)])
+            of_writers = {}
+        await follower.known.advance_audit(moved, of_writers=of_writers, floor=floor)
+        follower.checked.update(moved)
+
+    async def _fetch(self, follower: StreamFollower, writer: InstanceName, missing: Collection[Token]) -> None:
+        """Fetch lost facts, and have them applied."""
+        facts: list[Fact] = []
+        wanted = [*missing][:MAX_FACTS]
+        while wanted:
+            after = Token(wanted[0] - 1)
+            upto = Token(min(wanted[-1], after + PAGE_IDS))
+            page = await self._database.facts(follower.name, writer, after=after, upto=upto, limit=PAGE_IDS)
+            if page.upto <= after:
+                break  # a standby is behind
+            facts += [fact for fact in page.facts if fact.token in missing]
+            wanted = [token for token in wanted if token > page.upto]
+        if facts and follower.cursors[writer].found_late(facts):
+            self._found(follower, writer, [fact.token for fact in facts])
+            follower.resume()
+
+    async def _reach(self, follower: StreamFollower, writer: InstanceName, reached: Token) -> None:
+        """Have facts above the position fetched; where the database does not know up to where, ask for positions."""
+        cursor, key = follower.cursors[writer], (follower.name, writer)
+        published = cursor.published
+        if reached <= published or not cursor.linked:
+            return
+        if self._stores_positions(follower.name):
+            lost = await self._missing(follower, writer, published, reached)
+            if cursor.settled(reached):
+                self._found(follower, writer, sorted(lost))
+                follower.resume()
+        elif reached > self._requested.get(key, Token(0)):
+            self._requested[key] = reached
+            self._found(follower, writer, sorted(await self._missing(follower, writer, published, reached)))
+            for each in self._links:
+                each.request_positions()
+
+    def _found(self, follower: StreamFollower, writer: InstanceName, tokens: Collection[Token]) -> None:
+        """Count and log facts that were lost."""
+        if not tokens:
+            return
+        follower.lost_and_found[writer] += len(tokens)
+        more = len(tokens) - MAX_LOGGED
+        self.log.warn(
+            "{count} facts of {stream} by {writer} did not arrive, and are fetched from the database: {tokens}",
+            count=len(tokens),
+            stream=follower.name,
+            writer=writer,
+            tokens=", ".join(map(str, [*tokens][:MAX_LOGGED])) + (f" and {more} more" if more > 0 else ""),
+        )

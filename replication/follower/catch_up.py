@@ -1,0 +1,397 @@
+"""Catch-up: missed facts are fetched in pages from the configured sources, or from the writer's HTTP.
+
+For a large gap, folders of segments are tried first.  While a page is applied, the next page is fetched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger, LogLevel
+
+from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.logs import TroubleLog
+from replication.net.endpoints import default_http_url, is_redis
+from replication.segments.archive import Archive
+from replication.segments.folders import open_folder
+from replication.storage import open_store
+from replication.storage.threads import SerialThread
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import texts_of
+from replication.streams.interfaces import IStreamStore, Page
+from replication.urls import Url
+from replication.web.client import HttpCatchUp
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from replication.streams.cursor import CatchUp
+    from replication.streams.definitions import Dialect
+    from replication.streams.history import History
+
+DATABASES: Final = ("sqlite:", "postgresql:")
+HTTP: Final = ("http://", "https://")
+MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
+
+
+class DatabaseCatchUp:
+    """Reads missed facts from a database: the writer's own, or a copy of another worker.
+
+    ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
+    tables of an application.  With any, the database may be that of another program, as of a Synapse.
+    """
+
+    def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
+        dialect: Dialect = "sqlite" if Url(url).startswith("sqlite:") else "postgresql"
+        self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
+        # Of these streams another program stores the positions, or none.
+        self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
+        self._store: IStreamStore = open_store(url, reactor, read_only=True, foreign=bool(self._mapped))
+        self._declared: set[StreamName] = set()
+        self._opened = False
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts up to the position of the writer in this database, which may be below ``upto``.
+
+        In the tables of an application the facts up to ``upto`` are complete, because the writer has published that
+        position.  StoreError: the database cannot be read, or lacks the stream.
+        """
+        await self._declare(stream)
+        if stream in self._mapped:
+            end = min(upto, Token(after + MOST_IDS))
+            page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
+            return page if page.upto == upto else attrs.evolve(page, limited=True)
+        if upto - after > limit:
+            page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
+            if page.limited:  # a full page needs no position
+                return page
+        reached = (await self._store.positions(stream)).get(writer, Token(0))
+        if reached <= after:
+            return Page([], after, limited=True)
+        return await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of a writer; empty if this database has none."""
+        await self._open()
+        return await self._store.history(stream, writer)
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return the positions that the other program has stored, of each stream in ``foreign`` that has any."""
+        await self._open()
+        stored = await self._store.stored_positions()
+        names = {name: StreamName(each.stored_name) for name, each in self.foreign.items() if each.stored_name}
+        return {name: stored[of] for name, of in names.items() if of in stored}
+
+    async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token in the tables of a stream; below it, IDs may be open."""
+        await self._declare(stream)
+        return await self._store.positions(stream)
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
+        await self._declare(stream)
+        return await self._store.present(stream, writer, after=after, upto=upto)
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self._store.close()
+
+    async def _declare(self, stream: StreamName) -> None:
+        await self._open()
+        if stream not in self._declared:
+            await self._store.declare(self._mapped.get(stream) or StreamDefinition(stream))
+            self._declared.add(stream)
+
+    async def _open(self) -> None:
+        if not self._opened:
+            await self._store.open()
+            self._opened = True
+
+
+class SegmentCatchUp:
+    """Reads missed facts from a folder of segments, on a thread of its own.
+
+    ``url`` is a path, or the URL of a folder in an object store.
+    """
+
+    def __init__(self, url: str | Url, reactor: Any) -> None:
+        self._archive = Archive(open_folder(url))
+        self._thread = SerialThread(reactor, f"replication {Url(url)}")
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts up to the end of the segments; CatchUpError names a segment that is damaged or missing."""
+        return await self._thread.run(self._archive.page, stream, writer, after=after, upto=upto, limit=limit)
+
+    async def history(self, _stream: StreamName, _writer: InstanceName) -> History:
+        """Return nothing: segments may be older than the restore of a database."""
+        return ()
+
+    async def close(self) -> None:
+        """Close the files and end the thread."""
+        await self._thread.run(self._archive.close)
+        await self._thread.stop()
+
+
+@attrs.frozen
+class _NextPage:
+    """The page after the one that is applied now, and the step for which it is fetched."""
+
+    endpoint: str | None
+    step: CatchUp
+    page: Deferred[Page]
+
+    def matches(self, endpoint: str | None, step: CatchUp) -> bool:
+        """Whether this page is an answer to ``step``; it may end before ``step.upto``."""
+        if step.fresh:
+            return False
+        fetched = self.step.after, self.step.resets, self.endpoint
+        return fetched == (step.after, step.resets, endpoint) and self.step.upto <= step.upto
+
+    def drop(self) -> None:
+        """Cancel the fetch."""
+        self.page.addErrback(lambda _: None)
+        self.page.cancel()
+
+
+@attrs.define
+class _LongCatchUp:
+    """The progress of a writer's facts over a large gap, for the log."""
+
+    after: Token
+    started: float  # seconds of the reactor
+    source: Url | None = None
+    rows: int = 0
+
+
+def _urls_of(urls: Sequence[str | Url]) -> list[Url]:
+    return [Url(each) for each in urls]
+
+
+@attrs.define(eq=False, repr=False)
+class CatchUpSources:
+    """The catch-up sources of a worker.
+
+    The HTTP of the writer itself is the last source, unless an ``http://…`` is configured.  It has what no segment and
+    no database has: the newest facts, and in-memory streams.  Where no HTTP is known, missed facts are skipped of
+    streams that ``definitions`` describe as in-memory and, over Redis, of those that ``definitions`` lack: a newer
+    Synapse has added them.
+
+    Args:
+        reactor: for connections, threads and the time.
+        urls: the configured sources in order: ``http://…``, a database URL, or a folder of segments.
+        writers: for a writer by name, its ``connect`` and ``http``; by default ``http`` is the port after ``connect``.
+        secret: what the writers' HTTP demands.
+        definitions: of streams that a database has in tables of an application.
+
+    Raises:
+        ConfigError: a source is invalid.
+
+    """
+
+    log = Logger()
+
+    _reactor: Any
+    _urls: Sequence[Url] = attrs.field(converter=_urls_of)
+    _writers: Mapping[str, Mapping[str, str]]
+    _secret: str | None
+    _definitions: Sequence[StreamDefinition] = ()
+    _sources: dict[Url, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = attrs.field(init=False, factory=dict)
+    _next_pages: dict[tuple[StreamName, InstanceName], _NextPage] = attrs.field(init=False, factory=dict)
+    _troubles: dict[tuple[Url | None, StreamName, InstanceName], TroubleLog] = attrs.field(
+        init=False, factory=lambda: defaultdict(lambda: TroubleLog(CatchUpSources.log, LogLevel.warn))
+    )
+    _long: dict[tuple[StreamName, InstanceName], _LongCatchUp] = attrs.field(init=False, factory=dict)
+    _in_memory: set[StreamName] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Check the sources."""
+        self._in_memory = {each.name for each in self._definitions if each.in_memory}
+        for url in self._urls:
+            if is_folder(url) and "://" not in url.reveal() and not Path(url.reveal()).is_dir():
+                what = "give http://host:port, a database URL, or a folder of segments"
+                raise ConfigError(f"cannot catch up from {url!r}: there is no such folder; {what}")
+            self._source(url)
+
+    async def fetch(
+        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+    ) -> Page:
+        """Return a page from the first source that has facts after ``step.after``.
+
+        Args:
+            endpoint: which sent the writer's POSITION; None if unknown.
+            stream: the stream.
+            writer: whose facts.
+            step: which facts.
+            limit: rows of the page, about.
+
+        Raises:
+            CatchUpError: no source has any; the message has the reason of each.
+
+        """
+        fetched = self._next_pages.pop((stream, writer), None)
+        page = None
+        if fetched is not None and fetched.matches(endpoint, step):
+            with suppress(CatchUpError):  # it is fetched again
+                page = await fetched.page
+        elif fetched is not None:
+            fetched.drop()
+        if page is None:
+            page = await self.page(endpoint, stream, writer, step, limit)
+        self._log_end(stream, writer, step, page)
+        if page.limited and page.facts and page.upto < step.upto and not step.fresh:
+            following = attrs.evolve(step, after=page.upto)
+            fetching = Deferred.fromCoroutine(self.page(endpoint, stream, writer, following, limit))
+            self._next_pages[stream, writer] = _NextPage(endpoint, following, fetching)
+        return page
+
+    async def page(
+        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+    ) -> Page:
+        """Return a page as ``fetch`` does, and fetch no further page ahead."""
+        urls, failures = self._in_order(step), []
+        if stream in self._in_memory or self._is_new(endpoint, stream):
+            urls = [url for url in urls if url is None or url.startswith(HTTP)]
+            if urls == [None] and self._http_of(endpoint, writer) is None:
+                return self._skip(stream, writer, step)
+        for url in urls:
+            try:
+                source = self._source(url or self._writer_http(endpoint, writer))
+                page = await source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
+            except (CatchUpError, StoreError) as error:
+                failures.append(str(error))
+                self._troubles[url, stream, writer].report("a source of missed facts fails: {error}", error=error)
+                continue
+            self._troubles[url, stream, writer].end()
+            if page.upto > step.after:
+                self._log_source(stream, writer, url, step)
+                return page
+            failures.append(f"{url or 'its own HTTP'} has nothing of {writer} after {step.after}")
+        raise CatchUpError("; ".join(failures))
+
+    def _is_new(self, endpoint: str | None, stream: StreamName) -> bool:
+        """Whether a Synapse has a stream that ``definitions`` lack, although they describe the streams of a Synapse."""
+        described = {each.name for each in self._definitions}
+        return bool(described) and endpoint is not None and is_redis(endpoint) and stream not in described
+
+    def _skip(self, stream: StreamName, writer: InstanceName, step: CatchUp) -> Page:
+        """Return an empty page for facts that no source has, and warn once."""
+        what = "they are in its memory" if stream in self._in_memory else "no definition has this stream"
+        why = f"the HTTP of {writer} is not known, and {what}; give http in [writers.{writer}]"
+        self._troubles[None, stream, writer].report("{error}", error=f"missed facts of {stream} are skipped: {why}")
+        return Page((), step.upto, limited=False)
+
+    async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of a writer from the first source that has any; empty if no source knows them.
+
+        Segments have none.  CatchUpError: no source has any, and one failed; the message has the reason of each.
+        """
+        if endpoint is not None and is_redis(endpoint):
+            return ()  # a Synapse has none
+        failures = []
+        for url in [*self._urls, *self._own()]:
+            try:
+                source = self._source(url or self._writer_http(endpoint, writer))
+                if found := await source.history(stream, writer):
+                    return found
+            except (CatchUpError, StoreError) as error:
+                failures.append(str(error))
+        if failures:
+            raise CatchUpError("; ".join(failures))
+        return ()
+
+    def foreign_database(self) -> DatabaseCatchUp | None:
+        """Return the first source that is the database of another program; None if none is."""
+        databases = [each for each in self._sources.values() if isinstance(each, DatabaseCatchUp)]
+        return next((each for each in databases if each.foreign), None)
+
+    async def close(self) -> None:
+        """Cancel what is being fetched, and close every source."""
+        for each in self._next_pages.values():
+            each.drop()
+        for source in self._sources.values():
+            await source.close()
+
+    def _in_order(self, step: CatchUp) -> list[Url | None]:
+        """Return the URLs of the sources to try; None is the writer's HTTP."""
+        folders = [url for url in self._urls if is_folder(url)]
+        others = [url for url in self._urls if url not in folders]
+        in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
+        return [*in_order, *self._own()]
+
+    def _own(self) -> list[None]:
+        """Return None, for the writer's HTTP, unless an HTTP source is configured."""
+        return [] if any(url.startswith(HTTP) for url in self._urls) else [None]
+
+    def _log_source(self, stream: StreamName, writer: InstanceName, url: Url | None, step: CatchUp) -> None:
+        """Log the source of a long catch-up, once until another source is used."""
+        count = step.upto - step.after
+        if count <= LARGE_GAP:
+            return
+        long = self._long.setdefault((stream, writer), _LongCatchUp(step.after, self._reactor.seconds()))
+        if long.source != url:
+            long.source = url
+            self.log.info(
+                "fetching {stream} of {writer} from {source}: {count} IDs to go",
+                stream=stream,
+                writer=writer,
+                source=str(url or "its own HTTP"),
+                count=count,
+            )
+
+    def _log_end(self, stream: StreamName, writer: InstanceName, step: CatchUp, page: Page) -> None:
+        """Log that the last page of a long catch-up is fetched."""
+        long = self._long.get((stream, writer))
+        if long is None:
+            return
+        long.rows += len(texts_of(page.facts))
+        if page.upto >= step.upto:
+            del self._long[stream, writer]
+            self.log.info(
+                "fetched {stream} of {writer} up to {upto}: {rows} rows of {count} IDs in {seconds:.1f} s",
+                stream=stream,
+                writer=writer,
+                upto=page.upto,
+                rows=long.rows,
+                count=page.upto - long.after,
+                seconds=self._reactor.seconds() - long.started,
+            )
+
+    def _writer_http(self, endpoint: str | None, writer: InstanceName) -> Url:
+        url = self._http_of(endpoint, writer)
+        if url is None:
+            raise CatchUpError(
+                f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
+            )
+        return url
+
+    def _http_of(self, endpoint: str | None, writer: InstanceName) -> Url | None:
+        """Return the URL of a writer's HTTP, or of the process that sends the position of a former writer."""
+        sender = [each for each in self._writers.values() if endpoint and each.get("connect") == endpoint]
+        places = [self._writers.get(writer, {}), *sender]
+        url = next((each["http"] for each in places if each.get("http")), None) or (
+            endpoint and default_http_url(endpoint)
+        )
+        return Url(url) if url else None
+
+    def _source(self, url: Url) -> DatabaseCatchUp | HttpCatchUp | SegmentCatchUp:
+        if url not in self._sources and url.startswith(HTTP):
+            self._sources[url] = HttpCatchUp(self._reactor, url, self._secret)
+        elif url not in self._sources:
+            self._sources[url] = (
+                DatabaseCatchUp(url, self._reactor, self._definitions)
+                if url.startswith(DATABASES)
+                else SegmentCatchUp(url, self._reactor)
+            )
+        return self._sources[url]
+
+
+def is_folder(url: Url) -> bool:
+    """Whether a source is a folder of segments, on this machine or in an object store."""
+    return not url.startswith((*HTTP, *DATABASES))

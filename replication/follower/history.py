@@ -1,0 +1,140 @@
+"""The histories that a process has followed, compared with those of the writers (docs/protocol/following.md E7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from replication.errors import ReplicationError, StreamError
+from replication.session.backoff import Backoff
+from replication.session.encoder import FIRST_GAP
+from replication.streams.history import common_position
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from twisted.python.failure import Failure
+
+    from replication.deferreds import Lifetime
+    from replication.streams.history import History
+    from replication.streams.interfaces import IStreamStore
+
+FIRST_RETRY: Final = 5.0  # seconds
+LAST_RETRY: Final = 3600.0  # a Synapse without an HTTP listener never answers
+ACCEPT: Final = "start once with --accept-new-history"
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class FollowedHistories:
+    """The histories of the writers of one stream.
+
+    Args:
+        stream: its name.
+        store: has the histories that were followed.
+        follower: under which name; empty for a copy.
+        lifetime: of the process.
+        fetch: returns the history of a writer from the sources, empty if they know none; CatchUpError if one fails.
+        accept_new: whether another history is followed from the beginning, and a function's position is lowered
+            without a function that undoes what was applied.
+        changed: is called with the stream and a writer whose stored history has changed.
+
+    """
+
+    log = Logger()
+
+    _stream: StreamName
+    _store: IStreamStore
+    _follower: str
+    _lifetime: Lifetime
+    _fetch: Callable[[StreamName, InstanceName], Coroutine[Deferred[Any], Any, History]]
+    accept_new: bool = False
+    _changed: Callable[[StreamName, InstanceName], object] | None = None
+    checks: int = attrs.field(init=False, default=0)
+    mismatches: int = attrs.field(init=False, default=0)
+    _followed: dict[InstanceName, History] = attrs.field(init=False, factory=dict)
+    _learning: set[InstanceName] = attrs.field(init=False, factory=set)
+
+    async def followed(self, writer: InstanceName) -> History:
+        """Return the history that was followed; empty if none was ever known."""
+        if writer not in self._followed:
+            self._followed[writer] = await self._store.history(self._stream, writer, self._follower)
+        return self._followed[writer]
+
+    async def compare(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, History]:
+        """Return up to where facts are the writer's, and the writer's history.
+
+        Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only the latter may be another
+        history's, the result is not below ``after``: they are fetched again, and nothing is undone.
+
+        Where no history was ever known, as of a Synapse or an in-memory stream, the facts are trusted, and the history
+        is stored once a source has it.  CatchUpError: no source has it now.  StreamError: nothing is in common.
+        """
+        ours = await self.followed(writer)
+        if not ours:
+            self._learn_later(writer)
+            return upto, ()
+        self.checks += 1
+        theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
+        common = common_position(ours, theirs, after)
+        if common is None:
+            common = self._without_common(writer, theirs, after)
+        elif common == after:
+            common = max(after, common_position(ours, theirs, upto) or after)
+        self.mismatches += common < after
+        return common, theirs
+
+    async def store(self, writer: InstanceName, history: History) -> None:
+        """Store the history of a writer, of which all applied facts are."""
+        if history and [*history] != [*await self.followed(writer)]:
+            await self._store.store_histories(writer, {self._stream: history}, self._follower)
+            self._followed[writer] = history
+            if self._changed is not None:
+                self._changed(self._stream, writer)
+
+    async def check_reset(self, writer: InstanceName, after: Token, to: Token) -> None:
+        """Raise StreamError if no function undoes what a function has applied, unless that was accepted."""
+        if not self.accept_new and await self.followed(writer):
+            raise StreamError(
+                f"{writer} went back from {after} to {to} on {self._stream}, and nothing undoes what was applied: "
+                f"register a function with @worker.on_reset({self._stream!r}), or {ACCEPT} to go back without one"
+            )
+
+    def _without_common(self, writer: InstanceName, theirs: History, after: Token) -> Token:
+        if after < FIRST_GAP:
+            return after  # of an empty stream
+        if self.accept_new:
+            return Token(0) if theirs else after
+        found = "has another history" if theirs else "has no history now"
+        raise StreamError(
+            f"{writer} {found} of {self._stream} than the one that was followed up to {after}: was its database "
+            f"emptied or exchanged? Nothing is deleted here. Start the writer with the right database, or {ACCEPT} to "
+            "follow this one"
+        )
+
+    def _learn_later(self, writer: InstanceName) -> None:
+        if writer not in self._learning:
+            self._learning.add(writer)
+            learning = self._lifetime.add(Deferred.fromCoroutine(self._learn(writer)))
+            learning.addErrback(self._not_learned)
+
+    def _not_learned(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):  # that is the end of the process
+            self.log.failure("reading the history of {stream}", failure, stream=self._stream)
+
+    async def _learn(self, writer: InstanceName) -> None:
+        """Fetch the history of a writer and store it; retry while no source answers."""
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
+        try:
+            while not self._lifetime.ended:
+                try:
+                    await self.store(writer, await self._fetch(self._stream, writer))
+                except ReplicationError:  # a fetch of facts reports it
+                    await self._lifetime.sleep(backoff.next())
+                else:
+                    return
+        finally:
+            self._learning.discard(writer)

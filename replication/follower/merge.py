@@ -1,0 +1,158 @@
+"""Following several writers of one stream in one order: that of their tokens, which come from one sequence.
+
+A fact is held back until every writer has settled its token.  The idle writers publish positions for that.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from replication.follower.stream import StreamFollower
+from replication.streams.cursor import Apply, Reset
+from replication.streams.merge import ApplyMerged, merge
+from replication.wire.grammar import InstanceName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from replication.session.connection import Rows
+    from replication.streams.interfaces import ITransaction, WriterStatus
+    from replication.wire.commands import Position
+
+ALL: Final = InstanceName("")  # stands for all writers together
+PATIENCE: Final = 5.0  # seconds to wait for a writer with a stored position, once each connection has sent positions
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class MergingFollower(StreamFollower):
+    """Follows all writers of one stream, in the order of their tokens.
+
+    The writers of a connection are those in its POSITIONs.  While the connection is lost they are waited for; once it
+    is followed again, only those that have sent a POSITION again are: another one was renamed or removed.  Facts that a
+    new writer wrote before this process followed it may be applied after larger tokens.
+
+    ``all_positions_received`` returns whether every connection has sent its positions; the rest is StreamFollower's.
+    """
+
+    _all_positions_received: Callable[[], bool]
+    _writers: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)  # by connection
+    # Those of a connection that was lost, until it is followed again.
+    _former: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)
+    # Writers with a stored position that have sent none yet.
+    _missing: set[InstanceName] = attrs.field(init=False, factory=set)
+    _waiting: bool = attrs.field(init=False, default=False)  # for those, PATIENCE at most
+
+    async def open(self) -> None:
+        """Read the stored positions; their writers are waited for."""
+        await super().open()
+        self._missing = {*(self._positions or ())} - {ALL, *self._present()}
+
+    def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
+        """Process a POSITION, which also names a writer that the connection brings."""
+        self._writers.setdefault(connection, set()).add(command.instance)
+        self._missing.discard(command.instance)
+        super().position_received(connection, command, can_go_back=can_go_back)
+
+    def connection_lost(self, connection: Hashable) -> None:
+        """Drop the incomplete facts of a connection; its writers have to send positions again."""
+        self._former.setdefault(connection, set()).update(self._writers.pop(connection, ()))
+        super().connection_lost(connection)
+
+    def following(self, connection: Hashable) -> None:
+        """Process the end of the first positions: former writers of the connection are not waited for."""
+        self._former.pop(connection, None)
+
+    def rows_received(self, connection: Hashable, rows: Rows) -> bool:
+        """Process consecutive RDATA; a connection pauses for this process, never for another writer."""
+        return super().rows_received(connection, rows) and ALL in self._driving and ALL not in self.errors
+
+    def resume(self) -> None:
+        """Do what is to be done; give up waiting for missing writers after PATIENCE."""
+        super().resume()
+        if self._missing and not self._waiting and self._all_positions_received():
+            self._waiting = True
+            sleeping = Deferred.fromCoroutine(self._lifetime.sleep(PATIENCE))
+            sleeping.addCallback(lambda _: self._give_up_missing())
+
+    def status(self, writer: InstanceName) -> WriterStatus:
+        """Return the status of one writer."""
+        found, error = super().status(writer), self.errors.get(ALL)
+        if error is not None and found.error is None:
+            return attrs.evolve(found, state="stopped", error=error)
+        if self.cursors[writer].reached > found.position and ALL not in self._driving:
+            return attrs.evolve(found, state="waiting for others")
+        return found
+
+    # ---- inside
+
+    def _step(self, writer: InstanceName) -> Any:
+        if writer == ALL:
+            return self._merge()
+        step = super()._step(writer)
+        return None if isinstance(step, Apply) else step
+
+    def _present(self) -> set[InstanceName]:
+        return set().union(*self._writers.values(), *self._former.values())
+
+    def _merge(self) -> ApplyMerged | None:
+        if self._missing or not self._all_positions_received():
+            return None
+        present = self._present()
+        return merge(
+            {
+                writer: cursor
+                for writer, cursor in self.cursors.items()
+                if writer in present or cursor.position < cursor.published
+            }
+        )
+
+    def _drive(self, writer: InstanceName) -> None:
+        super()._drive(writer)
+        super()._drive(ALL)
+
+    def _rested(self, writer: InstanceName) -> None:
+        if writer != ALL:
+            super()._drive(ALL)
+            return
+        for each in list(self.cursors):
+            super()._drive(each)
+
+    async def _apply(self, writer: InstanceName, step: Any) -> None:  # noqa: ARG002 (it may be out of date)
+        fresh = self._step(writer)  # another step of the stream may have been applied meanwhile
+        if isinstance(fresh, ApplyMerged):
+            await self._apply_merged(fresh)
+        elif isinstance(fresh, Reset):
+            await super()._apply(writer, fresh)
+
+    async def _apply_merged(self, step: ApplyMerged) -> None:
+        if self._first is not None:
+            for each, part in step.parts.items():
+                self._first(each, part)
+        parts = {each: attrs.evolve(part, facts=await self._new_facts(part)) for each, part in step.parts.items()}
+        facts = next(iter(parts.values())).facts if len(parts) == 1 else self._hide(step.facts)
+        step = ApplyMerged(parts, facts)
+        writes = [self._write(each, part) for each, part in step.parts.items()]
+        await self._call_function(ALL, self._function_of(ALL, step), writes, parts, partial(self._note_parts, parts))
+        for each, part in step.parts.items():
+            self.cursors[each].applied(part)
+        self.applied_rows += sum([len(fact.texts) for fact in step.facts])
+        for each in step.parts:
+            self._moved(self.name, each, self.cursors[each].position)
+
+    async def _note_parts(self, parts: Mapping[InstanceName, Apply], transaction: ITransaction) -> None:
+        for each, part in parts.items():
+            await self._note(each, part, transaction)
+
+    def _give_up_missing(self) -> None:
+        if self._missing and not self._lifetime.ended:
+            self.log.warn(
+                "{stream} does not wait for {writers}: no connected writer has that name",
+                stream=self.name,
+                writers=", ".join(sorted(self._missing)),
+            )
+            self._missing.clear()
+            self.resume()

@@ -1,0 +1,244 @@
+"""What the HTTP API shows of a worker: its copies, what it writes itself, statuses, metrics (docs/http.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from replication.errors import NotAWriterError, StreamError, UnknownStreamError
+from replication.follower.stream import FollowMode, StreamFollower
+from replication.streams.cursor import CatchUp
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
+from replication.streams.merged_page import MergedPage, read_merged_page
+from replication.wire import grammar
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    from twisted.internet.protocol import Factory
+
+    from replication.caches import Caches
+    from replication.follower.relay import RelayServer
+    from replication.follower.streams import FollowedStreams
+    from replication.net.links import IWriterLink
+    from replication.presence.reporter import PresenceReporter
+    from replication.storage.tables.instances import TokenCodec
+    from replication.streams.history import History
+    from replication.web.synapse_requests import SynapseRequests
+    from replication.wire.commands import UserIp
+    from replication.writer.master import Master
+    from replication.writer.served import WrittenStreams
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ServedStreams:
+    """The streams that a worker follows and writes, for ``web.site``.
+
+    ``master`` is the part that writes; None if this worker writes no stream.  ``relay_server`` is the part that serves
+    followers where there is no such master; None if there is, or if nothing is relayed.  ``rows`` are the names of the
+    fields of streams that are described.
+    """
+
+    role = "worker"
+
+    server_name: str
+    instance_name: InstanceName
+    synapse_requests: SynapseRequests
+    _store: IStreamStore
+    _followed: FollowedStreams
+    _rows: Mapping[StreamName, Sequence[str] | None]
+    _clients: Sequence[IWriterLink]
+    _faults: Counter[str]
+    _caches: Caches
+    _reporter: PresenceReporter
+    _tokens: TokenCodec
+    _master: Master | None
+    relay_server: RelayServer | None
+
+    def writer(self, stream: str | None = None) -> Master:
+        """Return the part that writes; NotAWriterError if there is none."""
+        if self._master is None:
+            other = "" if stream is None else f"append to {stream[:100]!r} at its writer, or "
+            raise NotAWriterError(
+                f"worker {self.instance_name!r} writes no stream: {other}give writes=[…]",
+                stream=stream,
+                instance=self.instance_name,
+            )
+        return self._master
+
+    def factory(self) -> Factory:
+        """Return the protocol factory to listen with; NotAWriterError if nothing is published here."""
+        if self.relay_server is not None:
+            return self.relay_server.subscribers
+        if self._master is not None:
+            return self._master.factory()
+        raise NotAWriterError(
+            f"worker {self.instance_name!r} publishes nothing: give writes=[…] or relay=True",
+            instance=self.instance_name,
+        )
+
+    # ---- facts
+
+    async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
+        """Return facts of one writer: from a copy, of a stream that is written here, or from a relay's sources."""
+        master = self._writing(stream, writer)
+        if master is not None:
+            return await master.served.page(stream, writer, after=after, upto=upto, limit=limit)
+        follower = self._readable(stream)
+        if writer is None:
+            if len(follower.cursors) != 1:
+                raise StreamError(f"name the writer of {stream!r}: {', '.join(follower.cursors) or 'none is known'}")
+            writer = next(iter(follower.cursors))
+        source = grammar.instance_name(writer)
+        reached = max(Token(0), follower.position(source))
+        end = reached if upto is None else Token(min(upto, reached))
+        if after >= end:
+            return Page([], end, limited=False)
+        if follower.mode is FollowMode.COPIED:
+            return await self._store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
+        return await self._followed.fetch_page(follower.name, source, CatchUp(Token(after), end), limit)
+
+    async def history(self, stream: str, writer: str) -> History:
+        """Return the epochs of one writer, from where its pages are."""
+        master = self._writing(stream, writer)
+        if master is not None:
+            return await master.served.history(stream, writer)
+        follower, source = self._readable(stream), grammar.instance_name(writer)
+        if follower.mode is FollowMode.COPIED:
+            return await self._store.history(follower.name, source)
+        return await self._followed.fetch_history(follower.name, source)
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[MergedPage, str]:
+        """Return about ``limit`` rows of all writers after ``token``, and the token that follows them."""
+        master = self._writing(stream)
+        if master is not None:
+            return await master.served.since(stream, token, limit)
+        follower = self._readable(stream)
+        after = await self._tokens.read(token)
+        page = await read_merged_page(self.page, follower.name, after, follower.positions(), limit=limit)
+        return page, await self._tokens.encode(page.upto)
+
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+        """Append facts to a stream that is written here; NotAWriterError if none is."""
+        return await self.writer(stream).served.append_texts(stream, facts, key)
+
+    async def check(self) -> None:
+        """Return if the store answers and can be written, else StoreError."""
+        await (self._store.check() if self._master is None else self._master.served.check())
+
+    # ---- users
+
+    def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the users that sync here, and those that followers have reported."""
+        server = self._server()
+        reported = {} if server is None else server.users_syncing()
+        return {**reported, **self._reporter.users_syncing()}
+
+    async def places_of(self, user_id: str) -> Sequence[UserIp]:
+        """Return where a user was seen; NotAWriterError if this worker writes no stream."""
+        if self._master is not None:
+            return await self._master.served.places_of(user_id)
+        what = f"worker {self.instance_name!r} does not store where {user_id[:100]!r} was seen"
+        raise NotAWriterError(f"{what}: send the request to a writer", instance=self.instance_name)
+
+    # ---- statuses and metrics
+
+    def stream_statuses(self) -> list[StreamStatus]:
+        """Return the status of every stream."""
+        written = [] if self._master is None else self._master.served.stream_statuses()
+        statuses = {status.definition.name: status for status in written}
+        for follower in self._followed:
+            followed = [follower.status(writer) for writer in follower.cursors]
+            definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
+            ours = statuses.get(follower.name, StreamStatus(definition, []))
+            others = [each for each in ours.writers if each.instance not in follower.cursors]
+            statuses[follower.name] = attrs.evolve(ours, writers=[*others, *followed])
+        return [*statuses.values()]
+
+    def unreachable_writers(self) -> Sequence[str]:
+        """Return every writer that has not sent SERVER on a connection that is still open: its endpoint, and why."""
+        missing = [client for client in self._clients if not client.greeted]
+        return [each.endpoint if each.error is None else f"{each.endpoint} ({each.error})" for each in missing]
+
+    def peer_statuses(self) -> list[PeerStatus]:
+        """Return the status of each connection, to writers and of subscribers."""
+        server = self._server()
+        subscribers = [] if server is None else server.peer_statuses()
+        return [*(client.peer.status() for client in self._clients if client.peer is not None), *subscribers]
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the metrics; figures of both sides are added up."""
+        server = self._server()
+        served = [] if server is None else server.samples()
+        samples: dict[Hashable, Sample] = {}
+        for each in (*self._samples(), *served):
+            key = each.name, *sorted(each.labels.items())
+            samples[key] = attrs.evolve(each, value=each.value + samples[key].value) if key in samples else each
+        return samples.values()
+
+    # ---- inside
+
+    def _server(self) -> WrittenStreams | RelayServer | None:
+        """Return what has the connections of followers."""
+        return self.relay_server if self._master is None else self._master.served
+
+    def _writing(self, stream: str, writer: str | None = None) -> Master | None:
+        """Return the part that writes, if it has the facts of ``writer``."""
+        master = self._master
+        if master is None or stream not in master.registry:
+            return None
+        if writer in (None, self.instance_name) or master.stream(stream).shared:
+            return master
+        if self._followed.relay is not None:
+            return None
+        raise UnknownStreamError(
+            f"stream {stream!r}: only facts of {self.instance_name!r} are kept here", stream=stream
+        )
+
+    def _readable(self, stream: str) -> StreamFollower:
+        """Return the follower of a stream that is copied or, at a relay, has a catch-up source."""
+        follower = self._followed.get(StreamName(stream))
+        copied = follower is not None and follower.mode is FollowMode.COPIED
+        if follower is None or not (copied or self._followed.relay is not None):
+            raise UnknownStreamError(f"no copy of stream {stream[:100]!r} is kept here", stream=stream)
+        return follower
+
+    def _samples(self) -> Iterable[Sample]:
+        clients = self._clients
+        skipped = sum([Counter(peer.status().skipped) for client in clients if (peer := client.peer)], Counter[str]())
+        for why, count in skipped.items():
+            yield Sample("skipped_messages_total", "counter", "Messages of Redis skipped.", count, {"reason": why})
+        connected = sum(client.peer is not None for client in clients)
+        yield Sample("links", "gauge", "Writers that this worker is connected to.", connected)
+        yield Sample("connections_total", "counter", "Connections made.", sum(each.connections for each in clients))
+        for kind, count in self._faults.items():
+            text = "Connections closed for a fault of the peer."
+            yield Sample("faults_total", "counter", text, count, {"kind": kind})
+        for follower in self._followed:
+            of = {"stream": follower.name}
+            yield Sample("catch_ups_total", "counter", "Pages of missed facts requested.", follower.catch_ups, of)
+            yield Sample("applied_rows_total", "counter", "Rows applied.", follower.applied_rows, of)
+            yield Sample("failures_total", "counter", "Times that applying or fetching failed.", follower.failures, of)
+            yield Sample("resets_total", "counter", "Times that a writer went back.", follower.resets, of)
+            if (histories := follower.histories) is not None:
+                yield Sample("history_checks_total", "counter", "Histories compared.", histories.checks, of)
+                yield Sample("history_mismatches_total", "counter", "Histories that differ.", histories.mismatches, of)
+            for writer, cursor in follower.cursors.items():
+                where, lag = {**of, "writer": writer}, cursor.published - cursor.position
+                yield Sample("position", "gauge", "Position applied here.", cursor.position, where)
+                yield Sample("lag", "gauge", "IDs published and not applied.", lag, where)
+                stopped = writer in follower.errors
+                if lost := follower.lost_and_found[writer]:
+                    text = "Facts that were lost on the way here, and found in the database."
+                    yield Sample("lost_and_found_total", "counter", text, lost, where)
+                yield Sample("stopped", "gauge", "1 while a writer's facts cannot be applied.", stopped, where)
+        for cache, (info, invalidations) in self._caches.stats().items():
+            which = {"cache": cache}
+            yield Sample("cache_hits_total", "counter", "Calls answered by a cache.", info.hits, which)
+            yield Sample("cache_misses_total", "counter", "Calls that computed.", info.misses, which)
+            yield Sample("cache_size", "gauge", "Entries of a cache.", info.currsize, which)
+            yield Sample("cache_invalidations_total", "counter", "Invalidations of a cache.", invalidations, which)

@@ -1,0 +1,443 @@
+"""Following one stream: missed facts are fetched, and all facts are applied in order, each once.
+
+A ``Cursor`` for each writer decides the next step; this module does it.  The effects of a fact and the new position are
+stored in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
+from twisted.logger import Logger
+
+from replication.errors import CatchUpError, ReplicationError, StoreError
+from replication.follower.relay import Relay, RelayedCursor
+from replication.session.backoff import Backoff
+from replication.session.encoder import FIRST_GAP
+from replication.streams.access_tokens import hide_access_tokens
+from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import IStreamStore, ITransaction, Page, Write, WriterStatus
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+
+    from replication.deferreds import Lifetime
+    from replication.follower.history import FollowedHistories
+    from replication.follower.known_tokens import CopiedTokens
+    from replication.session.connection import Rows
+    from replication.streams.facts import Fact
+    from replication.streams.merge import ApplyMerged
+    from replication.wire.commands import Position
+
+PAGE_ROWS: Final = 10_000  # that one transaction applies at most
+FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
+LAST_RETRY: Final = 10.0
+_DOING: Final = {CatchUp: "fetching", Check: "checking the history of"}
+
+
+class FollowMode(Enum):
+    """What a follower stores of a stream."""
+
+    APPLIED = "applied"  # a function applies the facts; the position is stored in the same transaction
+    COPIED = "copied"  # facts and position are stored
+    POSITION_ONLY = "position only"  # nothing is stored; the position is known while the process runs
+
+
+@attrs.define(eq=False, repr=False)
+class ApplyTransaction:
+    """The transaction in which a function applies facts; it also stores the position.
+
+    ``stream`` and ``writer`` name where the facts come from; ``writer`` is empty where facts of several writers come in
+    one order.  On SQLite the transaction holds the database's write lock from its first statement on.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    _transaction: ITransaction
+    _parts: Mapping[InstanceName, Apply] = attrs.field(factory=dict)
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one SQL statement and return its rows.
+
+        ``parameters`` replace ``?`` on SQLite and ``%s`` on PostgreSQL.  StoreError: the database refuses.
+        """
+        return await self._transaction.execute(sql, parameters)
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one SQL statement once for each item of ``parameters``; StoreError as ``execute``."""
+        await self._transaction.executemany(sql, parameters)
+
+    def writer_of(self, fact: Fact) -> InstanceName:
+        """Return the writer of one of the facts."""
+        return self._writers.get(fact.token, self.writer)
+
+    @cached_property
+    def _writers(self) -> dict[Token, InstanceName]:
+        return {token: writer for writer, part in self._parts.items() for token, _ in part.facts}
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class StreamFollower:
+    """Follows all writers of one stream.
+
+    Args:
+        name: of the stream.
+        mode: what is stored.
+        instance_name: under which positions are stored.
+        store: holds the positions, and copies.
+        lifetime: of the process; it bounds every retry.
+        fetch: returns a page of missed facts; CatchUpError if no source has any.
+        moved: is called with each position that was applied or reset.
+        function: the application's: ``function(facts, transaction)``, facts ascending.
+        histories: of the writers; None if nothing is stored.
+        known: the tokens that were applied; None if they are of no use.
+        known_by_token: whether any writer may send the facts of another one.
+        audited: whether the tokens are compared with those in the writers' database.
+        undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
+        first: is called with a writer and a step before the step is applied, outside its transaction
+            (docs/protocol/traps.md 30).
+        begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first
+            POSITION; by default its ``prev``, or its ``new`` if that is less.
+        access_tokens: whether functions and copies receive the access tokens in facts of the caches stream; ``first``
+            always does.
+        relay: publishes what is applied; None if nothing is relayed.
+
+    """
+
+    log = Logger()
+
+    name: StreamName
+    mode: FollowMode
+    _instance_name: InstanceName
+    _store: IStreamStore
+    _lifetime: Lifetime
+    _fetch: Callable[[StreamName, InstanceName, CatchUp, int], Coroutine[Deferred[Page], Any, Page]]
+    _moved: Callable[[StreamName, InstanceName, Token], object]
+    histories: FollowedHistories | None = None
+    known: CopiedTokens | None = None
+    known_by_token: bool = False
+    audited: bool = False
+    _function: Callable[..., object] | None = None
+    _undo: Callable[..., object] | None = None
+    _first: Callable[[InstanceName, Apply | Reset], None] | None = None
+    _begin: Callable[[Position], Token] = lambda command: min(command.prev, command.new)
+    _access_tokens: bool = False
+    _relay: Relay | None = None
+    cursors: dict[InstanceName, Cursor] = attrs.field(init=False, factory=dict)
+    errors: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # why a writer's facts are not applied
+    error: str | None = attrs.field(init=False, default=None)  # why the stream cannot be opened
+    catch_ups: int = attrs.field(init=False, default=0)
+    resets: int = attrs.field(init=False, default=0)
+    failures: int = attrs.field(init=False, default=0)
+    applied_rows: int = attrs.field(init=False, default=0)
+    lost_and_found: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts, by writer
+    checked: dict[InstanceName, Token] = attrs.field(init=False, factory=dict)  # up to where facts were compared
+    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
+    # None: it begins just now.
+    _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
+    # None until they are read from the store.
+    _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)
+    # What arrives while they are read.
+    _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)
+
+    # ---- what arrives
+
+    async def open(self) -> None:
+        """Read the stored positions, then process what arrived meanwhile.
+
+        After a ReplicationError what arrived is dropped: send REPLICATE again before the next attempt.
+        """
+        self._early = []
+        try:
+            stored = await self._read_positions()
+            if self.known is not None and self.audited:
+                self.checked = await self.known.begin_audit(stored)
+            elif self.known is not None:
+                await self.known.end_audit()
+        except ReplicationError as error:
+            self._early = None
+            self.error = str(error)
+            self.failures += 1
+            raise
+        early, self._early, self._positions, self.error = self._early, None, stored, None
+        for writer, position in stored.items():
+            self._moved(self.name, writer, position)
+        for process in early:
+            process()
+
+    def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
+        """Process a POSITION; unless it ``can_go_back``, one below the known position leaves that as it is."""
+        if self._positions is None:
+            self._process_later(lambda: self.position_received(connection, command, can_go_back=can_go_back))
+            return
+        cursor = self.cursors.get(command.instance)
+        if cursor is None:
+            stored = self._positions.get(command.instance, Token(0))
+            if self.mode is FollowMode.POSITION_ONLY:
+                stored = self._begin(command)
+                self.checked[command.instance] = stored
+            cursor = self.cursors[command.instance] = self._make_cursor(command.instance, stored)
+            self._moved(self.name, command.instance, cursor.position)
+        prev = command.prev if command.prev >= FIRST_GAP else min(command.prev, Token(0))
+        new = command.new
+        if new < cursor.published and not cursor.linked and not can_go_back:
+            self.log.info(
+                "{stream}: {writer} sends position {new}, but is known to be at {known}, which is kept",
+                stream=self.name,
+                writer=command.instance,
+                new=new,
+                known=cursor.published,
+            )
+            prev = new = cursor.published
+        cursor.position_received(connection, prev, new)
+        self._drive(command.instance)
+
+    def rows_received(self, connection: Hashable, rows: Rows) -> bool:
+        """Process consecutive RDATA; returns whether the connection should pause until they are applied."""
+        if self._positions is None:
+            self._process_later(lambda: self.rows_received(connection, rows))
+            return False
+        cursor = self.cursors.get(rows.instance)
+        if cursor is None:  # rows before the writer's POSITION are not trusted (docs/protocol/traps.md 25)
+            return False
+        cursor.rows_received(connection, rows.places, rows.texts)
+        self._drive(rows.instance)
+        return cursor.crowded and rows.instance not in self.errors
+
+    def is_linked(self, writer: InstanceName) -> bool:
+        """Return whether a POSITION of a writer is known on an open connection, as far as POSITIONs are processed."""
+        return self._positions is None or (writer in self.cursors and self.cursors[writer].linked)
+
+    def row_lost(self, connection: Hashable, writer: InstanceName) -> None:
+        """Process a row of a writer that cannot be read."""
+        self._process_later(lambda: self.row_lost(connection, writer))
+        if writer in self.cursors:
+            self.cursors[writer].row_lost(connection)
+
+    def following(self, connection: Hashable) -> None:
+        """Process the end of the first positions of a connection."""
+
+    def connection_lost(self, connection: Hashable) -> None:
+        """Drop the incomplete facts of a connection."""
+        self._process_later(lambda: self.connection_lost(connection))
+        for cursor in self.cursors.values():
+            cursor.link_lost(connection)
+
+    def resume(self) -> None:
+        """Do what is to be done for each writer."""
+        for writer in list(self.cursors):
+            self._drive(writer)
+
+    # ---- positions and statuses
+
+    def in_progress(self) -> list[Deferred[None]]:
+        """Return a Deferred for each fetch or transaction in progress; to cancel it ends that work."""
+        return [each for each in self._driving.values() if each is not None]
+
+    def position(self, writer: InstanceName) -> Token:
+        """Return the applied position of a writer; -1 if none is known."""
+        cursor = self.cursors.get(writer)
+        return (self._positions or {}).get(writer, Token(-1)) if cursor is None else cursor.position
+
+    def positions(self) -> dict[InstanceName, Token]:
+        """Return the applied position of each writer from which a POSITION was received."""
+        return {writer: cursor.position for writer, cursor in self.cursors.items()}
+
+    def all_positions(self) -> dict[InstanceName, Token]:
+        """Return the position of each writer, stored or applied."""
+        return {**(self._positions or {}), **self.positions()}
+
+    def status(self, writer: InstanceName) -> WriterStatus:
+        """Return the status of one writer."""
+        cursor = self.cursors[writer]
+        error = self.errors.get(writer)
+        state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
+        return WriterStatus(writer, cursor.position, cursor.published, state, error, self.lost_and_found[writer])
+
+    # ---- inside
+
+    async def _read_positions(self) -> dict[InstanceName, Token]:
+        if self.mode is FollowMode.POSITION_ONLY:
+            return {}
+        if self.mode is FollowMode.APPLIED:
+            return dict(await self._store.applied_positions(self.name, self._instance_name))
+        await self._store.declare(StreamDefinition(self.name))
+        await self._store.claim_table(self.name, self._instance_name, copy=True)
+        return dict(await self._store.positions(self.name))
+
+    def _make_cursor(self, writer: InstanceName, position: Token) -> Cursor:
+        checks = self.histories is not None
+        if self._relay is None:
+            return Cursor(position, checks_history=checks)
+        return RelayedCursor(self._relay, self.name, writer, position, checks_history=checks)
+
+    def _process_later(self, process: Callable[[], object]) -> None:
+        if self._early is not None:
+            self._early.append(process)
+
+    def _step(self, writer: InstanceName) -> Any:
+        """Return the next step for a writer, or None."""
+        return self.cursors[writer].step()
+
+    def _drive(self, writer: InstanceName) -> None:
+        """Start to take the steps of a writer, if there are any and none is being taken."""
+        if writer in self._driving or self._lifetime.ended or self._step(writer) is None:
+            return
+        self._driving[writer] = None  # before it begins: a woken waiter may call this method again
+        driving = self._driving[writer] = Deferred.fromCoroutine(self._take_steps(writer))
+        driving.addErrback(lambda failure: self.log.failure("following {name}", failure, name=self.name))
+
+        def done(_: None) -> None:
+            del self._driving[writer]
+            self._rested(writer)
+
+        driving.addCallback(done)
+
+    def _rested(self, writer: InstanceName) -> None:
+        """Note that there is no step for a writer now."""
+
+    async def _take_steps(self, writer: InstanceName) -> None:
+        """Take the steps of a writer until none is left; repeat a step that fails, after a growing delay."""
+        backoff = Backoff(FIRST_RETRY, LAST_RETRY)
+        while not self._lifetime.ended and (step := self._step(writer)) is not None:
+            try:
+                if isinstance(step, CatchUp):
+                    await self._catch_up(writer, step)
+                elif isinstance(step, Check):
+                    await self._check(writer, step)
+                else:
+                    async with self._lock:
+                        await self._apply(writer, step)
+            except Exception as error:  # noqa: BLE001 (an application's function may raise anything)
+                if self._lifetime.ended and isinstance(error, CancelledError):
+                    return
+                delay = backoff.next()
+                self._stopped(writer, step, error, delay)
+                await self._lifetime.sleep(delay)
+            else:
+                backoff.reset()
+                self.errors.pop(writer, None)
+
+    def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
+        what = _DOING.get(type(step), "applying")
+        text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {type(error).__name__}: {error}"
+        self.failures += 1
+        if self.errors.get(writer) != text:
+            self.errors[writer] = text
+            self.log.error("{text}; next attempt in {delay:.2f} s", text=text, delay=delay)
+            if not isinstance(error, ReplicationError):
+                self.log.failure("the application's function for {stream} raised", stream=self.name)
+
+    async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
+        """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""
+        self.catch_ups += 1
+        fetching = Deferred.fromCoroutine(self._fetch(self.name, writer, step, PAGE_ROWS))
+        page = await self._lifetime.add(fetching)
+        if page.upto <= step.after:
+            raise CatchUpError(f"the page for ({step.after}, {step.upto}] ends at {page.upto}")
+        self.cursors[writer].fetched(step, page)
+
+    async def _check(self, writer: InstanceName, step: Check) -> None:
+        """Compare the histories; if nothing must be undone, store that of the writer."""
+        assert self.histories is not None  # noqa: S101 - else the cursor returns no Check
+        common, history = await self.histories.compare(writer, step.after, step.upto)
+        async with self._lock:
+            cursor = self.cursors[writer]
+            if cursor.compared(step, common):
+                await self.histories.store(writer, history)
+                cursor.checked(step)
+
+    async def _apply(self, writer: InstanceName, step: Apply | Reset) -> None:
+        """Apply a step and store the position, in one transaction; then fire the waiters."""
+        if isinstance(step, Reset) and self.histories is not None and self._function is not None and self._undo is None:
+            await self.histories.check_reset(writer, step.after, step.to)
+        if self._first is not None:
+            self._first(writer, step)
+        if isinstance(step, Apply):
+            step = attrs.evolve(step, facts=await self._new_facts(step))
+        note = partial(self._note, writer, step)
+        if self.mode is FollowMode.POSITION_ONLY:
+            await note(None)
+        else:
+            await self._call_function(writer, self._function_of(writer, step), [self._write(writer, step)], {}, note)
+        cursor = self.cursors[writer]
+        cursor.applied(step)
+        if isinstance(step, Reset):
+            self.resets += 1
+            self.log.error(
+                "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
+                writer=writer,
+                after=step.after,
+                to=step.to,
+                stream=self.name,
+            )
+        else:
+            self.applied_rows += sum([len(fact.texts) for fact in step.facts])
+        self._moved(self.name, writer, cursor.position)
+
+    async def _new_facts(self, step: Apply) -> Sequence[Fact]:
+        """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""
+        facts, late = self._hide(step.facts), step.upto == step.after
+        if self.known is None or not (self.known_by_token or (late and self.audited)):
+            return facts
+        return await self.known.new_facts(facts)
+
+    async def _note(self, writer: InstanceName, step: Apply | Reset, transaction: ITransaction | None) -> None:
+        """Note the tokens of a step, if they decide what is applied; an audit forgets them."""
+        if self.known is None or not (self.known_by_token or self.audited):
+            return
+        if isinstance(step, Reset):
+            await self.known.undo(transaction, writer, step.to)
+            self.checked[writer] = min(step.to, self.checked.get(writer, step.to))
+        elif step.facts:
+            floor = Token(0) if self.audited else min({**self.all_positions(), writer: step.upto}.values())
+            await self.known.note(transaction, writer, step.facts, floor)
+
+    def _hide(self, facts: Sequence[Fact]) -> Sequence[Fact]:
+        return facts if self._access_tokens else hide_access_tokens(self.name, facts)
+
+    def _write(self, writer: InstanceName, step: Apply | Reset) -> Write:
+        """Return what a step stores beside what the application's function does."""
+        copying = self.mode is FollowMode.COPIED
+        follower = None if copying else self._instance_name
+        if isinstance(step, Reset):
+            return Write(self.name, writer, step.to, reset=True, follower=follower)
+        return Write(
+            self.name, writer, step.upto, step.facts if copying else (), expected=step.after, follower=follower
+        )
+
+    def _function_of(self, writer: InstanceName, step: Apply | ApplyMerged | Reset) -> Callable[..., object] | None:
+        """Return what is to be called with the transaction of a step; None if nothing is."""
+        if isinstance(step, Reset):
+            return None if self._undo is None else partial(self._undo, writer, step.to)
+        return None if self._function is None or not step.facts else partial(self._function, step.facts)
+
+    async def _call_function(
+        self,
+        writer: InstanceName,
+        function: Callable[..., object] | None,
+        writes: Sequence[Write],
+        parts: Mapping[InstanceName, Apply],
+        note: Callable[[ITransaction], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """Call a function of the application, and store ``writes`` and what ``note`` stores in the same transaction."""
+        transaction = self._store.transaction()
+        try:
+            if function is not None:
+                await maybeDeferred(function, ApplyTransaction(self.name, writer, transaction, parts))
+            if note is not None:
+                await note(transaction)
+            await transaction.commit(writes)
+        except BaseException:
+            try:
+                await transaction.rollback()
+            except StoreError as error:
+                self.log.error("cannot roll back {stream}: {error}", stream=self.name, error=str(error))
+            raise

@@ -1,0 +1,388 @@
+"""All streams that a process follows: each command is passed to the follower of its stream."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.logger import Logger
+
+from replication.deferreds import Lifetime, share
+from replication.errors import ConfigError, ReplicationError, StreamError
+from replication.follower.audit import Audit
+from replication.follower.history import FollowedHistories
+from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
+from replication.follower.merge import MergingFollower
+from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower
+from replication.logs import TroubleLog
+from replication.net.endpoints import is_redis
+from replication.session.backoff import Backoff
+from replication.session.channel import LostRow
+from replication.session.connection import Fault, Received, Rows
+from replication.streams.access_tokens import hide_access_tokens
+from replication.streams.cursor import Apply, CatchUp, Reset
+from replication.streams.definitions import CACHES
+from replication.synapse import since_1_159
+from replication.wire import grammar
+from replication.wire.commands import Position
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorTime
+
+    from replication.caches import Caches
+    from replication.follower.catch_up import CatchUpSources
+    from replication.follower.relay import Relay
+    from replication.follower.waiters import PositionWaiters
+    from replication.net.command_functions import CommandFunctions
+    from replication.net.links import IWriterLink
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.facts import Fact
+    from replication.streams.history import History
+    from replication.streams.interfaces import IStreamStore, Page
+
+STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
+QUIET_PERIOD: Final = 5.0  # seconds; a writer that has sent SERVER sends all its positions within them
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class FollowedStreams:
+    """The followers of all streams, by stream name.
+
+    Args:
+        instance_name: of this process; rows under that name are not followed.
+        store: holds positions and copies.
+        lifetime: of this process.
+        sources: where missed facts come from.
+        waiters: fire when positions move.
+        caches: are invalidated by the caches stream.
+        commands: the application's functions for other commands.
+        names: of the streams to follow; None means all.
+        written: contains the names of the streams that this process writes.
+        accept_new_history: that of ``FollowedHistories``.
+        described: the definitions of streams that other programs write, by name.
+        audit_interval: seconds between two checks of the audit; 0: there is none.
+        access_tokens: that of ``StreamFollower``.
+        relay: publishes what is followed; None if nothing is relayed.
+
+    """
+
+    log = Logger()
+
+    _instance_name: InstanceName
+    _store: IStreamStore
+    _lifetime: Lifetime
+    _sources: CatchUpSources
+    _waiters: PositionWaiters
+    _caches: Caches
+    _commands: CommandFunctions
+    names: Sequence[StreamName] | None
+    _written: Container[str]
+    _accept_new_history: bool
+    _described: Mapping[StreamName, StreamDefinition]
+    _audit_interval: float
+    _access_tokens: bool
+    relay: Relay | None = None
+    functions: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)
+    undo: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)  # functions of on_reset
+    copy: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
+    _linear: set[StreamName] = attrs.field(init=False, factory=set)
+    _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
+    _endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # where each POSITION came from
+    _first_positions: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)
+    _announced: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions of followed streams
+    _same_name_logged: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Let the relay announce writers once all are found."""
+        if self.relay is not None:
+            self.relay.all_found = self._all_positions_received
+
+    def __iter__(self) -> Iterator[StreamFollower]:
+        """All followers; their number grows as writers send positions."""
+        return iter([*self._followers.values()])
+
+    def get(self, name: str) -> StreamFollower | None:
+        """Return the follower of a stream, None if nothing was received of it."""
+        return self._followers.get(grammar.stream_name(name))
+
+    def wants(self, stream: str) -> bool:
+        """Whether a stream is among those to follow."""
+        return self.names is None or stream in self.names
+
+    def add_function(self, stream: StreamName, function: Callable[..., object], *, linear: bool) -> None:
+        """Register the application's function for a stream; ConfigError if that cannot be."""
+        if not self.wants(stream):
+            raise ConfigError(f"on({stream!r}): it is not among the streams to follow; add it to streams")
+        if self.functions.setdefault(stream, function) is not function:
+            raise ConfigError(f"stream {stream!r} has a function already")
+        if linear and stream in self._described and self._described[stream].known_by_token:
+            raise ConfigError(f"on({stream!r}, linear=True): its writers send each other's facts, so there is no order")
+        if linear:
+            self._linear.add(stream)
+
+    def position(self, stream: StreamName, writer: InstanceName) -> Token:
+        """Return the applied position of a writer; -1 if none is known."""
+        follower = self._followers.get(stream)
+        return Token(-1) if follower is None else follower.position(writer)
+
+    # ---- life
+
+    def add_client(self, client: IWriterLink) -> None:
+        """Follow what a client receives."""
+        self._first_positions[client] = Deferred()
+
+    async def open(self) -> None:
+        """Read the stored positions of ``names``, or of the streams with a function; ReplicationError if that fails."""
+        for name in self.undo.keys() - self.functions.keys():
+            raise ConfigError(f"on_reset({name!r}): no function is registered with on({name!r})")
+        for name in self.names or self.functions:
+            await self._follower(name).open()
+
+    def start(self) -> None:
+        """Connect to every writer."""
+        for client in self._first_positions:
+            if not self._lifetime.ended:
+                client.start()
+        Deferred.fromCoroutine(self._warn_of_unknown_streams())
+        database = self._sources.foreign_database()
+        if database is not None and self._audit_interval:
+            Audit(
+                database=database,
+                followers=self,
+                links=self._first_positions,
+                lifetime=self._lifetime,
+                interval=self._audit_interval,
+            ).start()
+
+    async def first_positions(self) -> None:
+        """Return once every connection has sent its positions, or this process stops."""
+        for first in self._first_positions.values():
+            await share(first)
+
+    def end_waiting(self) -> None:
+        """Let ``first_positions`` return: this process stops."""
+        for first in self._first_positions.values():
+            if not first.called:
+                first.callback(None)
+
+    async def stop(self, clock: IReactorTime) -> None:
+        """Close every connection, and let running functions end for STOP_PATIENCE seconds."""
+        await DeferredList([client.stop() for client in self._first_positions])
+        running = [each for follower in self for each in follower.in_progress()]
+        ended = DeferredList([share(each) for each in running], consumeErrors=True)
+        await ended.addTimeout(STOP_PATIENCE, clock, lambda _result, _seconds: None)
+        for each in running:
+            each.cancel()
+
+    # ---- what sources have
+
+    async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""
+        return await self._sources.history(self._endpoints.get(writer), stream, writer)
+
+    async def fetch_page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        """Return a page for a follower of this process, which keeps no copy; CatchUpError if no source has it."""
+        page = await self._sources.page(self._endpoints.get(writer), stream, writer, step, limit)
+        return page if self._access_tokens else attrs.evolve(page, facts=hide_access_tokens(stream, page.facts))
+
+    # ---- what clients receive
+
+    def received(self, client: IWriterLink, commands: Sequence[Received | LostRow]) -> None:
+        """Process the commands of one read."""
+        positions = False
+        for command in commands:
+            if isinstance(command, Rows | Position):
+                if command.instance == self._instance_name:  # docs/protocol/traps.md 34
+                    if command.stream not in self._written:
+                        self._warn_of_same_name(client)
+                elif not self.wants(command.stream):
+                    pass
+                elif isinstance(command, Rows):
+                    self._rows_received(client, command)
+                else:
+                    positions = True
+                    self._position_received(client, command)
+            elif isinstance(command, LostRow):
+                self._followers[command.stream].row_lost(client, command.instance)
+            elif client.peer is not None and not isinstance(command, Fault):
+                self._commands.receive(client.peer, command)
+                if self.relay is not None:
+                    self.relay.pass_down(command)
+        if positions:
+            self._positions_received(client)
+
+    def following(self, client: IWriterLink) -> None:
+        """Process the end of the first positions of a connection."""
+        first = self._first_positions[client]
+        if client in self._announced and not first.called:
+            first.callback(None)
+        for follower in self:
+            follower.following(client)
+            follower.resume()
+        if self.relay is not None:
+            self.relay.announce()
+
+    def lost(self, client: IWriterLink) -> None:
+        """Drop the incomplete facts of a lost connection."""
+        for follower in self:
+            follower.connection_lost(client)
+
+    def invalidate(self, facts: Iterable[Fact]) -> None:
+        """Invalidate caches by facts of the caches stream."""
+        for fact in facts:
+            try:
+                self._caches.apply(fact.rows)
+            except StreamError as error:  # the other rows are applied; a bad row must not stop the stream
+                self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
+
+    # ---- inside
+
+    def _rows_received(self, client: IWriterLink, rows: Rows) -> None:
+        follower = self._followers.get(rows.stream)
+        if follower is not None and follower.rows_received(client, rows):
+            client.pause_reading()
+        if follower is None or not follower.is_linked(rows.instance):
+            client.position_missing()
+
+    def _positions_received(self, client: IWriterLink) -> None:
+        self._announced.add(client)
+        if client.state == "following" and not self._first_positions[client].called:
+            self.following(client)
+
+    def _position_received(self, client: IWriterLink, command: Position) -> None:
+        self._endpoints[command.instance] = client.endpoint
+        follower = self._followers.get(command.stream)
+        if follower is None:
+            follower = self._follower(command.stream)
+            Deferred.fromCoroutine(self._open(follower))
+        follower.position_received(client, command, can_go_back=client.can_go_back(command.stream))
+
+    async def _open(self, follower: StreamFollower) -> None:
+        """Open a follower; retry until that succeeds."""
+        backoff, trouble = Backoff(FIRST_RETRY, LAST_RETRY), TroubleLog(self.log)
+        while not self._lifetime.ended:
+            try:
+                await follower.open()
+            except ReplicationError as error:
+                if not self._lifetime.ended:
+                    trouble.report("cannot follow {stream}: {error}", error=error, stream=follower.name)
+            else:
+                return
+            await self._lifetime.sleep(backoff.next())
+            for client in self._first_positions:
+                client.request_positions()  # positions that arrived meanwhile were dropped
+
+    def _follower(self, name: StreamName) -> StreamFollower:
+        function = self.functions.get(name)
+        if function is not None:
+            mode = FollowMode.APPLIED
+        elif self.copy and name not in self._written:  # the table of a stream written here has its facts
+            mode = FollowMode.COPIED
+        else:
+            mode = FollowMode.POSITION_ONLY
+        definition, database = self._described.get(name), self._sources.foreign_database()
+        used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
+        audited = used and self._audit_interval > 0 and database is not None and name in database.foreign
+        known = None
+        if definition is not None and (definition.known_by_token or definition.position_name is not None):
+            known = _known_tokens(name, mode, self._store, self._instance_name)
+        make: Callable[..., StreamFollower] = StreamFollower
+        if name in self._linear:
+            make = partial(MergingFollower, all_positions_received=self._all_positions_received)
+        follower = self._followers[name] = make(
+            name=name,
+            mode=mode,
+            instance_name=self._instance_name,
+            store=self._store,
+            lifetime=self._lifetime,
+            fetch=self._fetch,
+            moved=self._moved,
+            function=function,
+            undo=self.undo.get(name),
+            histories=None if mode is FollowMode.POSITION_ONLY else self._histories(name, mode),
+            known=known,
+            known_by_token=definition is not None and definition.known_by_token,
+            audited=audited,
+            first=self._invalidate_step if name == CACHES else None,
+            access_tokens=self._access_tokens,
+            relay=self.relay,
+        )
+        return follower
+
+    def _histories(self, name: StreamName, mode: FollowMode) -> FollowedHistories:
+        return FollowedHistories(
+            stream=name,
+            store=self._store,
+            follower="" if mode is FollowMode.COPIED else self._instance_name,
+            lifetime=self._lifetime,
+            fetch=self.fetch_history,
+            accept_new=self._accept_new_history,
+            changed=None if self.relay is None else self.relay.restarted,
+        )
+
+    async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        return await self._sources.fetch(self._endpoints.get(writer), stream, writer, step, limit)
+
+    def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
+        for client in self._first_positions:
+            client.resume_reading()
+        self._waiters.moved(stream, writer, position)
+
+    def _all_positions_received(self) -> bool:
+        return all(first.called for first in self._first_positions.values())
+
+    def _invalidate_step(self, _: InstanceName, step: Apply | Reset) -> None:
+        if isinstance(step, Reset):
+            self._caches.clear()  # cached values may come from facts that the writer has lost
+        else:
+            self.invalidate(step.facts)
+
+    def _warn_of_same_name(self, client: IWriterLink) -> None:
+        if not self._same_name_logged:
+            self._same_name_logged = True
+            self.log.warn(
+                "the writer at {endpoint} has the name of this process, {name}, so its facts are not followed: "
+                "give each process an instance name of its own",
+                endpoint=client.endpoint,
+                name=self._instance_name,
+            )
+
+    async def _warn_of_unknown_streams(self) -> None:
+        """Warn of each stream without a position, once all writers have had time: its name may be misspelt."""
+        before: list[int | None] = []
+        while True:
+            await self._lifetime.sleep(QUIET_PERIOD)
+            if self.relay is not None:
+                self.relay.end_patience()
+            if self._lifetime.ended or self._same_name_logged:
+                return
+            connected = [client.connections if client.greeted else None for client in self._first_positions]
+            if None not in connected and connected == before:
+                break
+            before = connected
+        for name in self.names or self.functions:
+            follower = self._followers.get(name)
+            if name not in self._written and not (follower is not None and follower.cursors):
+                self.log.warn(
+                    "no writer has sent a position of stream {name}, and all are connected: is that its name?",
+                    name=name,
+                )
+
+
+def _known_tokens(name: StreamName, mode: FollowMode, store: IStreamStore, follower: InstanceName) -> CopiedTokens:
+    if mode is FollowMode.APPLIED:
+        return AppliedTokens(name, store, follower)
+    return (CopiedTokens if mode is FollowMode.COPIED else ReceivedTokens)(name, store)
+
+
+def described_streams(
+    endpoints: Sequence[str], definitions: Sequence[StreamDefinition]
+) -> dict[StreamName, StreamDefinition]:
+    """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
+    behind_redis = since_1_159.STREAMS if any(map(is_redis, endpoints)) else ()
+    return {StreamName(each.name): each for each in (*(stream.definition for stream in behind_redis), *definitions)}

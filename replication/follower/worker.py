@@ -1,0 +1,496 @@
+"""A worker: which streams it follows, from which writers, and its life from start to stop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+
+from replication.caches import CachedFunction, Caches
+from replication.deferreds import Lifetime, StartDeferred, share
+from replication.errors import CommitsLostError, ConfigError, StoppingError, StreamError, decorator_error, is_temporary
+from replication.follower.audit import DEFAULT_INTERVAL
+from replication.follower.catch_up import CatchUpSources
+from replication.follower.relay import make_relay
+from replication.follower.served import ServedStreams
+from replication.follower.streams import FollowedStreams, described_streams
+from replication.follower.waiters import PositionWaiters, timeout_error
+from replication.net.client import WriterClient
+from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
+from replication.net.endpoints import is_redis
+from replication.net.protocol import Limits, ReplicationProtocol
+from replication.net.redis import RedisClient
+from replication.presence.reporter import PresenceReporter
+from replication.session.connection import Role
+from replication.storage import open_store
+from replication.storage.tables.instances import TokenCodec
+from replication.streams.definitions import CACHES, StreamDefinition
+from replication.streams.positions import MultiWriterToken, token_of
+from replication.urls import Url
+from replication.web.synapse_requests import RequestFunction, SynapseRequests
+from replication.wire import grammar
+from replication.wire.commands import Command, Error, FederationAck, RemoteServerUp
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.master import Master
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from twisted.internet.protocol import Factory
+
+    from replication.follower.stream import ApplyTransaction
+    from replication.net.links import IWriterLink
+    from replication.streams.facts import Fact
+    from replication.streams.interfaces import IStreamStore
+    from replication.writer.stream import StreamWriter
+
+ApplyFunction = TypeVar("ApplyFunction", bound="Callable[[list[Fact], ApplyTransaction], object]")
+ResetFunction = TypeVar("ResetFunction", bound="Callable[[InstanceName, Token, ApplyTransaction], object]")
+P = ParamSpec("P")
+R = TypeVar("R")
+DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
+
+
+class Worker:
+    """Follows writers: their facts go to the application's functions, or are copied into the database.
+
+    A stream without a function is copied if ``copy``.  Otherwise only its position is followed.
+
+    Args:
+        connect: Twisted client endpoint strings, one for each writer; by default ``tcp:127.0.0.1:9092``.  For a
+            Synapse from 1.67 on, the URL of its Redis (docs/configuration.md, Endpoints).
+        server_name: the name that each writer's SERVER must have; the channel of Redis.
+        instance_name: of this process; positions are stored under it.
+        database: a URL or a store; by default ``sqlite:///replication-INSTANCE.db``.
+        streams: names of the streams to follow; None means all.
+        catch_up: sources of missed facts, tried in this order: ``http://…``, a database URL, a folder of segments.  By
+            default each writer's HTTP: the host of its ``connect`` at the next port.
+        copy: whether streams without a function are copied; by default only if there is no function at all, and no
+            cached function.
+        secret: what the writers' HTTP demands.
+        redis_password: for ``redis://`` URLs without a password.
+        writers: for a writer by name, its ``connect`` and ``http``.
+        writes: names or definitions of streams that this process writes too, into the same database.
+        reactor: the reactor; by default the global one.
+        limits: of each connection (docs/configuration.md).
+        wall: seconds of the epoch, for PING and presence.
+        accept_new_history: whether to follow a writer whose database was emptied or exchanged, from the beginning, and
+            to lower the positions of functions without ``on_reset`` (docs/operations.md, Backups).
+        access_tokens: whether functions and copies receive the access tokens in facts of a Synapse's caches stream; by
+            default these facts invalidate the whole cache instead (docs/protocol/streams.md C4).
+        relay: whether what is followed is published to followers of this process (docs/how-to/relay.md).
+        definitions: of streams that a database in ``catch_up`` has in tables of an application, as a Synapse.  Their
+            fields are shown at ``/v1/streams``, and Spark may read them by name.
+        audit_interval: seconds between two comparisons with such a database; 0: none (docs/protocol/redis.md, Audit).
+
+    ``caches`` are the cached functions: ``caches.fan_out`` registers special names.  With ``writes``, ``stream(name)``
+    and ``factory()`` are those of a ``Master``; with ``relay`` there is ``factory()``, too.  Functions
+    receive what other writers wrote to such a stream.  ``failed`` is as that of ``Master``.
+
+    Raises:
+        ConfigError: an argument cannot be used; the message names it.
+
+    """
+
+    role = "worker"
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        connect: Sequence[str] | None = None,
+        server_name: str = "localhost",
+        instance_name: str = "worker1",
+        database: str | Url | IStreamStore | None = None,
+        streams: Sequence[str] | None = None,
+        catch_up: Sequence[str | Url] = (),
+        copy: bool | None = None,
+        secret: str | None = None,
+        redis_password: str | None = None,
+        writers: Mapping[str, Mapping[str, str]] | None = None,
+        writes: Sequence[StreamDefinition | str] = (),
+        reactor: Any = None,
+        limits: Limits | None = None,
+        wall: Callable[[], float] = time.time,
+        accept_new_history: bool = False,
+        access_tokens: bool = False,
+        relay: bool = False,
+        definitions: Sequence[StreamDefinition] = (),
+        audit_interval: float = DEFAULT_INTERVAL,
+    ) -> None:
+        if reactor is None:
+            from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
+        _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
+        self.server_name = server_name
+        self.instance_name: InstanceName = grammar.instance_name(instance_name)
+        self.caches = Caches()
+        database = database or f"sqlite:///replication-{instance_name}.db"
+        self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
+        self._clock = reactor
+        self._copy, self._redis_password = copy, redis_password
+        self._lifetime = Lifetime(reactor)
+        self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
+        self._synapse_requests = SynapseRequests()
+        limits = limits or Limits()
+        shared = {"server_name": server_name, "limits": limits, "wall": wall, "reactor": reactor}
+        self._reporter = PresenceReporter(reactor, self._peers, wall=wall, line_limit=limits.line_limit)
+        options: dict[str, Any] = {"alone": not writes, "access_tokens": access_tokens, **shared}
+        self._relay = make_relay(self._reporter, self._functions, **options) if relay else None
+        self._master = self._make_master(writes, shared) if writes else None
+        self.failed: Deferred[CommitsLostError] = self.store.commits_lost
+        named = {name: place for name, place in (writers or {}).items() if name != instance_name}
+        self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions)
+        self._waiters = PositionWaiters(reactor)
+        endpoints = _endpoints(connect, named)
+        described = described_streams(endpoints, definitions)
+        self._followed = self._make_followed(
+            described=described,
+            audit_interval=audit_interval,
+            names=None if streams is None else [grammar.stream_name(each) for each in streams],
+            accept_new_history=accept_new_history,
+            access_tokens=access_tokens,
+        )
+        self._faults = Counter[str]()
+        self._clients = [self._make_client(endpoint, shared) for endpoint in endpoints]
+        self.served = self._make_served({name: each.row for name, each in described.items()})
+        self._start: Deferred[Exception | None] | None = None
+        self._stop: Deferred[None] | None = None
+
+    # ---- functions of the application
+
+    def on(self, stream: str, *, linear: bool = False) -> Callable[[ApplyFunction], ApplyFunction]:
+        """Register a function that applies a stream's facts: ``function(facts, transaction)``.
+
+        ``facts`` are a list of ``Fact`` of one writer, ascending.  ``transaction`` is an ``ApplyTransaction``; it also
+        stores the position.  The function may be plain, ``async`` or return a Deferred.  If it raises, its transaction
+        is rolled back, and it is called again with the same facts and perhaps newer ones.  Other streams go on.
+
+        With ``linear``, the facts of all writers come in one order, that of their tokens, and ``transaction.writer_of``
+        returns the writer of each.  All facts then wait for the slowest writer (docs/protocol/ids.md F1).
+
+        ConfigError: the stream is not followed, or has a function.  StreamError: the worker has started.
+        """
+        if not isinstance(stream, str):
+            raise decorator_error("on() takes the name of a stream", "@worker.on('orders')", stream)
+        name = grammar.stream_name(stream)
+
+        def register(function: ApplyFunction) -> ApplyFunction:
+            if self._start is not None:
+                raise StreamError(f"on({stream!r}): register functions before start()")
+            self._followed.add_function(name, function, linear=linear)
+            return function
+
+        return register
+
+    def on_reset(self, stream: str) -> Callable[[ResetFunction], ResetFunction]:
+        """Register a function that undoes what a stream's function has applied: ``undo(writer, to, transaction)``.
+
+        It is called when the writer's database was restored: the facts of ``writer`` above the ID ``to`` are lost.
+        ``transaction`` is an ``ApplyTransaction``; it also lowers the position.  The function may be plain, ``async``
+        or return a Deferred.  Without it the stream stops then, unless the worker has ``accept_new_history``.
+
+        ConfigError, by ``start``: ``on`` has registered no function.  StreamError: the worker has started.
+        """
+        if not isinstance(stream, str):
+            raise decorator_error("on_reset() takes the name of a stream", "@worker.on_reset('orders')", stream)
+
+        def register(undo: ResetFunction) -> ResetFunction:
+            if self._start is not None:
+                raise StreamError(f"on_reset({stream!r}): register functions before start()")
+            self._followed.undo[grammar.stream_name(stream)] = undo
+            return undo
+
+        return register
+
+    def cached(
+        self, *function: object, max_entries: int = 10_000, name: str | None = None
+    ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
+        """Cache what a function returns until the caches stream invalidates it; see ``replication.caches``.
+
+        For functions, ``async`` functions, functions that return a Deferred, and methods.  The decorated function has
+        ``invalidate(*arguments)``, ``clear()`` and ``cache_info()``.  The cache holds ``max_entries`` calls.  Its
+        ``name`` in the caches stream is the function's by default.
+
+        ConfigError: the name is taken, or calls have no wire key.
+        """
+        if function:
+            raise decorator_error("cached() takes options only", "@worker.cached()", function[0])
+        return self.caches.cached(max_entries=max_entries, name=name)
+
+    def on_command(self, command: type[Command]) -> Callable[[CommandFunction], CommandFunction]:
+        """Register a function for a command of a writer: ``function(command, peer)``.
+
+        ``command`` is a class of ``replication.wire.commands``, or a subclass of ``ApplicationCommand``.  ``peer`` is
+        the connection; it has ``name``, ``address`` and ``send()``.  The function may be plain, ``async`` or return a
+        Deferred; an exception in it is logged.  ConfigError: a worker does not receive ``command``.
+        """
+        return self._functions.on_command(command)
+
+    def on_syncing(self, function: SyncingFunction) -> SyncingFunction:
+        """Register a function for users that begin or stop to sync at a follower: ``function(user_id, syncing)``."""
+        return self._functions.on_syncing(function)
+
+    def on_synapse_request(self, name: str) -> Callable[[RequestFunction], RequestFunction]:
+        """Register the function that answers the HTTP request ``name``; see ``Master.on_synapse_request``."""
+        return self._synapse_requests.on(name)
+
+    # ---- life
+
+    def start(self) -> Deferred[None]:
+        """Open the database and connect; fires when every writer's first positions are known.
+
+        StoreError: the database cannot be used.  StoppingError: ``stop`` was called.  There is no time limit.
+        """
+        return StartDeferred("worker.start()", self._ready())
+
+    async def started(self) -> None:
+        """Return once the database is open and connections are begun; raise the error with which that failed."""
+        if self._start is None and not self._lifetime.ended:
+            self._start = Deferred.fromCoroutine(self._open())
+        start = self._start
+        if start is not None and (error := await share(start)) is not None:
+            if is_temporary(error) and self._start is start:
+                self._start = None  # the next call tries again
+            raise error
+
+    def stop(self) -> Deferred[None]:
+        """Let running functions end, then close the connections and the database."""
+        if self._stop is None:
+            self._stop = Deferred.fromCoroutine(self._close())
+        return share(self._stop)
+
+    def wait_for(self, stream: str, writer: str, token: int, timeout: float = 10.0) -> Deferred[None]:
+        """Fire once the facts of ``writer`` up to ``token`` are applied here.
+
+        PositionTimeoutError after ``timeout`` seconds; its message names the position and the state of each connection.
+        StoppingError: the worker stops.  The process's own tokens count as applied (docs/protocol/following.md E6).
+        """
+        name, instance = grammar.stream_name(stream), grammar.instance_name(writer)
+        own = instance == self.instance_name and self._master is not None and name in self._master.registry
+        if own or self._followed.position(name, instance) >= token:
+            return succeed(None)
+        if self._lifetime.ended:
+            return fail(_stopping_error(self.instance_name))
+        return self._waiters.add(
+            name,
+            instance,
+            Token(token),
+            timeout,
+            lambda: timeout_error(
+                self._followed.get(name), self._clients, name, instance, token=token, timeout=timeout
+            ),
+        )
+
+    def token(self, stream: str) -> MultiWriterToken:
+        """Return the applied position of every writer of a stream (docs/protocol/ids.md F6)."""
+        follower = self._followed.get(stream)
+        return token_of({} if follower is None else follower.positions())
+
+    @property
+    def connections(self) -> dict[str, str]:
+        """The state of the connection to each writer, by endpoint.
+
+        A state is ``not connected``, ``connected``, ``following`` or ``stopping``.
+        """
+        return {each.endpoint: each.state for each in self._clients}
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How many connections were closed for a fault of the writer, by kind."""
+        return self._faults
+
+    # ---- streams that are written here
+
+    def stream(self, name: str) -> StreamWriter:
+        """Return the writer of a stream in ``writes``; NotAWriterError or UnknownStreamError if it is not there."""
+        return self.served.writer(name).stream(name)
+
+    def factory(self) -> Factory:
+        """Return the protocol factory to listen with; NotAWriterError if this worker writes and relays no stream."""
+        return self.served.factory()
+
+    # ---- commands to writers
+
+    def send(self, command: Command) -> int:
+        """Send a command to every connected writer, and return their number.
+
+        LocalProtocolError: a worker may not send it, or it cannot be encoded.
+        """
+        return self._reporter.send(command)
+
+    def user_syncing(self, user_id: str) -> AbstractContextManager[None]:
+        """Return a context during which a user counts as syncing here, and ten seconds longer (USER_SYNC)."""
+        return self._reporter.user_syncing(user_id)
+
+    def user_ip(
+        self, user_id: str, access_token: str, ip: str, user_agent: str = "", device_id: str | None = None
+    ) -> int:
+        """Report that a user was seen now (USER_IP); returns the number of writers that it was sent to.
+
+        The same token, address and device are reported again after two minutes.
+        """
+        return self._reporter.user_ip(user_id, access_token, ip, user_agent, device_id)
+
+    def federation_ack(self, token: int) -> int:
+        """Report that the federation stream was sent on up to ``token``; returns the number of writers."""
+        return self.send(FederationAck(self.instance_name, Token(token)))
+
+    def remote_server_up(self, server: str) -> int:
+        """Report that ``server`` answers again (REMOTE_SERVER_UP); returns the number of writers."""
+        return self.send(RemoteServerUp(server))
+
+    # ---- inside
+
+    async def _ready(self) -> None:
+        await self.started()
+        await self._followed.first_positions()
+        if self._lifetime.ended:
+            raise _stopping_error(self.instance_name)
+
+    async def _open(self) -> Exception | None:
+        cached, server = bool(len(self.caches)), self.served.relay_server
+        self._followed.copy = not self._followed.functions and not cached if self._copy is None else self._copy
+        if cached and not self._followed.wants(CACHES):
+            self.log.warn("nothing invalidates the cached functions: {name} is not among streams", name=CACHES)
+        try:
+            await self.store.open()
+            await self.store.claim(self.instance_name)
+            if self._master is not None:
+                await self._master.started()
+            await self._followed.open()
+        except Exception as error:  # noqa: BLE001 (every caller of start() receives it)
+            if server is not None and not is_temporary(error):
+                server.subscribers.refuse(f"cannot start: {error}")
+            return error
+        if server is not None:
+            server.begin()
+        self._followed.start()
+        return None
+
+    async def _close(self) -> None:
+        server = self.served.relay_server
+        self._lifetime.end()
+        if server is not None:
+            server.subscribers.refuse(Error.STOPPING)
+        self._reporter.end()
+        self._followed.end_waiting()
+        self._waiters.fail(_stopping_error(self.instance_name))
+        if self._start is not None:
+            await share(self._start)
+        await self._followed.stop(self._clock)
+        await self._sources.close()
+        if server is not None:
+            await server.end()
+        await (self.store.close() if self._master is None else self._master.stop())
+
+    def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        """Invalidate the caches of this process by its own facts: no writer sends them back."""
+        if stream == CACHES:
+            self._followed.invalidate(facts)
+
+    # ---- wiring
+
+    def _peers(self) -> list[ReplicationProtocol]:
+        return [each.peer for each in self._clients if isinstance(each, WriterClient) and each.peer is not None]
+
+    def _make_master(self, writes: Sequence[StreamDefinition | str], shared: Mapping[str, Any]) -> Master:
+        return Master(
+            instance_name=self.instance_name,
+            database=self.store,
+            streams=writes,
+            on_commit=self._committed,
+            functions=self._functions,
+            relay=self._relay,
+            **shared,
+        )
+
+    def _make_followed(self, **options: Any) -> FollowedStreams:
+        return FollowedStreams(
+            instance_name=self.instance_name,
+            store=self.store,
+            lifetime=self._lifetime,
+            sources=self._sources,
+            waiters=self._waiters,
+            caches=self.caches,
+            commands=self._functions,
+            written=() if self._master is None else self._master.registry,
+            relay=self._relay,
+            **options,
+        )
+
+    def _make_client(self, endpoint: str, shared: Mapping[str, Any]) -> IWriterLink:
+        relay = self._relay
+        followed: dict[str, Any] = {
+            "instance_name": self.instance_name,
+            "on_received": self._followed.received,
+            "on_lost": self._followed.lost,
+            "on_following": self._followed.following,
+            "on_fault": lambda fault: self._faults.update([fault.kind]),
+            "wall": shared["wall"],
+            "reactor": shared["reactor"],
+        }
+        client: IWriterLink
+        if is_redis(endpoint):
+            client = RedisClient(
+                url=endpoint,
+                password=self._redis_password,
+                channel=self.server_name,
+                wants=self._followed.wants,
+                command=self._functions.taken,
+                **followed,
+            )
+        else:
+            client = WriterClient(
+                endpoint=endpoint,
+                server_name=self.server_name,
+                streams=self._followed.names or (),
+                limits=shared["limits"],
+                greeting=self._reporter.greeting
+                if relay is None
+                else lambda: relay.greeting(self.served.users_syncing()),
+                commands=self._functions.commands,
+                **followed,
+            )
+        self._followed.add_client(client)
+        return client
+
+    def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None]) -> ServedStreams:
+        return ServedStreams(
+            server_name=self.server_name,
+            instance_name=self.instance_name,
+            store=self.store,
+            followed=self._followed,
+            rows=rows,
+            clients=self._clients,
+            faults=self._faults,
+            caches=self.caches,
+            reporter=self._reporter,
+            tokens=TokenCodec(self.store),
+            synapse_requests=self._synapse_requests,
+            master=self._master,
+            relay_server=None if self._relay is None else self._relay.server,
+        )
+
+
+def _stopping_error(instance: InstanceName) -> StoppingError:
+    return StoppingError(f"{instance!r} is stopping", instance=instance)
+
+
+def _refuse_strings(**options: object) -> None:
+    for option, value in options.items():
+        if isinstance(value, str):
+            raise ConfigError(f"{option} is a list, not a string: write {option}=[{value!r}]")
+
+
+def _endpoints(connect: Sequence[str] | None, writers: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the endpoints to connect to: those of ``writers``, then those of ``connect``; ConfigError if none."""
+    if connect is None:
+        connect = () if any("connect" in place for place in writers.values()) else DEFAULT_CONNECT
+    endpoints = [*(place["connect"] for place in writers.values() if "connect" in place), *connect]
+    if not endpoints:
+        raise ConfigError("a worker needs at least one writer to connect to: give connect")
+    return list(dict.fromkeys(endpoints))

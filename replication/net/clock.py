@@ -1,0 +1,35 @@
+"""The clock of a reactor's timers (docs/operations.md, The clock)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
+
+def use_monotonic_clock(reactor: IReactorTime | None = None) -> None:
+    """Let ``reactor`` measure its timers by ``time.monotonic``, so that a change of the wall clock does not stop them.
+
+    Twisted measures them by ``time.time``: after the wall clock is set back by an hour, no timer fires for an hour.
+    Call this once, before the application starts its services; ``twistd replication`` does.  Calls that wait keep the
+    rest of their time.  Afterwards ``reactor.seconds()`` is no longer the time of day: use ``time.time()`` for that.
+    An access log of ``twisted.web`` has wrong dates, because it reads ``reactor.seconds()``.
+    See docs/operations.md (The clock).
+
+    Args:
+        reactor: the reactor to change; without it, the global one.
+
+    """
+    if reactor is None:
+        from twisted.internet import reactor as installed  # noqa: PLC0415 (importing it installs it)
+
+        reactor = cast("IReactorTime", installed)
+    changed = cast("Any", reactor)
+    now = changed.seconds()
+    changed.seconds = time.monotonic
+    for call in changed.getDelayedCalls():
+        left = call.getTime() - now
+        call.seconds = time.monotonic
+        call.reset(left)

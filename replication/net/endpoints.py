@@ -1,0 +1,60 @@
+"""Twisted's endpoint strings and addresses: messages for wrong and failing ones, addresses as text, default URLs."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from replication.errors import TLS_CURE
+
+if TYPE_CHECKING:
+    from twisted.python.failure import Failure
+
+
+def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> str:
+    """Return what is wrong with ``endpoint``, for which Twisted's parser raised ``error``.
+
+    Twisted's parsers raise exceptions of any class.  ``example`` is the form of a plain endpoint.
+    """
+    kind = endpoint.partition(":")[0]
+    if kind in {"ssl", "tls"} and not all(find_spec(each) for each in ("OpenSSL", "service_identity")):
+        return TLS_CURE
+    if kind == "tcp" or str(error).startswith("Unknown endpoint type"):
+        return f"write {example}"
+    return f"not an endpoint ({error})"
+
+
+def describe_connect_error(failure: Failure) -> str:
+    """Return why a connection could not be made: the operating system's name of the error, if it has one."""
+    number = getattr(failure.value, "osError", None)
+    return os.strerror(number) if isinstance(number, int) else failure.getErrorMessage().removesuffix(".")
+
+
+def format_address(address: object) -> str:
+    """Return ``host:port``, or ``unix:path``, of an address of Twisted."""
+    host, port = getattr(address, "host", None), getattr(address, "port", None)
+    if host is None:
+        return f"unix:{os.fsdecode(getattr(address, 'name', None) or b'')}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_redis(endpoint: str) -> bool:
+    """Whether an entry of ``connect`` is the URL of a Redis."""
+    return endpoint.startswith(("redis://", "rediss://", "redis+unix://"))
+
+
+def default_http_url(endpoint: str) -> str | None:
+    """Return the default URL of the HTTP API of the writer at ``endpoint``: the same host, the next port.
+
+    None for every kind of endpoint but ``tcp:``, because only those have a host and a port.
+    """
+    kind, *parts = [part.replace("\\", "") for part in re.split(r"(?<!\\):", endpoint)]
+    named = dict(part.split("=", 1) for part in parts if "=" in part)
+    plain = [part for part in parts if "=" not in part]
+    host = named.get("host") or (plain.pop(0) if plain else "")
+    port = named.get("port") or (plain.pop(0) if plain else "")
+    if kind != "tcp" or not host or not port.isdecimal():
+        return None
+    return f"http://{f'[{host}]' if ':' in host else host}:{int(port) + 1}"

@@ -1,0 +1,41 @@
+"""The parts of connections that are made again for ever, with delays of their own and one log line for each reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from twisted.application.internet import ClientService
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+from twisted.logger import Logger, LogPublisher
+from zope.interface import implementer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class ReportingEndpoint:
+    """An endpoint that reports why it cannot connect: ClientService does not report it."""
+
+    name: str
+    endpoint: IStreamClientEndpoint
+    failed: Callable[[Failure], Failure]
+
+    def __str__(self) -> str:
+        """Return the name that ClientService logs."""
+        return self.name
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+        """Connect."""
+        return self.endpoint.connect(protocolFactory).addErrback(self.failed)
+
+
+class SilentClientService(ClientService):
+    """A ClientService that does not log each of its attempts."""
+
+    _log = Logger(observer=LogPublisher())  # a publisher without observers

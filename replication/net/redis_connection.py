@@ -1,0 +1,204 @@
+"""A connection to Redis: where it is, the login, and the replies of its protocol, RESP2.
+
+``hiredis`` parses the replies: it is the parser of the Redis project, in C, and does no I/O, so Twisted keeps the
+transports, the timers and TLS.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, UNIXClientEndpoint, wrapClientTLS
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+
+from replication.errors import TLS_CURE, ConfigError, ReplicationError, install_command
+from replication.net.endpoints import describe_connect_error
+from replication.net.tls import describe_tls_error
+from replication.urls import Url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from twisted.internet.interfaces import IStreamClientEndpoint
+    from twisted.python.failure import Failure
+
+ANSWER_TIMEOUT: Final = 10.0  # seconds for the confirmation of SUBSCRIBE and PUBLISH
+MAX_MESSAGE: Final = 64 * 2**20  # bytes of one reply; no row of Synapse is near it
+_FORM: Final = "write redis://[user:password@]host:port/db, rediss://… or redis+unix:///path; percent-encode a password"
+_DEFAULT_PORT: Final = 6379
+_PERMISSIONS: Final = "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping"
+_CURES: Final = {
+    "WRONGPASS": "check the user and the password in connect, or the file redis_password_file",
+    "invalid password": "check the password in connect, or the file redis_password_file",
+    "NOAUTH": "Redis requires a password: give redis://user:password@host:port, or redis_password_file",
+    "NOPERM": f"the Redis user lacks a permission: {_PERMISSIONS}",
+    "without any password configured": "this Redis has no password: remove it from connect and redis_password_file",
+    "DENIED": "Redis is in protected mode: set a password there, or let it listen on loopback only",
+}
+
+
+class RedisError(ReplicationError):
+    """What Redis sends cannot be used."""
+
+
+class ReplyError(RedisError):
+    """The answer of Redis is an error."""
+
+
+@attrs.frozen
+class RedisPlace:
+    """What a URL means: where Redis is, and as whom to log in.  The database number does not matter to channels."""
+
+    endpoint: IStreamClientEndpoint
+    user: str
+    password: str = attrs.field(repr=False)
+
+    @classmethod
+    def parse(cls, reactor: Any, url: str, password: str | None = None) -> RedisPlace:
+        """Read a URL; ``password`` is for a URL without one.  ConfigError if the URL cannot be used."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or _DEFAULT_PORT
+        except ValueError as error:
+            raise ConfigError(f"cannot connect to {Url(url)!r}: {_FORM}") from error
+        unix = parts.scheme == "redis+unix"
+        path = re.fullmatch(r"/.+" if unix else r"/?[0-9]*", parts.path)
+        if path is None or bool(host) is unix or parts.query or parts.fragment:
+            raise ConfigError(f"cannot connect to {Url(url)!r}: {_FORM}")
+        place = unquote(parts.path)
+        endpoint: Any = UNIXClientEndpoint(reactor, place) if unix else HostnameEndpoint(reactor, host, port)
+        if parts.scheme == "rediss":
+            try:
+                from twisted.internet.ssl import optionsForClientTLS  # noqa: PLC0415 (an extra)
+
+                endpoint = wrapClientTLS(optionsForClientTLS(host), endpoint)
+            except ImportError as error:
+                raise ConfigError(f"cannot connect to {Url(url)!r}: {TLS_CURE}") from error
+        return cls(endpoint, unquote(parts.username or ""), unquote(parts.password or "") or password or "")
+
+    def login(self) -> list[bytes]:
+        """Return the command that must come first, if there is one."""
+        if not self.password:
+            return []
+        user = [self.user.encode()] if self.user else []
+        return [encode(b"AUTH", *user, self.password.encode())]
+
+
+def encode(*words: bytes) -> bytes:
+    """Return a command in the form of RESP2."""
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in words])
+
+
+def make_parser() -> Any:
+    """Return a parser of replies; ConfigError if ``hiredis`` is not installed."""
+    try:
+        from hiredis import Reader  # noqa: PLC0415 (an extra)
+    except ImportError as error:
+        raise ConfigError(f"redis:// needs hiredis: {install_command('redis')}") from error
+    return Reader(replyError=ReplyError)
+
+
+def describe_error(failure: Failure, channel: str) -> str:
+    """Return why a connection failed, with the cure of what Redis has answered."""
+    if not isinstance(failure.value, ReplyError):
+        return describe_connect_error(failure)
+    text = str(failure.value)[:200]
+    cure = next((cure for words, cure in _CURES.items() if words in text), None)
+    return f"Redis answers {text!r}" + (f"; {cure.format(channel=channel)}" if cure is not None else "")
+
+
+class RedisConnection(Protocol):
+    """A connection to Redis: writes commands, and reads replies."""
+
+    transport: Any
+    tls_error: str | None = None
+    bytes_in = bytes_out = 0
+
+    def connectionMade(self) -> None:
+        """Start to parse."""
+        self._parser = make_parser()
+        self._unparsed = 0  # bytes of a reply that is not complete
+
+    def write(self, *commands: bytes) -> None:
+        """Write encoded commands."""
+        data = b"".join(commands)
+        self.bytes_out += len(data)
+        self.transport.write(data)
+
+    def parse(self, data: bytes) -> list[Any]:
+        """Return the replies that ``data`` completes; RedisError if these are none."""
+        self.bytes_in += len(data)
+        self._unparsed += len(data)
+        replies = []
+        try:
+            self._parser.feed(data)
+            while (reply := self._parser.gets()) is not False:
+                replies.append(reply)
+        except Exception as error:
+            raise RedisError("what it sends is not the protocol of Redis: is this its port?") from error
+        if replies:
+            self._unparsed = 0
+        elif self._unparsed > MAX_MESSAGE:
+            raise RedisError(f"a message has more than {MAX_MESSAGE} bytes")
+        return replies
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Note why TLS failed, if it did."""
+        self.tls_error = describe_tls_error(reason.value, self.transport)
+
+
+class Publication(RedisConnection):
+    """A connection that publishes one message; ``confirmed`` fires with the number of its receivers."""
+
+    def __init__(self, commands: Sequence[bytes]) -> None:
+        self._commands = commands
+        self.confirmed: Deferred[int] = Deferred()
+
+    def connectionMade(self) -> None:
+        """Send everything at once."""
+        super().connectionMade()
+        self.write(*self._commands)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Wait for the first number, or an error."""
+        try:
+            replies = self.parse(data)
+        except RedisError as error:
+            replies = [error]
+        for reply in replies:
+            if self.confirmed.called:
+                return
+            if isinstance(reply, Exception):
+                self.confirmed.errback(reply)
+            elif isinstance(reply, int):
+                self.confirmed.callback(reply)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Fail if there was no answer."""
+        super().connectionLost(reason)
+        if not self.confirmed.called:
+            self.confirmed.errback(RedisError(self.tls_error or "it closed the connection"))
+
+
+def publish(clock: Any, place: RedisPlace, channel: str, message: bytes) -> Deferred[int]:
+    """Publish a message on a connection of its own; fires with the number of subscribers that Redis has sent it to.
+
+    Fails with the error of the connection, or a RedisError.  A connection that is subscribed cannot publish.
+    """
+
+    async def send() -> int:
+        commands = [*place.login(), encode(b"PUBLISH", channel.encode(), message)]
+        factory = Factory.forProtocol(lambda: Publication(commands))
+        factory.noisy = False
+        connection: Any = await place.endpoint.connect(factory).addTimeout(ANSWER_TIMEOUT, clock)
+        try:
+            receivers: int = await connection.confirmed.addTimeout(ANSWER_TIMEOUT, clock)
+        finally:
+            connection.transport.loseConnection()
+        return receivers
+
+    return Deferred.fromCoroutine(send())

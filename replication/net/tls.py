@@ -1,0 +1,54 @@
+"""Why TLS failed, as a sentence with a cure: OpenSSL's own errors name neither."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cryptography.x509 import Certificate
+
+_NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
+_MEANINGS: Final = {  # by words of OpenSSL's reason
+    "wrong version number": _NO_TLS,
+    "packet length too long": _NO_TLS,
+    "record layer failure": _NO_TLS,
+    "http request": "the peer sends HTTP without TLS: write https:// there",
+    "certificate required": "a client certificate is required: a tls: endpoint takes certificate= and privateKey=",
+    "handshake failure": "the peer refuses the handshake: it may require a client certificate",
+    "did not return a certificate": "the peer has no client certificate",
+    "unknown ca": "the peer does not trust the authority of this end's certificate",
+    "certificate expired": "the peer finds that this end's certificate has expired",
+    "bad certificate": "the peer refuses this end's certificate",
+}
+
+
+def describe_tls_error(error: BaseException | None, transport: Any) -> str | None:
+    """Return why TLS failed; None if ``error`` is not an error of TLS.
+
+    ``transport.getHandle()`` is pyOpenSSL's connection, which has the certificate that was refused.
+    """
+    package = type(error).__module__.partition(".")[0]
+    if package == "service_identity":
+        return "TLS failed: the certificate is for another host: connect to a name that it has"
+    if package != "OpenSSL" or error is None:
+        return None
+    reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    text = ", ".join(each[-1] for each in reasons) or str(error) or "the connection was cut off"
+    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
+    if "verify failed" in text:
+        meaning = _why_refused([each.to_cryptography() for each in transport.getHandle().get_peer_cert_chain() or ()])
+    return f"TLS failed: {text}" if meaning is None else f"TLS failed: {meaning} ({text})"
+
+
+def _why_refused(chain: Sequence[Certificate]) -> str:
+    """Return why a chain of certificates, the peer's own first, is refused; the host of each was not compared yet."""
+    now = datetime.now(UTC)
+    for each in chain:
+        if each.not_valid_after_utc < now:
+            return f"the certificate has expired on {each.not_valid_after_utc:%Y-%m-%d}"
+        if each.not_valid_before_utc > now:
+            return f"the certificate is not valid before {each.not_valid_before_utc:%Y-%m-%d}: check the clocks"
+    return "the certificate is of an authority that is not trusted: SSL_CERT_FILE names those that are"

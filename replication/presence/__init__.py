@@ -1,0 +1,1 @@
+"""Which users sync at which process, and where users were last seen."""

@@ -1,0 +1,184 @@
+"""A blocking client of the HTTP API, for the command line and for Spark (docs/http.md).  It imports no Twisted."""
+
+from __future__ import annotations
+
+import json
+import time
+from http import HTTPStatus
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from socket import socket
+from ssl import SSLCertVerificationError
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import attrs
+
+from replication.errors import ReplicationError
+from replication.session.backoff import Backoff
+from replication.web.address import bearer, split_url
+from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, read_page
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from replication.streams.interfaces import Page
+
+_T = TypeVar("_T")
+
+CONNECT_TIMEOUT: Final = 5.0  # seconds to connect, TLS handshake included: a port without TLS never answers one
+TIMEOUT: Final = 60.0  # seconds without a byte of the answer
+FIRST_DELAY: Final = 0.1  # seconds before the first retry; doubled for each further one
+MAX_DELAY: Final = 2.0
+TEMPORARY: Final = frozenset({408, 429, 502, 503, 504})  # statuses after which a request is sent again
+_WIRE: Final = ("SERVER ", "ERROR ", "PING ")  # how the first line of a master's wire begins
+
+
+class HttpError(ReplicationError):
+    """The request failed, and a retry would fail, too: the message names the URL, the reason and the cure.
+
+    ``detail`` is the API's own sentence, if it answered one.
+    """
+
+    detail: str | None = None
+
+
+class UnavailableError(HttpError):
+    """The request failed, and may succeed later: no process answers at the URL, or the status is temporary."""
+
+
+@attrs.frozen
+class StreamInfo:
+    """A stream: the names of its ``fields``, if declared, and each writer's position, up to which facts can be read."""
+
+    fields: tuple[str, ...] | None
+    positions: Mapping[InstanceName, Token]
+
+
+@attrs.define(eq=False, slots=False)
+class HttpClient:
+    """Calls the HTTP API at ``url``, one request at a time, over a connection that it keeps.
+
+    An UnavailableError is retried for ``patience`` seconds, with ``on_retry`` called before each retry.  With
+    ``stream_exists`` that includes 404: a process that has just started may not have received the stream yet.
+    ``unauthorized_hint`` is the advice given if the API requires a secret and ``secret`` is None.
+
+    ConfigError if ``url`` or ``secret`` is invalid.
+    """
+
+    url: str
+    secret: str | None = attrs.field(default=None, repr=False)
+    patience: float = attrs.field(default=0.0, kw_only=True)
+    stream_exists: bool = attrs.field(default=False, kw_only=True)
+    unauthorized_hint: str = attrs.field(default="give --secret-file FILE", kw_only=True)
+    on_retry: Callable[[UnavailableError], object] = attrs.field(default=lambda _: None, kw_only=True)
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        parts = split_url(self.url)
+        make_connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = make_connection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT)
+        self._prefix = parts.path
+        self._headers: dict[str, str | bytes] = {} if self.secret is None else {"Authorization": bearer(self.secret)}
+
+    def close(self) -> None:
+        """Close the connection; the next request opens it again."""
+        self._connection.close()
+
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Return the decoded JSON of the answer; HttpError if there is none."""
+        text = self._retry(lambda: self.request(method, path, body, headers))
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise HttpError(f"{self.url} answers without JSON; is that a replication daemon?") from error
+
+    def stream(self, name: str) -> StreamInfo:
+        """Return a stream's fields and positions; HttpError if there is no such stream."""
+        found = self.call("GET", f"/v1/streams/{quote(name, safe='')}")
+        positions = {each["instance"]: Token(min(each["position"], each["announced"])) for each in found["writers"]}
+        return StreamInfo(None if found["row"] is None else tuple(found["row"]), positions)
+
+    def page(self, stream: str, writer: str, *, after: int, upto: int, limit: int = MAX_PAGE_ROWS) -> Page:
+        """Return a page of facts with ``after < token <= upto``; it reaches beyond ``after``."""
+        query = urlencode({"instance": writer, "from": after, "upto": upto, "limit": limit})
+        path = f"/v1/streams/{quote(stream, safe='')}/updates?{query}"
+
+        def fetch() -> Page:
+            page = read_page(self.request("GET", path), after=Token(after), upto=Token(upto))
+            if page.upto <= after:
+                raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
+            return page
+
+        return self._retry(fetch)
+
+    def pages(self, stream: str, writer: str, *, after: int, upto: int) -> Iterator[Page]:
+        """Yield pages until ``upto``."""
+        while after < upto:
+            page = self.page(stream, writer, after=after, upto=upto)
+            yield page
+            after = page.upto
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Send one request, without retries, and return the body of the answer; HttpError unless its status is 200."""
+        connection = self._connection
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(TIMEOUT)
+            connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
+            response = connection.getresponse()
+            answer = response.read(MAX_ANSWER + 1)
+            if len(answer) > MAX_ANSWER:
+                connection.close()
+                raise HttpError(f"{self.url} answers with more than {MAX_ANSWER} bytes: request fewer rows")
+            if response.length:
+                raise IncompleteRead(answer, response.length)
+        except (OSError, HTTPException) as error:
+            in_handshake = isinstance(connection, HTTPSConnection) and type(connection.sock) is socket
+            connection.close()
+            raise self._failure(error, in_handshake=in_handshake) from error
+        if response.status == HTTPStatus.OK:
+            return answer
+        is_temporary = response.status in TEMPORARY or (self.stream_exists and response.status == HTTPStatus.NOT_FOUND)
+        kind = UnavailableError if is_temporary else HttpError
+        detail = self._detail(response.status, answer)
+        raise kind(f"{self.url} answers {response.status}: {detail or response.reason}", detail=detail)
+
+    def _failure(self, error: Exception, *, in_handshake: bool) -> HttpError:
+        if isinstance(error, BadStatusLine):
+            if str(error).lstrip("'").startswith(_WIRE):
+                return HttpError(f"{self.url} is a wire port, not HTTP; the HTTP port is usually the next one")
+            return UnavailableError(f"{self.url} closed the connection without an HTTP answer")
+        if isinstance(error, SSLCertVerificationError):
+            return HttpError(f"{self.url}: {error.verify_message}; SSL_CERT_FILE names the certificates to trust")
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if in_handshake:
+            plain = f"http{self.url.removeprefix('https')}"
+            return UnavailableError(f"no TLS at {self.url}: {reason}; if that port has no TLS, write {plain}")
+        return UnavailableError(f"cannot reach {self.url}: {reason}; is the daemon running there?")
+
+    def _detail(self, status: int, answer: bytes) -> str | None:
+        if status == HTTPStatus.UNAUTHORIZED and not self._headers:
+            return f"it requires a secret: {self.unauthorized_hint}"
+        try:
+            error = json.loads(answer)
+        except (ValueError, RecursionError):
+            return None
+        return error.get("detail") or error.get("error") if isinstance(error, dict) else None
+
+    def _retry(self, request: Callable[[], _T]) -> _T:
+        deadline, backoff = self.clock() + self.patience, Backoff(FIRST_DELAY, MAX_DELAY)
+        while True:
+            try:
+                return request()
+            except UnavailableError as error:
+                left = deadline - self.clock()
+                if left <= 0:
+                    raise
+                self.on_retry(error)
+            self.sleep(min(backoff.next(), left))

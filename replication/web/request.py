@@ -1,0 +1,177 @@
+"""One request, its parameters, its body and its answer.
+
+A request is refused as soon as its headers allow, and its body is limited.  An error names the parameter that is wrong.
+
+A body that is too large is answered at once.  What still arrives of it is discarded, up to twice the limit; then the
+connection is closed.  A body is stored only if the sender has access and the content type is one that the API reads.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import attrs
+from twisted.web import server
+
+from replication.errors import RemoteProtocolError
+from replication.web.pages import MAX_PAGE_ROWS
+from replication.wire import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from twisted.python.failure import Failure
+
+    from replication.web.site import Api
+    from replication.wire.grammar import Token
+
+BODY_TYPES: Final = ("application/json", "application/x-ndjson")
+KEY_LENGTH: Final = 200  # characters
+
+
+@attrs.frozen
+class Answer:
+    """A status, a body, and additional headers."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+    @classmethod
+    def json(cls, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+        """Return ``value`` as JSON."""
+        return cls(status, grammar.encode_json(value).encode(), headers=headers or {})
+
+
+class RequestError(Exception):
+    """Ends a request with the answer ``{"error", "detail"}`` (docs/http.md, Errors)."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        """Make the answer; ``detail`` is a sentence that names what is wrong."""
+        super().__init__(status, detail)
+        self.answer = Answer.json({"error": HTTPStatus(status).phrase, "detail": detail}, status, headers)
+
+
+class ApiRequest(server.Request):
+    """A request whose body is limited.
+
+    ``api`` is what answers it, known once all headers have arrived.  ``early_error`` is an error that was answered
+    before the body's end.
+    """
+
+    api: Api
+    early_error: RequestError | None = None
+    disconnected = False
+    media_type = ""
+    _stores_body = False
+    _received = 0
+
+    def gotLength(self, length: int | None) -> None:
+        """Decide what to do with a body of ``length`` bytes (None: unknown), now that all headers are here."""
+        self.api = cast("Any", self.channel).site.resource
+        content_type = self.requestHeaders.getRawHeaders(b"content-type", [b""])[0].decode("latin-1")
+        self.media_type = content_type.partition(";")[0].strip().lower()
+        self.content = self._body = BytesIO()
+        self._limit = self.api.max_body
+        self._stores_body = self.media_type in BODY_TYPES and self.api.access_error(self) is None
+        self._check_size(length or 0)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Store or discard a part of the body.  Twisted's own method parses forms into memory."""
+        self._received += len(data)
+        self._check_size(self._received)
+        if self._stores_body:
+            self._body.write(data)
+        elif self._received > 2 * self._limit:
+            self.channel.loseConnection()
+
+    def _check_size(self, size: int) -> None:
+        if size <= self._limit or self.early_error is not None:
+            return
+        self.early_error = RequestError(413, f"a body of more than {self._limit} bytes; send it in parts")
+        self._stores_body = False
+        self.content = self._body = BytesIO()
+        self.clientproto = b"HTTP/1.1"  # Twisted sets it only with the last byte of a request
+        self.requestHeaders.removeHeader(b"expect")  # or Twisted sends 100 Continue after our answer
+        self.channel.persistent = False
+        _write(self, self.early_error.answer, {"connection": "close"})
+
+    def body(self) -> bytes:
+        """Return the body; RequestError if the API does not read its content type."""
+        if self.media_type not in BODY_TYPES:
+            raise RequestError(
+                415, f"content type {self.media_type!r:.80} is not read here; send {' or '.join(BODY_TYPES)}"
+            )
+        return self._body.getvalue()
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Note that no answer can be sent any more."""
+        self.disconnected = True
+        server.Request.connectionLost(self, reason)
+
+    def send(self, answer: Answer) -> None:
+        """Send ``answer``, unless an early error was sent or the client has disconnected."""
+        if self.disconnected:
+            return
+        if self.early_error is None:
+            _write(self, answer, answer.headers)
+        server.Request.finish(self)
+
+
+def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
+    request.setResponseCode(answer.status)
+    request.setHeader("content-type", answer.content_type)
+    request.setHeader("content-length", str(len(answer.body)))
+    request.setHeader("cache-control", "no-store")
+    for name, text in headers.items():
+        request.setHeader(name, text)
+    request.write(answer.body)
+
+
+def read_query(request: ApiRequest, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, str]:
+    """Return the parameters; RequestError if one is unknown, missing, or given twice."""
+    query = {}
+    for name, values in request.args.items():
+        text = name.decode("utf-8", "backslashreplace")
+        if text not in needed and text not in optional:
+            known = ", ".join([*needed, *optional]) or "none"
+            raise RequestError(400, f"unknown parameter {text!r:.60}; known here: {known}")
+        if len(values) > 1:
+            raise RequestError(400, f"parameter {text!r} is given {len(values)} times")
+        query[text] = values[0].decode("utf-8", "backslashreplace")
+    for name in needed:
+        if name not in query:
+            raise RequestError(400, f"parameter {name!r} is missing")
+    return query
+
+
+def read_token(query: Mapping[str, str], name: str) -> Token:
+    """Return the parameter ``name`` as a token, 0 or more; RequestError if it is not one."""
+    try:
+        token = grammar.token(query[name])
+    except RemoteProtocolError as error:
+        raise RequestError(400, f"{name}: {error}") from error
+    if token < 0:
+        raise RequestError(400, f"{name}: {token} is negative; tokens here count upwards, whatever the table does")
+    return token
+
+
+def read_limit(query: Mapping[str, str], default: int) -> int:
+    """Return the parameter ``limit``: 1 to MAX_PAGE_ROWS rows or events; RequestError if it is not one."""
+    limit = read_token(query, "limit") if "limit" in query else default
+    if not 1 <= limit <= MAX_PAGE_ROWS:
+        raise RequestError(400, f"limit: {limit} is not between 1 and {MAX_PAGE_ROWS}")
+    return limit
+
+
+def read_key(request: ApiRequest) -> str | None:
+    """Return the Idempotency-Key, if there is one (docs/http.md, Idempotency keys)."""
+    match request.requestHeaders.getRawHeaders(b"idempotency-key"):
+        case None:
+            return None
+        case [key] if 0 < len(key) <= KEY_LENGTH and key.isascii() and (text := key.decode()).isprintable():
+            return text
+    raise RequestError(400, f"Idempotency-Key: give one key of 1 to {KEY_LENGTH} printable ASCII characters")

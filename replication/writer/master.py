@@ -1,0 +1,372 @@
+"""A master: its streams, the connections that follow them, and its life from start to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from replication.deferreds import Lifetime, StartDeferred, share
+from replication.errors import CommitsLostError, ConfigError, LocalProtocolError, ReplicationError, is_temporary
+from replication.net.broadcast import Broadcast
+from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
+from replication.net.protocol import Limits
+from replication.presence.last_seen import LastSeen
+from replication.presence.syncing import SyncingUsers
+from replication.presence.tracker import PresenceTracker
+from replication.session.connection import Role
+from replication.storage import open_store
+from replication.storage.tables.instances import TokenCodec
+from replication.streams.definitions import CACHES, FEDERATION, StreamDefinition, StreamRegistry
+from replication.streams.positions import MultiWriterToken, token_of
+from replication.urls import Url
+from replication.web.synapse_requests import RequestFunction, SynapseRequests
+from replication.wire import grammar
+from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
+from replication.writer.epochs import begin_epochs
+from replication.writer.external_writers import ExternalWriters
+from replication.writer.positions import Positions
+from replication.writer.publisher import INITIAL_POSITION, Publisher
+from replication.writer.reservation import OpenTransactions
+from replication.writer.served import WrittenStreams
+from replication.writer.stream import StreamWriter
+from replication.writer.subscribers import Subscribers
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Sequence
+
+    from twisted.internet.protocol import Factory
+
+    from replication.streams.facts import Fact
+    from replication.streams.interfaces import IStreamStore
+    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.writer.positions import IRelay
+
+STOP_PATIENCE: Final = 10.0  # seconds in which open transactions must end when this process stops
+
+
+class Master:
+    """Writes streams into one database, and publishes them to the connections that follow.
+
+    The ``caches`` stream is always declared.  To call ``start`` is optional: ``factory()`` and the first ``reserve()``
+    start the master.
+
+    ``failed`` fires with a CommitsLostError if the database has lost commits of this process.  From then on the master
+    writes and publishes nothing: end the process, and start it again.
+
+    Args:
+        server_name: is sent in SERVER; a worker compares it with its own.
+        instance_name: the name of this writer in RDATA and POSITION.
+        database: a URL such as ``sqlite:///app.db`` or ``postgresql://user@host/name``, or a store.
+        streams: names or definitions of the streams to declare.
+        reactor: the reactor; by default the global one.
+        limits: of each connection (docs/configuration.md).
+        slow_open: seconds after which an ID that is still open is named in the log.
+        wall: seconds of the epoch, for PING and cache invalidations.
+        on_commit: called with a stream's name and facts once they are durable, before they are published.
+        functions: the application's functions for commands; by default an empty set.
+        relay: publishes what this process follows to the same connections; None if it follows nothing.
+
+    Raises:
+        ConfigError: an argument cannot be used; the message names it.
+
+    """
+
+    role = "master"
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        server_name: str = "localhost",
+        instance_name: str = "master",
+        database: str | Url | IStreamStore = "sqlite:///replication.db",
+        streams: Sequence[StreamDefinition | str] = (),
+        reactor: Any = None,
+        limits: Limits | None = None,
+        slow_open: float = 60.0,
+        wall: Callable[[], float] = time.time,
+        on_commit: Callable[[StreamName, Sequence[Fact]], object] | None = None,
+        functions: CommandFunctions | None = None,
+        relay: IRelay | None = None,
+    ) -> None:
+        if reactor is None:
+            from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
+        self.server_name = server_name
+        self.instance_name: InstanceName = grammar.instance_name(instance_name)
+        self.limits = limits or Limits()
+        self.wall = wall
+        self.registry = _registry(streams)
+        _check_server_name(server_name, self.limits)
+        self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
+        self._clock = reactor
+        self._on_commit = on_commit
+        self._lifetime = Lifetime(reactor)
+        self._functions = functions or CommandFunctions([Role.WORKER])
+        self._synapse_requests = SynapseRequests()
+        self._streams: dict[StreamName, StreamWriter] = {}
+        self._external = ExternalWriters(reactor, self.store, self.instance_name)
+        self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
+        syncing = SyncingUsers(self._functions.syncing_changed)
+        self._presence = PresenceTracker(reactor, syncing, LastSeen(self.store), self._acknowledged)
+        self._positions = Positions(self.instance_name, self.store, self._streams, reactor)
+        if relay is not None:
+            relay.own, self._presence.forward = self._positions, relay.forward
+        self._transactions = self._make_transactions()
+        self._subscribers = Subscribers(
+            reactor,
+            self._broadcast,
+            positions=relay or self._positions,
+            presence=self._presence,
+            functions=self._functions,
+            server_name=server_name,
+            limits=self.limits,
+            wall=wall,
+        )
+        self.served = self._make_served()
+        self._slow_open = slow_open
+        self._slow_loop = LoopingCall(self._log_slow_transactions)
+        self._slow_loop.clock = reactor
+        self.failed: Deferred[CommitsLostError] = self.store.commits_lost.addCallback(self._fail)
+        self._failure: CommitsLostError | None = None
+        self._start: Deferred[Exception | None] | None = None
+        self._stop: Deferred[None] | None = None
+        self._opened = False
+
+    # ---- life
+
+    def start(self) -> Deferred[None]:
+        """Open the database and read the position of every stream; fires once facts can be written.
+
+        StoreError: the database cannot be used; if it is ``temporary``, call this again.  StoppingError: ``stop`` was
+        called.
+        """
+        return StartDeferred("master.start()", self.started())
+
+    async def started(self) -> None:
+        """Return once facts can be written; raise the error with which the start, or later the master, failed."""
+        self._transactions.check_not_stopping()
+        if self._failure is not None:
+            raise self._failure
+        if self._start is None:
+            self._start = Deferred.fromCoroutine(self._open())
+        if not self._opened:
+            start = self._start
+            error = await share(start)
+            self._transactions.trouble = error if is_temporary(error) else None
+            if is_temporary(error) and self._start is start:
+                self._start = None  # the next call tries again
+            if error is not None:
+                raise error
+
+    def stop(self) -> Deferred[None]:
+        """Let open transactions end, send ``ERROR server stopping`` to every connection, and close the database."""
+        if self._stop is None:
+            self._transactions.stopping = True
+            self._stop = Deferred.fromCoroutine(self._close())
+        return share(self._stop)
+
+    def factory(self) -> Factory:
+        """Return the protocol factory for an endpoint to listen with; starts the master."""
+        self.start().addErrback(lambda failure: self.log.error("cannot start: {why}", why=failure.getErrorMessage()))
+        return self._subscribers
+
+    # ---- streams
+
+    def stream(self, name: str) -> StreamWriter:
+        """Return the writer of a stream; UnknownStreamError if no stream of that name is declared."""
+        writer = self._streams.get(cast("StreamName", name))
+        if writer is None:
+            definition = self.registry[name]
+            if definition.shares is not None:
+                publisher = self.stream(definition.shares).publisher
+            else:
+                publisher = Publisher(
+                    self.instance_name, self.store, self._broadcast, self.limits, self._lifetime, self._clock
+                )
+            writer = StreamWriter(definition, publisher, self._transactions)
+            self._streams[definition.name] = writer
+        return writer
+
+    def token(self, stream: str) -> MultiWriterToken:
+        """Return the position of every writer of a stream, as of the last poll (docs/protocol/ids.md F6)."""
+        return token_of(self._positions.of_writers(self.stream(stream)))
+
+    # ---- commands
+
+    def send(self, *commands: Command) -> None:
+        """Send commands to every connection; LocalProtocolError: a master may not send one, or it cannot be encoded."""
+        self._subscribers.send(*commands)
+
+    def remote_server_up(self, server: str) -> None:
+        """Send REMOTE_SERVER_UP to every connection: ``server`` answers again (docs/protocol/wire.md A4)."""
+        self.send(RemoteServerUp(server))
+
+    def on_command(self, command: type[Command]) -> Callable[[CommandFunction], CommandFunction]:
+        """Register a function for a command of followers: ``function(command, peer)``.
+
+        ``command`` is a class of ``replication.wire.commands``, or a subclass of ``ApplicationCommand``.  ``peer`` is
+        the connection; it has ``name``, ``address`` and ``send()``.  The function may be plain, ``async`` or return a
+        Deferred; an exception in it is logged.  ConfigError: a master does not receive ``command``.
+        """
+        return self._functions.on_command(command)
+
+    def on_syncing(self, function: SyncingFunction) -> SyncingFunction:
+        """Register a function for users that begin or stop to sync: ``function(user_id, syncing)``."""
+        return self._functions.on_syncing(function)
+
+    def on_synapse_request(self, name: str) -> Callable[[RequestFunction], RequestFunction]:
+        """Register the function that answers the HTTP request ``name`` of a Synapse worker: ``function(words, body)``.
+
+        ``words`` are the rest of the path, ``body`` is the decoded JSON object.  The function returns the answer, a
+        dict.  It may be plain, ``async`` or return a Deferred; a ReplicationError refuses.  See docs/http.md.
+        """
+        return self._synapse_requests.on(name)
+
+    @property
+    def syncing(self) -> SyncingUsers:
+        """The users that sync at any process."""
+        return self._presence.syncing
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How many connections were closed for a fault of the peer, by kind."""
+        return self._subscribers.faults
+
+    # ---- inside
+
+    async def _open(self) -> Exception | None:
+        try:
+            await self.store.open()
+            await self.store.claim(self.instance_name)
+            starts: dict[StreamName, Token] = {}
+            # One that counts up may have its rows in the same table as one that counts down, which the store must know.
+            for definition in sorted(self.registry, key=lambda each: not each.negative):
+                await self.store.declare(definition)
+                await self.store.claim_table(definition.name, self.instance_name, copy=False)
+                positions = await self.store.positions(definition.name)
+                await self._positions.find_former_writers(definition, positions)
+                start = max([starts.get(definition.generator, INITIAL_POSITION), *positions.values()])
+                starts[definition.generator] = start
+            for definition in self.registry:
+                self.stream(definition.name)
+            for owner, start in starts.items():
+                publisher = self.stream(owner).publisher
+                publisher.begin(start, self.store.sequence(owner))
+                if start == INITIAL_POSITION:
+                    await publisher.find_first_facts()
+            await self._external.begin(self._streams.values())
+            await begin_epochs(self.store, self.instance_name, self._starts())
+            await self._positions.start()
+        except Exception as error:  # noqa: BLE001 (every caller of start() receives it)
+            await self._external.end()
+            if not is_temporary(error):
+                why = str(error) if isinstance(error, ReplicationError) else f"cannot start: {type(error).__name__}"
+                self._subscribers.refuse(why)
+            return error
+        self._slow_loop.start(max(1.0, self._slow_open / 4), now=False)
+        self._presence.start()
+        self._subscribers.begin()
+        self._opened = True
+        return None
+
+    def _fail(self, error: CommitsLostError) -> CommitsLostError:
+        """Write and publish nothing any more: a later fact would hide from followers that others are lost."""
+        self._failure = error
+        self._positions.stop()
+        self._lifetime.end()
+        self._subscribers.close_all(str(error))
+        return error
+
+    async def _close(self) -> None:
+        self._subscribers.refuse("server stopping")
+        if self._start is not None:
+            await share(self._start)
+        if self._slow_loop.running:
+            self._slow_loop.stop()
+        self._positions.stop()
+        await self._transactions.finish(STOP_PATIENCE)
+        await self._external.end()
+        await self._positions.poll()
+        self._lifetime.end()
+        await self._subscribers.end()
+        await self._presence.stop()
+        await self.store.close()
+
+    def _starts(self) -> dict[StreamName, Token]:
+        """Return where each stream begins that this process writes into a table, except with external writers."""
+        return {
+            name: writer.published
+            for name, writer in self._streams.items()
+            if writer.outgoing.may_write and writer.outgoing.memory_log is None and writer.publisher.ids.horizon is None
+        }
+
+    def _make_transactions(self) -> OpenTransactions:
+        return OpenTransactions(
+            self.instance_name,
+            self.store,
+            clock=self._clock,
+            wall=self.wall,
+            ready=self.started,
+            caches=lambda: self.stream(CACHES).outgoing,
+            on_commit=self._committed,
+        )
+
+    def _make_served(self) -> WrittenStreams:
+        return WrittenStreams(
+            server_name=self.server_name,
+            instance_name=self.instance_name,
+            streams=self._streams,
+            stream=self.stream,
+            positions=self._positions,
+            transactions=self._transactions,
+            external=self._external,
+            subscribers=self._subscribers,
+            presence=self._presence,
+            tokens=TokenCodec(self.store),
+            synapse_requests=self._synapse_requests,
+        )
+
+    def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
+        if self._on_commit is not None:
+            self._on_commit(stream, facts)
+        self._external.wake(stream)
+
+    def _acknowledged(self, sender: InstanceName, token: Token) -> None:
+        writer = self._streams.get(FEDERATION)
+        if writer is not None:
+            writer.outgoing.acknowledge(sender, token)
+
+    def _log_slow_transactions(self) -> None:
+        for stream, first, age in self._transactions.oldest_first():
+            if age < self._slow_open:
+                break
+            self.log.warn(
+                "ID {token} of stream {stream} has been open for {age:.0f} s: no later fact can be published",
+                token=first,
+                stream=stream.definition.name,
+                age=age,
+            )
+
+
+def _registry(streams: Sequence[StreamDefinition | str]) -> StreamRegistry:
+    if isinstance(streams, (str, StreamDefinition)):
+        raise ConfigError(f"streams is a list, not a {type(streams).__name__}: write streams=[{streams!r}]")
+    registry = StreamRegistry([StreamDefinition(each) if isinstance(each, str) else each for each in streams])
+    for each in registry:
+        if each.position_name is not None:
+            raise ConfigError(f"stream {each.name!r} has a position_name: another program writes it, so none can here")
+    if CACHES not in registry:
+        registry.declare(StreamDefinition(CACHES, row=("cache_func", "keys", "invalidation_ts")))
+    return registry
+
+
+def _check_server_name(server_name: str, limits: Limits) -> None:
+    try:
+        encode_line(Server(server_name), limits.line_limit)
+    except LocalProtocolError as error:
+        raise ConfigError(f"server_name {server_name[:40]!r}: {error}") from error

@@ -1,0 +1,199 @@
+"""The positions in one database: once a second, those of this process are stored, and those of others are read.
+
+This process also publishes the positions of former writers.  A follower finds a writer by its POSITION.  A writer
+that was renamed or removed sends none, so its facts would never be fetched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from replication.errors import StoreError
+from replication.session.encoder import EncodedLines, encode_position
+from replication.streams.definitions import CACHES, StreamDefinition
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorTime
+
+    from replication.net.broadcast import Broadcast
+    from replication.net.protocol import ReplicationProtocol
+    from replication.streams.interfaces import IStreamStore
+    from replication.wire.commands import Command
+    from replication.writer.stream import StreamWriter
+
+POLL_INTERVAL: Final = 1.0  # seconds
+
+
+class IPositions(Protocol):
+    """What answers REPLICATE."""
+
+    def refresh(self) -> Deferred[None] | None:
+        """Return what ``lines`` must wait for; None if it need not wait."""
+        ...
+
+    def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:
+        """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
+        ...
+
+
+class IRelay(IPositions, Protocol):
+    """What a process publishes of other writers; ``own`` are the positions that it answers beside its own."""
+
+    broadcast: Broadcast
+    own: IPositions | None
+
+    def forward(self, peer: ReplicationProtocol | None, command: Command) -> None:
+        """Send a follower's command to the writers."""
+        ...
+
+
+class Positions:
+    """The positions of the streams that this process may write.
+
+    ``lines`` answers REPLICATE; ``poll`` stores this process's positions and follows those of other writers.
+
+    Where the definition lists a stream's writers, every other instance name is a former writer.  Where it does not, a
+    writer that is absent at start counts as one until it has come back.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        instance_name: InstanceName,
+        store: IStreamStore,
+        streams: Mapping[StreamName, StreamWriter],
+        clock: IReactorTime,
+    ) -> None:
+        self._instance_name = instance_name
+        self._store = store
+        self._streams = streams
+        self._former: dict[StreamName, Mapping[InstanceName, Token]] = {}
+        self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
+        self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
+        self._warnings = 0  # how many of the store's warnings are logged
+        self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
+        self._loop.clock = clock
+
+    async def find_former_writers(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
+        """Find the former writers of a stream among the writers that have ``positions``."""
+        name, ours = definition.name, not definition.in_tables
+        self._former[name] = {
+            writer: position
+            for writer, position in positions.items()
+            if ours and definition.writers and writer != NO_WRITER and not definition.written_by(writer)
+        }
+        others = positions.keys() - {self._instance_name, NO_WRITER}
+        if not others or definition.writers or definition.in_memory or not ours:
+            return
+        others -= {*await self._store.claimed_elsewhere(others)}
+        pages = {
+            writer: await self._store.facts(name, writer, after=Token(0), upto=positions[writer], limit=1)
+            for writer in others
+        }
+        self._absent[name] = {writer for writer, page in pages.items() if page.facts}
+
+    async def start(self) -> None:
+        """Store the positions of streams with several writers, then poll once a second; StoreError if that fails."""
+        await self._store_positions([each for each in self._streams.values() if each.shared])
+        self._log_warnings()
+        self._loop.start(POLL_INTERVAL, now=False)
+
+    def stop(self) -> None:
+        """Stop polling."""
+        if self._loop.running:
+            self._loop.stop()
+
+    async def poll(self) -> None:
+        """Follow other writers, store the positions, and claim the name again if the database has lost the claim."""
+        self._log_warnings()
+        try:
+            await self._follow_others()
+            await self._store_positions([*self._streams.values()])
+            await self._store.claim(self._instance_name)
+        except StoreError:  # an append reports it; the next poll tries again
+            return
+
+    def former(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return the position of each former writer of a stream."""
+        return self._former.get(stream, {})
+
+    def refresh(self) -> Deferred[None] | None:
+        """Read which absent writers have come back, before ``lines``; None if none was absent."""
+        return Deferred.fromCoroutine(self._forget_returned()) if any(self._absent.values()) else None
+
+    def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:
+        """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
+        lines = []
+        for name, writer in self._streams.items():
+            ours = writer.definition.written_by(self._instance_name) and writer.publisher.ids.horizon_known
+            if ours and (not streams or name in streams):
+                former = self.former(name).items()
+                lines += [encode_position(name, instance, position, position) for instance, position in former]
+                lines.append(writer.outgoing.position())
+        return lines
+
+    def of_writers(
+        self, writer: StreamWriter, stored: Mapping[StreamName, Mapping[InstanceName, Token]] | None = None
+    ) -> dict[InstanceName, Token]:
+        """Return each writer's position in a stream; ``stored`` are newer positions than the last poll's."""
+        definition = writer.definition
+        found = (self._others if stored is None else stored).get(definition.name, {})
+        others = {name: found[name] for name in found if name not in (self._instance_name, NO_WRITER)}
+        if definition.written_by(self._instance_name):
+            others[self._instance_name] = writer.published
+        return others
+
+    async def _forget_returned(self) -> None:
+        """Stop publishing positions for writers that have come back.
+
+        A follower that is connected to both processes would otherwise receive those positions out of order.
+        """
+        for stream, absent in self._absent.items():
+            if absent:
+                absent.difference_update(await self._store.claimed_elsewhere(absent))
+                positions = await self._store.positions(stream)
+                self._former[stream] = {writer: positions[writer] for writer in absent & positions.keys()}
+
+    async def _follow_others(self) -> None:
+        """Move the positions of idle streams to where other writers are: no follower then waits for this process.
+
+        See docs/protocol/publishing.md D1 and docs/protocol/ids.md F4.  No follower waits for the caches stream, and
+        its positions, repeated by all writers, would be a flood (docs/protocol/traps.md 20).
+        """
+        shared = [
+            writer
+            for writer in self._streams.values()
+            if writer.shared
+            and writer.publisher.ids.horizon is None
+            and writer.definition.written_by(self._instance_name)
+            and writer.definition.name != CACHES
+        ]
+        known = {writer.definition.name: writer.outgoing.stored for writer in shared if not writer.outgoing.memory_log}
+        if shared:
+            self._others = await self._store.stored_positions()
+        if any(self._others.get(name, {}).get(self._instance_name, 0) < stored for name, stored in known.items()):
+            await self._store.verify()
+        for writer in shared:
+            found = self._others.get(writer.definition.name, {})
+            writer.publisher.follow(max(found.values(), default=INITIAL_POSITION))
+
+    async def _store_positions(self, writers: Iterable[StreamWriter]) -> None:
+        writes = {each.outgoing: write for each in writers if (write := each.outgoing.unstored_position()) is not None}
+        if writes:
+            await self._store.transaction().commit([*writes.values()])
+        for outgoing, write in writes.items():
+            outgoing.stored = max(outgoing.stored, write.upto)
+
+    def _log_warnings(self) -> None:
+        for warning in self._store.warnings[self._warnings :]:
+            self.log.warn("{warning}", warning=warning)
+        self._warnings = len(self._store.warnings)

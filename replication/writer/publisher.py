@@ -1,0 +1,353 @@
+"""Publishing: settled facts are sent to subscribers, in the order of their IDs.
+
+A fact waits in the reorder buffer of its stream until every smaller ID is complete.  Streams that share their IDs have
+one publisher, which sends their facts in one order: a Synapse has one position for all of them (docs/protocol/traps.md
+17).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from replication.errors import NotAWriterError, StoreError
+from replication.logs import TroubleLog
+from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_position
+from replication.streams.facts import Fact, fact_bytes, texts_of
+from replication.streams.ids import StreamIds
+from replication.streams.interfaces import ISequence, IStreamStore, Page, Write
+from replication.streams.memory_log import InMemoryLog
+from replication.streams.reorder_buffer import ReorderBuffer
+from replication.wire.grammar import InstanceName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from twisted.internet.interfaces import IReactorTime
+    from twisted.python.failure import Failure
+
+    from replication.deferreds import Lifetime
+    from replication.net.broadcast import Broadcast
+    from replication.net.protocol import Limits
+    from replication.streams.definitions import StreamDefinition
+    from replication.wire.grammar import StreamName
+
+T = TypeVar("T")
+# Of an empty stream, whose first ID is 2.  Only tables of the application may have a fact at ID 1: a stream of an empty
+# one begins at 0, unless ID 1 was used up (docs/protocol/ids.md F5).
+INITIAL_POSITION: Final = Token(1)
+NO_WRITER: Final = InstanceName("")  # its stored position covers IDs that no row of any writer shows
+# An in-memory stream stores a position that is so many IDs ahead: a restart reuses no ID (docs/protocol/traps.md 29).
+IDS_AHEAD: Final = 10_000
+RETRY_AFTER: Final = 1.0  # seconds, when the store fails
+PAGE_ROWS: Final = 5_000
+
+
+class PublishedStream:
+    """One stream of this process: the facts that wait, the published position and the stored one.
+
+    ``published`` is the position that every subscriber has received.  ``stored`` is the position in the database; every
+    ID up to it is complete.  ``reorder_buffer`` holds the facts that wait.  ``memory_log`` holds the facts of an
+    in-memory stream, and is None for others.
+    """
+
+    def __init__(self, definition: StreamDefinition, instance_name: InstanceName, publisher: Publisher) -> None:
+        self.definition = definition
+        self.ids = publisher.ids
+        self.may_write = definition.written_by(instance_name)
+        self._instance_name = instance_name
+        self._publisher = publisher
+        self.refused = 0  # facts with a row that is none of this stream, or too large
+        self.begin(INITIAL_POSITION)
+
+    def begin(self, start: Token) -> None:
+        """Start over with every ID up to ``start`` published."""
+        self.published = start
+        self.memory_log = InMemoryLog(self.definition) if self.definition.in_memory else None
+        # Several writers each store a position, also at INITIAL_POSITION.  A table of the application may have ID 1.
+        alone = self.ids.sequence is None and not self.definition.in_tables
+        self.stored = INITIAL_POSITION if alone else Token(0)
+        self.has_first_fact = False  # whether there is a fact at ID 1; it matters while ``published`` is 1
+        self.reorder_buffer = ReorderBuffer(start)
+        self._storing: dict[Token, Token] = {}  # positions that commits in progress store, by the first ID of each
+
+    def check_writer(self) -> None:
+        """Raise NotAWriterError if this instance may not write here."""
+        if not self.may_write:
+            raise NotAWriterError(
+                f"{self._instance_name!r} may not write to {self.definition.name!r}; "
+                f"its writers: {', '.join(self.definition.writers)}",
+                stream=self.definition.name,
+                instance=self._instance_name,
+            )
+
+    async def reserve(self, count: int) -> Sequence[Token]:
+        """Return ``count`` new IDs, which are open until ``complete`` is called with them."""
+        try:
+            return await self.ids.reserve(count)
+        except BaseException:
+            self._publisher.publish()  # facts that waited for these IDs
+            raise
+
+    def writes(self, facts: Sequence[Fact], *, alone: bool) -> Sequence[Write]:
+        """Return what a transaction stores to commit ``facts``; nothing for an in-memory stream.
+
+        No ID is open at or below a stored position: replay relies on it.  A fact without rows above that position is
+        covered by a position of ``NO_WRITER``.
+
+        A transaction that commits ``alone`` leaves the position to ``unstored_position``.  Otherwise it would lock the
+        row of the position until its commit is durable, and delay other transactions of the stream.
+        """
+        if self.memory_log is not None:
+            return []
+        name, settled = self.definition.name, Token(0)
+        if not alone or self.ids.sequence is None:
+            settled = self.ids.within_horizon(self.ids.pending.settled_with([token for token, _ in facts]))
+            self._storing[facts[0].token] = settled
+        bare = [token for token, texts in facts if not texts and token > settled]
+        if not bare:
+            return [Write(name, self._instance_name, settled, facts)]
+        with_rows = [fact for fact in facts if fact.texts]
+        writes = [Write(name, self._instance_name, settled, with_rows)] if with_rows or settled else []
+        return [*writes, Write(name, NO_WRITER, bare[-1])]
+
+    def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
+        """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled."""
+        self.ids.pending.complete(tokens)
+        stored = self._storing.pop(tokens[0], self.stored)
+        if facts:
+            if self.memory_log is None:
+                self.stored = max(self.stored, stored)
+                self.ids.durable = max(self.ids.durable, facts[-1].token)
+            if self.ids.horizon is None:
+                self.reorder_buffer.add([fact for fact in facts if fact.texts])
+        self._publisher.publish()
+
+    def acknowledge(self, sender: InstanceName, token: Token) -> None:
+        """Drop facts of an in-memory stream that every sender has acknowledged (docs/protocol/wire.md A4)."""
+        if self.memory_log is not None:
+            self.memory_log.acknowledge(sender, min(token, self.published))
+
+    def unstored_position(self) -> Write | None:
+        """Return what stores the settled position; None if the database has it, or if this process may not write."""
+        settled = self.ids.settled
+        if self.memory_log is not None or settled <= self.stored or not self.may_write:
+            return None
+        return Write(self.definition.name, self._instance_name, settled)
+
+    def position(self) -> EncodedLines:
+        """Return the POSITION line that answers REPLICATE (docs/protocol/publishing.md D4)."""
+        if self.has_first_fact and self.published == INITIAL_POSITION:
+            return self.gap(self.published)
+        return encode_position(self.definition.name, self._instance_name, self.published, self.published)
+
+    def gap(self, upto: Token) -> EncodedLines:
+        """Return the POSITION with which every follower fetches what it lacks up to ``upto``."""
+        return encode_gap(self.definition.name, self._instance_name, upto)
+
+
+def encode_within(
+    limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
+) -> Sequence[EncodedLines] | None:
+    """Return the lines of ``encode_facts``; None if they are too many to queue, and a gap is published instead."""
+    chunks = [*encode_facts(stream, writer, facts, after=after, upto=upto, line_limit=limits.line_limit)]
+    size, lines = sum([len(each.data) for each in chunks]), sum([each.lines for each in chunks])
+    return None if size > limits.max_queued_bytes or lines > limits.max_queued_lines else chunks
+
+
+@attrs.define(eq=False, repr=False)
+class Publisher:
+    """Publishes one stream, or several streams that share their IDs."""
+
+    log = Logger()
+    _instance_name: InstanceName
+    _store: IStreamStore
+    _broadcast: Broadcast
+    _limits: Limits
+    _lifetime: Lifetime
+    _clock: IReactorTime
+    ids: StreamIds = attrs.field(init=False, factory=lambda: StreamIds(INITIAL_POSITION))
+    streams: list[PublishedStream] = attrs.field(init=False, factory=list)
+    trouble: TroubleLog = attrs.field(init=False, factory=lambda: TroubleLog(Publisher.log))  # of the store
+    # A call of the store is in progress: nothing else is published meanwhile.
+    _busy: bool = attrs.field(init=False, default=False)
+
+    def add(self, definition: StreamDefinition) -> PublishedStream:
+        """Publish one more stream with these IDs; log lines name the first one."""
+        stream = PublishedStream(definition, self._instance_name, self)
+        self.streams.append(stream)
+        return stream
+
+    def begin(self, start: Token, sequence: ISequence | None = None) -> None:
+        """Start over with every ID up to ``start`` published; ``sequence`` is None if only this process writes."""
+        self.ids.begin(start, None if self.streams[0].definition.in_memory else sequence)
+        for stream in self.streams:
+            stream.begin(start)
+
+    def begin_with_external_writers(self) -> None:
+        """Publish from the database only, and only up to the horizon: external writers write there, too."""
+        (stream,) = self.streams
+        self.ids.begin_with_external_writers()
+        stream.published = Token(0)
+
+    async def find_first_facts(self) -> None:
+        """Read which streams have a fact at ID 1; to be called before ID 1 is published."""
+        for stream in [each for each in self.streams if each.definition.in_tables]:
+            page = await self.page(stream, after=Token(0), upto=INITIAL_POSITION, limit=1)
+            stream.has_first_fact = bool(page.facts)
+
+    def raise_horizon(self, upto: Token) -> None:
+        """Note that no external writer can still commit an ID at or below ``upto``; publish what has settled.
+
+        The first call starts the stream there.  ``upto`` survives a crash of the server, so no position is stored
+        before it is published.
+        """
+        first = not self.ids.horizon_known
+        self.ids.raise_horizon(upto)
+        if first:
+            (stream,) = self.streams
+            stream.published = self.ids.settled
+            self._broadcast.publish(stream.definition.name, stream.position())
+        self.publish()
+
+    def follow(self, seen: Token) -> None:
+        """Note that other writers' facts reach ``seen``; with no open ID, this writer's position moves there, too.
+
+        It need not be stored before it is published: a start begins at the largest position of all writers.
+        """
+        if seen > self.ids.pending.highest:
+            self.ids.pending.note(seen)
+            self.ids.durable = max(self.ids.durable, seen)
+            self.publish()
+
+    def publish(self) -> None:
+        """Send to all subscribers what has settled since the last call."""
+        if self._busy:
+            return
+        ids, settled = self.ids, self.ids.settled
+        if ids.horizon is not None:
+            (stream,) = self.streams
+            if ids.horizon_known and settled > stream.published:
+                self._run(self._publish_from_store(stream, stream.published, settled))
+            return
+        if len(self.streams) > 1:
+            self._publish_in_one_order(min(settled, ids.durable))
+        else:
+            (stream,) = self.streams
+            batch = stream.reorder_buffer.release(min(settled, ids.durable))
+            if batch is not None and batch.spilled:
+                self._run(self._publish_from_store(stream, batch.after, batch.upto))
+                return
+            if batch is not None:
+                self._send(stream, batch.facts, batch.after, batch.upto)
+        if settled > ids.durable:  # the last IDs have no rows in the database: a position is stored before it is sent
+            self._run(self._store_position(self.streams[0], settled))
+
+    async def page(self, stream: PublishedStream, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts of this process as ``IStreamStore.facts`` does; an in-memory stream reads its memory log."""
+        if stream.memory_log is not None:
+            stream.memory_log.expire(self._clock.seconds())
+            return stream.memory_log.page(after=after, upto=upto, limit=limit)
+        name = stream.definition.name
+        return await self._store.facts(name, self._instance_name, after=after, upto=upto, limit=limit)
+
+    # ---- inside
+
+    def _publish_in_one_order(self, upto: Token) -> None:
+        """Send what has settled in all streams, in the order of the IDs that they share."""
+        batches = [(each, batch) for each in self.streams if (batch := each.reorder_buffer.release(upto)) is not None]
+        facts = [fact for _, batch in batches for fact in batch.facts]
+        limits = self._limits
+        too_much = fact_bytes(facts) > limits.max_queued_bytes or len(texts_of(facts)) > limits.max_queued_lines
+        if too_much or any(batch.spilled for _, batch in batches):
+            for stream, _ in batches:
+                self._send_gap(stream, upto)
+            return
+        numbered = ([(fact.token, stream, fact) for fact in batch.facts] for stream, batch in batches)
+        for stream, run in groupby(merge(*numbered, key=itemgetter(0)), itemgetter(1)):
+            some = [fact for _, _, fact in run]
+            self._send(stream, some, stream.published, some[-1].token)
+        for stream, _ in batches:
+            if stream.published < upto:
+                self._send(stream, (), stream.published, upto)
+
+    def _send(self, stream: PublishedStream, facts: Sequence[Fact], after: Token, upto: Token) -> None:
+        """Send ``facts``, all that the stream has in ``(after, upto]``, to its subscribers."""
+        if stream.memory_log is not None:
+            stream.memory_log.add(facts, self._clock.seconds())
+        name = stream.definition.name
+        chunks = encode_within(self._limits, name, self._instance_name, facts, after=after, upto=upto)
+        if chunks is None:
+            self._send_gap(stream, upto)
+            return
+        for chunk in chunks:
+            self._broadcast.publish(name, chunk)
+        stream.has_first_fact = stream.has_first_fact or (after == 0 and bool(facts))
+        stream.published = upto
+
+    def _send_gap(self, stream: PublishedStream, upto: Token) -> None:
+        """Send a POSITION that makes each subscriber fetch the facts in pages: they are too many to queue."""
+        self._broadcast.publish(stream.definition.name, stream.gap(upto))
+        stream.has_first_fact = stream.has_first_fact or stream.published == 0
+        stream.published = upto
+
+    async def _publish_from_store(self, stream: PublishedStream, after: Token, upto: Token) -> None:
+        room = self._limits.max_queued_lines // 2
+        while after < upto:
+            if room < 0:  # so many rows are better fetched, by each subscriber at its own pace
+                self._send_gap(stream, upto)
+                return
+            page = await self._retry(partial(self.page, stream, after=after, upto=upto, limit=PAGE_ROWS))
+            self._send(stream, page.facts, after, page.upto)
+            after = page.upto
+            room -= len(texts_of(page.facts))
+
+    async def _store_position(self, stream: PublishedStream, settled: Token) -> None:
+        writer = self._instance_name
+        if stream.memory_log is not None:  # far ahead, so that this is rare; no writer's own position may be there
+            settled, writer = Token(settled + IDS_AHEAD), NO_WRITER
+        write = Write(stream.definition.name, writer, settled)
+        await self._retry(lambda: self._store.transaction().commit([write]))
+        stream.stored = max(stream.stored, settled)
+        self.ids.durable = max(self.ids.durable, settled)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` while nothing else is published, then publish what settled meanwhile.
+
+        ``work`` fails only when this process stops.  Nothing is published after that: later rows would hide the gap.
+        """
+        self._busy = True
+
+        async def publish_on() -> None:
+            await work
+            self._busy = False
+            self.publish()
+
+        def failed(failure: Failure) -> None:
+            if not self._lifetime.ended:
+                name = self.streams[0].definition.name
+                self.log.failure("{name}: nothing is published any more", failure, name=name)
+
+        Deferred.fromCoroutine(publish_on()).addErrback(failed)
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``ask`` while the store fails: what is committed must be published, however long that takes."""
+        name = self.streams[0].definition.name
+        while True:
+            try:
+                answer = await ask()
+            except StoreError as error:
+                if self._lifetime.ended:
+                    raise
+                self.trouble.report("stream {stream} is not published: {error}", error=error, stream=name)
+            else:
+                self.trouble.end("stream {stream} is published again", stream=name)
+                return answer
+            await self._lifetime.sleep(RETRY_AFTER)

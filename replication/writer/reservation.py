@@ -1,0 +1,293 @@
+"""Writing a fact: IDs are reserved, rows are written in one transaction, commit or rollback completes the IDs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger
+
+from replication.caches import encode_key
+from replication.deferreds import shield
+from replication.errors import RowError, StoppingError, StoreError, StreamError
+from replication.streams.facts import Fact, check_size
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from twisted.internet.interfaces import IReactorTime
+
+    from replication.streams.interfaces import ISqlExecutor, IStreamStore, ITransaction, Receipt
+    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.writer.publisher import PublishedStream
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False, repr=False)
+class Reservation:
+    """A reserved stream ID, and the fact that is being written under it.
+
+    ``token`` is the ID, ``texts`` are the rows so far as JSON texts.
+    ``async with stream.reserve() as fact`` makes one.
+    """
+
+    _stream: PublishedStream
+    token: Token
+    _transaction: FactTransaction[Any]
+    texts: list[str] = attrs.field(init=False, factory=list)
+
+    @property
+    def stream_id(self) -> int:
+        """The ID as a table of this stream holds it: negative in a negative stream."""
+        return -self.token if self._stream.definition.negative else self.token
+
+    async def write(self, row: object) -> None:
+        """Add ``row`` to the fact.
+
+        RowError: it is not JSON, or lacks the declared fields.  StreamError: the block has been left.
+        """
+        self._transaction.check_open()
+        self.texts.append(self._stream.definition.encode(row))
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one SQL statement of the application in this fact's transaction, and return its rows.
+
+        ``parameters`` replace ``?`` on SQLite and ``%s`` on PostgreSQL.  StoreError: the database refuses.
+
+        On SQLite the transaction holds the database's write lock from its first statement on: do not wait for the
+        network between statements.
+        """
+        return await self._transaction.database_transaction().execute(sql, parameters)
+
+    async def run(self, function: Callable[[ISqlExecutor], T]) -> T:
+        """Call ``function`` in this fact's transaction, on the database's thread; return or raise what it does."""
+        return await self._transaction.database_transaction().run(function)
+
+    def invalidate(self, cache: str, keys: Sequence[object] | None) -> Deferred[None]:
+        """Add a fact on the caches stream to this transaction: every process drops an entry of ``cache``.
+
+        ``keys`` are the arguments of the cached call; None drops all entries.  RowError: ``keys`` is a string.  The
+        returned Deferred has fired already.
+        """
+        self._transaction.invalidate(cache, keys)
+        return succeed(None)
+
+
+@attrs.define(eq=False, repr=False)
+class OpenTransactions:
+    """The fact transactions in progress in this process.
+
+    Args:
+        store: makes the database's transactions.
+        clock: seconds of any clock, for the age of open IDs.
+        wall: seconds of the epoch, for cache invalidations.
+        ready: returns once facts can be written; raises the error of a start that failed.
+        caches: returns the caches stream.
+        on_commit: is called with each stream's facts once they are durable, before they are published.
+
+    """
+
+    _instance_name: InstanceName
+    store: IStreamStore
+    clock: IReactorTime
+    wall: Callable[[], float]
+    ready: Callable[[], Awaitable[None]]
+    caches: Callable[[], PublishedStream]
+    on_commit: Callable[[StreamName, Sequence[Fact]], object]
+    stopping: bool = attrs.field(init=False, default=False)
+    trouble: Exception | None = attrs.field(init=False, default=None)  # why the start is tried again
+    _open: dict[FactTransaction[Any], None] = attrs.field(init=False, factory=dict)  # oldest first
+    _idle: Deferred[None] | None = attrs.field(init=False, default=None)
+
+    def begin(self, transaction: FactTransaction[Any]) -> None:
+        """Note a transaction that reserves IDs; StoppingError if this process is stopping."""
+        self.check_not_stopping()
+        self._open[transaction] = None
+
+    def check_not_stopping(self) -> None:
+        """Raise StoppingError if this process is stopping."""
+        if self.stopping:
+            raise StoppingError(f"{self._instance_name!r} is stopping", instance=self._instance_name)
+
+    def end(self, transaction: FactTransaction[Any]) -> None:
+        """Forget a transaction: all its IDs are complete."""
+        del self._open[transaction]
+        if self._idle is not None and not self._open and not self._idle.called:
+            self._idle.callback(None)
+
+    def oldest_first(self) -> Iterable[tuple[PublishedStream, Token, float]]:
+        """Yield, for each transaction and stream, the first open ID and its age in seconds."""
+        now = self.clock.seconds()
+        for transaction in self._open:
+            for stream, tokens in transaction.held.items():
+                yield stream, tokens[0], now - transaction.since
+
+    async def finish(self, patience: float) -> None:
+        """Let the open transactions end for ``patience`` seconds, then roll back the rest."""
+        if self._open:
+            self._idle = Deferred()
+            await self._idle.addTimeout(patience, self.clock, lambda _result, _seconds: None)
+        for transaction in list(self._open):
+            try:
+                await transaction.abandon()
+            except StoreError as error:
+                FactTransaction.log.error("cannot roll back while stopping: {error}", error=str(error))
+
+
+@attrs.define(eq=False, repr=False)
+class FactTransaction(Generic[T]):
+    """Reserved IDs and one transaction of the database, as an asynchronous context manager.
+
+    Leaving the block commits, or rolls back after an exception.  Either way the IDs are complete then.  ``give`` is
+    called with the reservations, and returns what ``async with`` binds.
+    """
+
+    log = Logger()
+
+    _all: OpenTransactions
+    stream: PublishedStream
+    _count: int
+    _give: Callable[[list[Reservation]], T]
+    since: float = attrs.field(init=False, default=0.0)  # seconds of ``clock``
+    held: dict[PublishedStream, Sequence[Token]] = attrs.field(init=False, factory=dict)  # the reserved IDs
+    _transaction: ITransaction | None = attrs.field(init=False, default=None)
+    _reservations: list[Reservation] = attrs.field(init=False, factory=list)
+    _invalidations: list[str] = attrs.field(init=False, factory=list)  # rows of one fact on the caches stream
+    _begun: bool = attrs.field(init=False, default=False)
+    _ended: str | None = attrs.field(init=False, default=None)  # how, for later calls
+    _complete: bool = attrs.field(init=False, default=False)
+
+    async def __aenter__(self) -> T:
+        """Reserve the IDs.  StoppingError: this process is stopping.  StoreError: the database gives no IDs."""
+        await self._all.ready()
+        self._reservations = [Reservation(self.stream, token, self) for token in await self.begin()]
+        return self._give(self._reservations)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit or roll back.  If the caller is cancelled meanwhile, that still runs to its end.
+
+        RowError: a fact is too large.  The block is then rolled back.
+        """
+        if kind is None:
+            try:
+                self._check_sizes()
+            except RowError:
+                self.stream.refused += 1
+                await shield(self._roll_back())
+                raise
+            await shield(self.commit([Fact(each.token, tuple(each.texts)) for each in self._reservations]))
+            return
+        rolled_back = shield(self._roll_back())
+        if issubclass(kind, GeneratorExit):  # the coroutine was closed: it cannot await anything
+            rolled_back.addErrback(lambda failure: self.log.failure("cannot roll back a closed block", failure=failure))
+        else:
+            await rolled_back
+
+    async def begin(self) -> Sequence[Token]:
+        """Reserve the IDs and return them, once; StoppingError or StoreError as ``__aenter__``."""
+        if self._begun:
+            raise StreamError("a reservation is used once: call reserve() again")
+        self._begun = True
+        self._all.begin(self)
+        self.since = self._all.clock.seconds()
+        try:
+            return await self._hold(self.stream, self._count)
+        except BaseException:
+            self._complete_all({})
+            raise
+
+    async def commit(self, facts: Sequence[Fact], receipt: Receipt | None = None) -> None:
+        """Store a fact for each ID, and the cache invalidations; complete the IDs, also if that fails."""
+        try:
+            self.check_open()
+            alone = self._transaction is not None  # without statements, a commit is shared with others that wait
+            self._ended = "complete: write inside its 'async with' block"
+            committed = {self.stream: facts}
+            if self._invalidations:
+                committed |= await self._reserve_invalidation()
+            writes = [write for stream, some in committed.items() for write in stream.writes(some, alone=alone)]
+            if writes or receipt is not None or alone:  # else everything lives in memory
+                await (self._transaction or self._all.store.transaction()).commit(writes, receipt)
+        except BaseException:
+            self._complete_all({})
+            raise
+        self._complete_all(committed)
+
+    async def abandon(self) -> None:
+        """Roll back a block that did not end in time when this process stops."""
+        if self._ended is None:
+            await self._roll_back("rolled back: this process is stopping")
+
+    def check_open(self) -> None:
+        """Raise StreamError if the block has been left, StoppingError if this process stopped before that."""
+        if self._ended is not None:
+            raise self._ended_error()
+
+    def database_transaction(self) -> ITransaction:
+        """Return the transaction of the database that all these facts share."""
+        self.check_open()
+        if self._transaction is None:
+            self._transaction = self._all.store.transaction()
+        return self._transaction
+
+    def invalidate(self, cache: str, keys: Sequence[object] | None) -> None:
+        """Add a row to this transaction's fact on the caches stream."""
+        self.check_open()
+        if isinstance(keys, (str, bytes)):
+            raise RowError(f"keys are a list of arguments, not {keys!r}: write [{keys!r}]")
+        caches = self._all.caches()
+        caches.check_writer()
+        encoded = None if keys is None else list(encode_key(keys))
+        text = caches.definition.encode([cache, encoded, int(self._all.wall() * 1000)])
+        (self._reservations[0].texts if caches is self.stream else self._invalidations).append(text)
+
+    def _check_sizes(self) -> None:
+        for each in self._reservations:
+            check_size(each.texts)
+        check_size(self._invalidations)
+
+    def _ended_error(self) -> StreamError:
+        return (StoppingError if self._all.stopping else StreamError)(f"this fact is {self._ended}")
+
+    async def _hold(self, stream: PublishedStream, count: int) -> Sequence[Token]:
+        tokens = await stream.reserve(count)
+        if self._complete:  # abandoned meanwhile
+            stream.complete(tokens, ())
+            raise self._ended_error()
+        self.held[stream] = tokens
+        return tokens
+
+    async def _reserve_invalidation(self) -> dict[PublishedStream, Sequence[Fact]]:
+        """Return the fact of the caches stream.  Its ID is reserved last: the stream waits for the commit only."""
+        caches = self._all.caches()
+        try:
+            (token,) = await self._hold(caches, 1)
+        except BaseException:
+            if self._transaction is not None:
+                await self._transaction.rollback()
+            raise
+        return {caches: [Fact(token, tuple(self._invalidations))]}
+
+    async def _roll_back(self, how: str = "rolled back") -> None:
+        self._ended = how
+        try:
+            if self._transaction is not None:
+                await self._transaction.rollback()
+        finally:
+            self._complete_all({})
+
+    def _complete_all(self, committed: Mapping[PublishedStream, Sequence[Fact]]) -> None:
+        if self._complete:
+            return
+        self._complete = True
+        for stream, tokens in self.held.items():
+            facts = committed.get(stream, ())
+            if facts:
+                self._all.on_commit(stream.definition.name, facts)
+            stream.complete(tokens, facts)
+        self._all.end(self)

@@ -1,0 +1,232 @@
+"""The subscribers of this process: the first lines to each, the answer to REPLICATE, and the end of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+
+from replication.errors import LocalProtocolError
+from replication.net.peer_log import PeerLog
+from replication.net.protocol import Limits, ReplicationProtocol
+from replication.session.connection import Fault, Received, Role, Rows, check_direction
+from replication.streams.interfaces import Sample
+from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from twisted.internet.interfaces import IAddress, IReactorTime
+
+    from replication.net.broadcast import Broadcast
+    from replication.net.command_functions import CommandFunctions
+    from replication.presence.tracker import PresenceTracker
+    from replication.wire.grammar import StreamName
+    from replication.writer.positions import IPositions
+
+CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
+MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
+NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Subscribers(Factory):
+    """The connections that follow this process: their protocol factory, and their ``IConnectionOwner``.
+
+    A peer that connects before ``begin`` is greeted at once; its REPLICATE is answered after ``begin``.
+
+    Args:
+        clock: the reactor.
+        broadcast: sends lines to all connections.
+        positions: answers REPLICATE.
+        presence: receives each command that is about users, and each disconnection.
+        functions: the application's functions for commands.
+        server_name: is sent in SERVER.
+        limits: of each connection.
+        wall: seconds of the epoch, for PING.
+
+    """
+
+    noisy = False
+    log = Logger()
+    _clock: IReactorTime
+    _broadcast: Broadcast
+    _positions: IPositions
+    _presence: PresenceTracker
+    _functions: CommandFunctions
+    _server_name: str
+    _limits: Limits
+    _wall: Callable[[], float]
+    faults: Counter[str] = attrs.field(init=False, factory=Counter)  # connections closed for one, by its kind
+    _peer_log: PeerLog = attrs.field(init=False, factory=PeerLog)
+    _received: Counter[str] = attrs.field(init=False, factory=Counter)  # commands, by word
+    _accepted: int = attrs.field(init=False, default=0)  # connections
+    _closed: str | None = attrs.field(init=False, default=None)  # why no connection is accepted
+    # By peer; None after ``begin``.
+    _waiting: dict[ReplicationProtocol, list[Replicate]] | None = attrs.field(init=False, factory=dict)
+    # Of all connections, also of those that are closing.
+    _transports: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
+    _past: Counter[str] = attrs.field(init=False, factory=Counter)  # lines and bytes of connections that are gone
+    _empty: Deferred[None] | None = attrs.field(init=False, default=None)  # fires when no transport is left
+
+    def logPrefix(self) -> str:
+        """Return the name of this factory in Twisted's log lines."""
+        return "the wire"
+
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
+        """Return a protocol in the role of a master."""
+        return ReplicationProtocol(
+            Role.MASTER, self, self._clock, self._limits, commands=self._functions.commands, wall=self._wall
+        )
+
+    def __iter__(self) -> Iterator[ReplicationProtocol]:
+        """All connections, oldest first."""
+        return iter(self._broadcast)
+
+    def begin(self) -> None:
+        """Answer the REPLICATE commands that wait, and from now on answer at once."""
+        waiting, self._waiting = self._waiting or {}, None
+        for peer, asked in waiting.items():
+            for command in asked:
+                self._answer(peer, command.streams)
+
+    def refuse(self, why: str) -> None:
+        """Close every connection that waits for ``begin``, and every new one, with ``ERROR why``."""
+        self._closed = why
+        for peer in list(self._waiting or ()):
+            peer.close(why)
+
+    def close_all(self, why: str) -> None:
+        """Close every connection, and every new one, with ``ERROR why``; nothing that is queued is sent."""
+        self._closed = why
+        for peer in list(self._transports):
+            peer.close(why)
+
+    def send(self, *commands: Command) -> None:
+        """Send commands to every connection; LocalProtocolError: a master may not send one, or it cannot be encoded."""
+        for command in commands:
+            check_direction(Role.MASTER, type(command))
+        lines = b"".join([encode_line(each, self._limits.line_limit) for each in commands])
+        for peer in self._broadcast:
+            peer.write(lines, len(commands))
+
+    async def end(self) -> None:
+        """Close every connection with ``ERROR server stopping``; abort those that do not read it in time."""
+        self._broadcast.flush()
+        for peer in list(self._transports):
+            peer.close(Error.STOPPING)
+        if self._transports:
+            self._empty = Deferred()
+            await self._empty.addTimeout(CLOSE_PATIENCE, self._clock, lambda _result, _seconds: None)
+        for peer in list(self._transports):
+            peer.abort()
+
+    def samples(self) -> Iterable[Sample]:
+        """Yield the metrics of the connections."""
+        peers = list(self._broadcast)
+        yield Sample("connections", "gauge", "Connections that follow this writer.", len(peers))
+        yield Sample("connections_total", "counter", "Connections accepted.", self._accepted)
+        for word, count in self._received.items():
+            yield Sample("commands_total", "counter", "Commands received from followers.", count, {"command": word})
+        queued = sum(peer.queued_bytes for peer in peers)
+        yield Sample("queued_bytes", "gauge", "Bytes queued for peers that do not read.", queued)
+        for unit in ("lines", "bytes"):
+            for way in ("in", "out"):
+                total = self._past[f"{unit}_{way}"] + sum(getattr(peer, f"{unit}_{way}") for peer in peers)
+                yield Sample(f"{unit}_total", "counter", f"{unit.capitalize()} of the wire.", total, {"direction": way})
+        for kind, count in self.faults.items():
+            text = "Connections closed for a fault of the peer."
+            yield Sample("faults_total", "counter", text, count, {"kind": kind})
+
+    # ---- IConnectionOwner
+
+    def peer_connected(self, peer: ReplicationProtocol) -> None:
+        """Send SERVER and PING; from now on the connection receives what is published."""
+        self._accepted += 1
+        self._transports.add(peer)
+        if self._closed is not None:
+            peer.close(self._closed)
+            return
+        peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
+        self._broadcast.add(peer)
+        if self._waiting is not None:
+            self._waiting[peer] = []
+
+    def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
+        """Act on commands."""
+        for command in received:
+            match command:
+                case Replicate(streams):
+                    if self._waiting is not None and peer in self._waiting:
+                        self._waiting[peer] = [*self._waiting[peer], command][-MAX_REPLICATE:]
+                    else:
+                        self._answer(peer, streams)
+                case Name(name):
+                    self._peer_log.named(peer, name[:NAME_LENGTH])
+                case Ping():
+                    self._peer_log.pinged(peer)
+                case Error(Error.STOPPING):
+                    self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
+                case Error(text):
+                    self._peer_log.error(peer, "{name} ({address}) sent ERROR: {error}", repr(text[:200]))
+                case RemoteServerUp():
+                    self._relay(peer, command)
+            if not isinstance(command, Rows | Fault):
+                self._received[command.WORD] += 1
+                self._presence.receive(peer, command)
+                self._functions.receive(peer, command)
+
+    def peer_failed(self, peer: ReplicationProtocol, fault: Fault) -> None:
+        """Count and log the fault for which a connection is closed."""
+        self.faults[fault.kind] += 1
+        self._peer_log.error(peer, "closing {name} ({address}): {error}", fault.text)
+
+    def peer_disconnected(self, peer: ReplicationProtocol) -> None:
+        """Remove a connection."""
+        if peer.tls_error is not None:
+            self._peer_log.error(peer, "{name} ({address}): {error}", peer.tls_error)
+        self._broadcast.remove(peer)
+        self._peer_log.lost(peer)
+        self._presence.lost(peer)
+        if self._waiting is not None:
+            self._waiting.pop(peer, None)
+        for figure in ("lines_in", "lines_out", "bytes_in", "bytes_out"):
+            self._past[figure] += getattr(peer, figure)
+
+    def transport_closed(self, peer: ReplicationProtocol) -> None:
+        """Remove a transport."""
+        self._transports.discard(peer)
+        if self._empty is not None and not self._transports and not self._empty.called:
+            self._empty.callback(None)
+
+    # ---- inside
+
+    def _relay(self, origin: ReplicationProtocol, command: RemoteServerUp) -> None:
+        """Send REMOTE_SERVER_UP on to all connections except ``origin`` (docs/protocol/traps.md 9)."""
+        try:
+            line = encode_line(command, self._limits.line_limit)
+        except LocalProtocolError as error:  # it was parsed, but it cannot be sent: it had two CR at its end
+            origin.fail(Fault(str(error), "bad line"))
+            return
+        for peer in self._broadcast:
+            if peer is not origin:
+                peer.write(line, 1)
+
+    def _answer(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
+        """Answer REPLICATE as soon as possible; close the connection if the database does not answer."""
+        refreshed = self._positions.refresh()
+        if refreshed is None:
+            self._send_positions(peer, streams)
+            return
+        refreshed.addCallback(lambda _: self._send_positions(peer, streams) if peer in self else None)
+        refreshed.addErrback(lambda failure: peer.close(failure.getErrorMessage()))
+
+    def _send_positions(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
+        """Send positions to this connection only, after all that was published before (docs/protocol/traps.md 19)."""
+        self._broadcast.restrict(peer, streams)
+        lines = self._positions.lines(streams)
+        peer.write(b"".join(each.data for each in lines), len(lines))
