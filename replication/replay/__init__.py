@@ -1,4 +1,4 @@
-"""History as RDATA: segments written by Spark, read for catch-up, and streams as a Spark source."""
+"""The public names of replay and Spark source (docs/spark.md); ``python -m replication.replay`` is the command."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replication.replay.datasource import ReplicationDataSource
-    from replication.replay.job import open_session, replay
+    from replication.spark.datasource import ReplicationDataSource
+    from replication.spark.job import open_session, replay
 
 __all__ = ["ReplicationDataSource", "open_session", "replay"]
 
-_ELSEWHERE = {
-    "ReplicationDataSource": "replication.replay.datasource",
-    "open_session": "replication.replay.job",
-    "replay": "replication.replay.job",
+_MODULES = {
+    "ReplicationDataSource": "replication.spark.datasource",
+    "open_session": "replication.spark.job",
+    "replay": "replication.spark.job",
 }
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module when it is first used: workers that only catch up have no Spark."""
-    if name not in _ELSEWHERE:
+    """Import a public name at its first use: workers that only read segments have no Spark."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_ELSEWHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

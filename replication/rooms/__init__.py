@@ -1,1 +1,1 @@
-"""The graph of events behind the streams ``events`` and ``backfill``: its rules, without I/O (``protocol``, H)."""
+"""Room graphs: events, state groups, extremities and state resolution, without I/O (docs/protocol/rooms.md)."""

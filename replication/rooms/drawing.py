@@ -1,26 +1,28 @@
-"""A room's graph as a picture: Graphviz, or SVG with a row per event, oldest at the bottom, as one reads a log."""
+"""A room's graph as a picture: Graphviz text, or SVG with one row per event, newest at the top."""
 
 from __future__ import annotations
 
-from html import escape
+import html
 from typing import TYPE_CHECKING, Final
 
 import attrs
+
+from replication.errors import escape
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 ROW: Final = 22  # pixels
-LANE: Final = 18
-LEFT: Final = 66  # where the first lane is
-TEXT: Final = 420  # what labels need
+COLUMN: Final = 18
+LEFT: Final = 66  # x of the first column
+TEXT: Final = 420  # width of the labels
 TOP: Final = 58
 SHORT: Final = 12  # characters of an event's ID that are shown
 
 
 @attrs.frozen
-class Mark:
-    """An event as it is drawn; of the kind ``missing`` is one that we do not have, a backward extremity."""
+class EventMark:
+    """A drawn event; the kind ``missing`` stands for a backward extremity, which is not stored."""
 
     event_id: str
     label: str
@@ -31,7 +33,7 @@ class Mark:
     is_state: bool = False
 
 
-# What each kind looks like: fill, outline, and what the legend calls it.
+# For each kind: fill, outline, name in the legend.
 KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "plain": ("#5b7083", "#34495e", "event"),
     "state": ("#2471a3", "#154360", "state event"),
@@ -41,23 +43,23 @@ KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "missing": ("#ffffff", "#a93226", "missing (backward extremity)"),
 }
 FORWARD: Final = ("#28b463", "forward extremity")
-LANES: Final = ("#34495e", "#2471a3", "#8e44ad", "#117864", "#b9770e", "#a93226")
+COLUMN_COLOURS: Final = ("#34495e", "#2471a3", "#8e44ad", "#117864", "#b9770e", "#a93226")
 
 
-def whole(marks: Iterable[Mark], backward: Collection[str]) -> list[Mark]:
-    """Return the marks, newest first, with one for each backward extremity that they lead to."""
+def with_missing(marks: Iterable[EventMark], backward: Collection[str]) -> list[EventMark]:
+    """Return the marks, newest first, with a mark for each backward extremity that they name."""
     known = {mark.event_id: mark for mark in marks}
     above: dict[str, int] = {}
     for mark in known.values():
         for prev in mark.prev_event_ids:
             if prev in backward and prev not in known:
                 above[prev] = min(above.get(prev, mark.depth), mark.depth)
-    gaps = [Mark(each, "not here", max(depth - 1, 0), 0, (), "missing") for each, depth in above.items()]
+    gaps = [EventMark(each, "not here", max(depth - 1, 0), 0, (), "missing") for each, depth in above.items()]
     return sorted([*known.values(), *gaps], key=lambda it: (it.depth, it.order, it.event_id), reverse=True)
 
 
-def spell_dot(room_id: str, marks: Sequence[Mark], forward: Collection[str]) -> str:
-    """Return Graphviz text; events of one depth share a rank."""
+def encode_dot(room_id: str, marks: Sequence[EventMark], forward: Collection[str]) -> str:
+    """Return Graphviz text; events of equal depth share a rank."""
     lines = [
         f"digraph {_quote(room_id)} {{",
         '  rankdir="BT"; node [style="filled", fontname="sans-serif", fontsize=10];',
@@ -86,50 +88,51 @@ def spell_dot(room_id: str, marks: Sequence[Mark], forward: Collection[str]) -> 
     return "\n".join([*lines, "}", ""])
 
 
-def spell_svg(room_id: str, marks: Sequence[Mark], forward: Collection[str]) -> str:
-    """Return an SVG: marks in the order given, newest first, a lane for each branch."""
-    lanes = _lanes(marks)
+def encode_svg(room_id: str, marks: Sequence[EventMark], forward: Collection[str]) -> str:
+    """Return an SVG of ``marks``, newest first, with a column for each branch."""
+    columns = _columns(marks)
     rows = {mark.event_id: row for row, mark in enumerate(marks)}
-    width = LEFT + LANE * (max(lanes.values(), default=0) + 2) + TEXT
+    width = LEFT + COLUMN * (max(columns.values(), default=0) + 2) + TEXT
     height = TOP + ROW * (len(marks) + 1)
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 960)}" height="{height}" '
             f'font-family="sans-serif" font-size="12">'
         ),
-        f'<rect width="100%" height="100%" fill="#ffffff"/><text x="12" y="20" font-size="14">{escape(room_id)}</text>',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="12" y="20" font-size="14">{_markup(room_id)}</text>',
         *_legend(),
         *_bands(marks, max(width, 960)),
     ]
     for mark in marks:
-        here = lanes[mark.event_id], rows[mark.event_id]
-        parts += [_edge(mark, *here, lanes[prev], rows[prev]) for prev in mark.prev_event_ids if prev in rows]
-    text_x = LEFT + LANE * (max(lanes.values(), default=0) + 1)
+        here = columns[mark.event_id], rows[mark.event_id]
+        parts += [_edge(mark, *here, columns[prev], rows[prev]) for prev in mark.prev_event_ids if prev in rows]
+    text_x = LEFT + COLUMN * (max(columns.values(), default=0) + 1)
     for row, mark in enumerate(marks):
         y = _y(row)
         colour = "#999999" if mark.kind in ("outlier", "missing") else "#1b2631"
-        short = f'<tspan fill="#99a3a4" font-family="monospace">{escape(_short(mark.event_id))}</tspan>'
-        parts += _node(mark, _x(lanes[mark.event_id]), y, is_forward=mark.event_id in forward)
-        parts += [f'<text x="{text_x}" y="{y + 4}" fill="{colour}">{escape(mark.label)} {short}</text>']
+        short = f'<tspan fill="#99a3a4" font-family="monospace">{_markup(_short(mark.event_id))}</tspan>'
+        parts += _node(mark, _x(columns[mark.event_id]), y, is_forward=mark.event_id in forward)
+        parts += [f'<text x="{text_x}" y="{y + 4}" fill="{colour}">{_markup(mark.label)} {short}</text>']
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _lanes(marks: Sequence[Mark]) -> dict[str, int]:
-    """Return a lane per event: its own branch's, which its first predecessor takes over."""
-    lanes: dict[str, int] = {}
-    expected: list[str | None] = []  # per lane, the event that it leads down to
+def _columns(marks: Sequence[EventMark]) -> dict[str, int]:
+    """Return each event's column: that of its branch, which goes on to the first of its ``prev_events``."""
+    columns: dict[str, int] = {}
+    expected: list[str | None] = []  # for each column, the next event below
     shown = {mark.event_id for mark in marks}
     for mark in marks:
-        mine = [lane for lane, wanted in enumerate(expected) if wanted == mark.event_id]
-        lane = mine[0] if mine else _free(expected)
-        lanes[mark.event_id] = lane
+        mine = [column for column, wanted in enumerate(expected) if wanted == mark.event_id]
+        column = mine[0] if mine else _free(expected)
+        columns[mark.event_id] = column
         for each in mine:
             expected[each] = None
         for place, prev in enumerate([each for each in mark.prev_event_ids if each in shown]):
-            if prev in expected or prev in lanes:
+            if prev in expected or prev in columns:
                 continue
-            expected[lane if place == 0 and expected[lane] is None else _free(expected)] = prev
-    return lanes
+            expected[column if place == 0 and expected[column] is None else _free(expected)] = prev
+    return columns
 
 
 def _free(expected: list[str | None]) -> int:
@@ -139,8 +142,8 @@ def _free(expected: list[str | None]) -> int:
     return len(expected) - 1
 
 
-def _x(lane: int) -> int:
-    return LEFT + LANE * lane
+def _x(column: int) -> int:
+    return LEFT + COLUMN * column
 
 
 def _y(row: int) -> int:
@@ -150,16 +153,16 @@ def _y(row: int) -> int:
 def _legend() -> Iterator[str]:
     x = 18
     for kind, (_, _, name) in KINDS.items():
-        mark = Mark("", "", 0, 0, (), kind, is_state=kind == "state")
+        mark = EventMark("", "", 0, 0, (), kind, is_state=kind == "state")
         yield from _node(mark, x, 40, is_forward=False)
         yield f'<text x="{x + 11}" y="44">{name}</text>'
         x += 30 + 7 * len(name)
-    yield from _node(Mark("", "", 0, 0, ()), x, 40, is_forward=True)
+    yield from _node(EventMark("", "", 0, 0, ()), x, 40, is_forward=True)
     yield f'<text x="{x + 13}" y="44">{FORWARD[1]}</text>'
 
 
-def _bands(marks: Sequence[Mark], width: int) -> Iterator[str]:
-    """Shade every other depth, and number them."""
+def _bands(marks: Sequence[EventMark], width: int) -> Iterator[str]:
+    """Yield the numbers of the depths, and a shade for every other depth."""
     shaded, last = False, None
     for row, mark in enumerate(marks):
         if mark.depth != last:
@@ -170,19 +173,19 @@ def _bands(marks: Sequence[Mark], width: int) -> Iterator[str]:
             yield f'<rect x="0" y="{y}" width="{width}" height="{ROW}" fill="#000000" opacity="0.03"/>'
 
 
-def _edge(mark: Mark, lane: int, row: int, low_lane: int, low_row: int) -> str:
-    x, y, low_x, low_y = _x(lane), _y(row), _x(low_lane), _y(low_row)
-    colour = LANES[low_lane % len(LANES)]
+def _edge(mark: EventMark, column: int, row: int, low_column: int, low_row: int) -> str:
+    x, y, low_x, low_y = _x(column), _y(row), _x(low_column), _y(low_row)
+    colour = COLUMN_COLOURS[low_column % len(COLUMN_COLOURS)]
     dashes = ' stroke-dasharray="3 3" opacity="0.5"' if mark.kind == "outlier" else ""
-    if lane == low_lane:
+    if column == low_column:
         path = f"M{x} {y} V{low_y}"
-    else:  # over to the other lane at once: it is kept free from here down
+    else:  # change the column at once: it is free from here downwards
         middle = y + ROW // 2
         path = f"M{x} {y} C{x} {middle} {low_x} {middle} {low_x} {min(y + ROW, low_y)} V{low_y}"
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
 
 
-def _node(mark: Mark, x: int, y: int, *, is_forward: bool) -> Iterator[str]:
+def _node(mark: EventMark, x: int, y: int, *, is_forward: bool) -> Iterator[str]:
     fill, line, _ = KINDS[mark.kind]
     dashes = ' stroke-dasharray="2 2"' if mark.kind in ("outlier", "missing") else ""
     style = f'fill="{fill}" stroke="{line}" stroke-width="1.5"{dashes}'
@@ -203,8 +206,13 @@ def _short(event_id: str) -> str:
     return event_id if len(event_id) <= SHORT else f"{event_id[:SHORT]}…"
 
 
+def _markup(text: str) -> str:
+    """Return ``text`` for SVG, which may not have control characters."""
+    return html.escape(escape(text))
+
+
 def _quote(text: str, *, keep_breaks: bool = False) -> str:
-    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    text = escape(text).replace("\\", "\\\\").replace('"', '\\"')
     if keep_breaks:
         text = text.replace("\\\\n", "\\n")
     return f'"{text}"'

@@ -1,8 +1,4 @@
-"""One node of a room's graph: what it says, and what we hold of it.
-
-An event comes as a mapping (JSON) and is checked once, here: whatever is wrong raises RoomError, which names the event
-and the field.
-"""
+"""Events: the nodes of a room's graph, checked when they are read from JSON, and their rows in the streams."""
 
 from __future__ import annotations
 
@@ -13,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
-from replication.errors import RoomError
+from replication.errors import RoomError, RowError
 from replication.wire import grammar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_spell = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
 
 StateKey = tuple[str, str]  # type and state_key
-StateMap = Mapping[StateKey, str]  # to the ID of the event that says so
+StateMap = Mapping[StateKey, str]  # to the ID of the event that sets the key
 
-MAX_DEPTH: Final = 2**53 - 1  # what a double still counts exactly
-MAX_PREV_EVENTS: Final = 20  # of an event that comes in (protocol H4)
+MAX_DEPTH: Final = 2**53 - 1  # the largest integer that a double represents exactly
+MAX_PREV_EVENTS: Final = 20  # of a received event (docs/protocol/rooms.md H4)
 MAX_AUTH_EVENTS: Final = 10
-MAX_OWN_PREV_EVENTS: Final = 10  # of a new event of ours
+MAX_OWN_PREV_EVENTS: Final = 10  # of a new local event
 MAX_NAME: Final = 255  # characters of an ID, a type or a state key
 
 CREATE: Final = "m.room.create"
@@ -35,7 +31,7 @@ MEMBER: Final = "m.room.member"
 REDACTION: Final = "m.room.redaction"
 RELATIONS: Final = frozenset(("m.annotation", "m.reference", "m.replace", "io.element.thread"))
 
-# What others write beside an event, and we derive: it may be there, and says nothing.
+# Fields that other software adds to an event; they are derived or not needed here, and ignored.
 _IGNORED: Final = frozenset(
     ("name", "hashes", "signatures", "unsigned", "origin", "stream_ordering", "topological_ordering", "state_group")
 )
@@ -43,11 +39,14 @@ _IGNORED: Final = frozenset(
 
 @attrs.frozen
 class Event:
-    """An event as it was handed in; ``depth`` None asks for it to be computed.
+    """An event as a caller gives it, with what its receiver has determined about it (``outlier`` to ``state_before``).
 
-    ``outlier`` to ``state_before`` are not of the event, but of this copy: what its receiver found out about it.
-    ``rejected`` is a reason; ``state_before`` are the state events before it, None to derive them: IDs or, for
-    events that are not stored yet, (type, state_key, event_id).
+    Attributes:
+        depth: None to compute it.
+        rejected: the reason, None if the event is not rejected.
+        state_before: the state events before it, None to derive them: event IDs or, for events that are not stored
+            yet, (type, state_key, event_id).
+
     """
 
     event_id: str
@@ -70,51 +69,51 @@ class Event:
 
     @classmethod
     def read(cls, room_id: str, source: object) -> Self:
-        """Return the event that a mapping describes; RoomError names what is wrong with it."""
+        """Return the event of a JSON object; RoomError names the event and the invalid field."""
         if not isinstance(source, Mapping):
             raise RoomError(f"an event is an object, not a {type(source).__name__}")
-        who = f"event {str(source.get('event_id', 'without event_id'))[:100]!r}"
+        subject = f"event {str(source.get('event_id', 'without event_id'))[:100]!r}"
         for name in ("event_id", "type", "prev_event_ids"):
             if name not in source:
-                raise RoomError(f"{who}: {name} is missing")
+                raise RoomError(f"{subject}: {name} is missing")
         values: dict[str, Any] = {}
         for name, value in source.items():
             if name in _IGNORED:
                 continue
             if name not in _CHECKS:
-                raise RoomError(f"{who}: unknown field {str(name)[:100]!r}; known are {', '.join(_CHECKS)}")
+                raise RoomError(f"{subject}: unknown field {str(name)[:100]!r}; known are {', '.join(_CHECKS)}")
             wanted, check, convert = _CHECKS[name]
             if not check(value):
-                raise RoomError(f"{who}: {name} must be {wanted}")
+                raise RoomError(f"{subject}: {name} must be {wanted}")
             values[name] = convert(value)
         if values.setdefault("room_id", room_id) != room_id:
-            raise RoomError(f"{who}: its room is {values['room_id']!r}, not {room_id!r}")
+            raise RoomError(f"{subject}: its room is {values['room_id']!r}, not {room_id!r}")
         for name, most in (("prev_event_ids", MAX_PREV_EVENTS), ("auth_event_ids", MAX_AUTH_EVENTS)):
             if len(values.get(name, ())) > most:
-                raise RoomError(f"{who}: {len(values[name])} {name}; at most {most} may be named")
+                raise RoomError(f"{subject}: {len(values[name])} {name}; at most {most} are allowed")
         if values["event_id"] in values["prev_event_ids"]:
-            raise RoomError(f"{who} names itself among its prev_event_ids: that is a cycle")
+            raise RoomError(f"{subject} names itself in its prev_event_ids: that is a cycle")
         event = cls(**values)
         try:
-            event.text  # noqa: B018 - spelt once, here, where it can still be refused
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RoomError(f"{who}: content is not JSON: {error}") from error
+            grammar.check_nesting([event.text])  # encoded here, where it can still be refused
+        except (TypeError, ValueError, RecursionError, RowError) as error:
+            raise RoomError(f"{subject}: content is not JSON: {error}") from error
         return event
 
     @property
     def key(self) -> StateKey | None:
-        """What of the state it sets; None if it is not a state event."""
+        """The key of the state that it sets, None if it is not a state event."""
         return None if self.state_key is None else (self.type, self.state_key)
 
     @property
     def membership(self) -> str | None:
-        """The membership that an ``m.room.member`` event gives."""
+        """The membership that an ``m.room.member`` event sets, None for other events."""
         found = self.content.get("membership") if self.type == MEMBER else None
         return found if isinstance(found, str) else None
 
     @property
     def relates_to(self) -> str | None:
-        """The event that it annotates, refers to, replaces or continues."""
+        """The event that it annotates, references, replaces or continues in a thread."""
         relation = self.content.get("m.relates_to")
         if not isinstance(relation, Mapping):
             return None
@@ -123,17 +122,17 @@ class Event:
 
     @property
     def is_good(self) -> bool:
-        """Whether it may be a forward extremity."""
+        """Whether the event may be a forward extremity."""
         return not self.outlier and self.rejected is None and not self.soft_failed
 
     @cached_property
     def text(self) -> str:
-        """What never changes of it, but for its depth, as JSON: equal for two copies of one event."""
-        return _spell({name: getattr(self, name) for name in _FIXED})
+        """Its immutable fields without the depth, as JSON; equal for two copies of one event."""
+        return _encode({name: getattr(self, name) for name in _FIXED})
 
     @classmethod
     def from_text(cls, text: str, *, depth: int, rejected: str | None = None) -> Self:
-        """Return the event of a text."""
+        """Return the event of :attr:`text`."""
         values = grammar.read_json(text)
         for name in ("prev_event_ids", "auth_event_ids"):
             values[name] = tuple(values[name])
@@ -143,7 +142,7 @@ class Event:
 def _is_name(value: object) -> bool:
     if not isinstance(value, str) or not value or len(value) > MAX_NAME or "\0" in value:
         return False
-    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)  # no half of a character
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)  # no lone surrogate
 
 
 def _is_names(value: object) -> bool:
@@ -155,7 +154,7 @@ def _is_state(value: object) -> bool:
 
 
 def _id_of(named: object) -> object:
-    """Return the event's ID of one item of a ``state_before``, None if it is no such item."""
+    """Return the event ID of an item of ``state_before``, None if the item is invalid."""
     match named:
         case str():
             return named
@@ -209,24 +208,19 @@ _FIXED: Final = (
 )
 
 
-def spell_ev(event: Event, *, rejected: str | None, flag: Callable[[bool], object]) -> list[object]:
-    """Return the row of the stream ``events`` that says: here is an event, with the eight fields of 1.47."""
-    row = [event.event_id, event.room_id, event.type, event.state_key, *_related(event, rejected)]
+def encode_ev(event: Event, *, rejected: str | None, flag: Callable[[bool], object]) -> list[object]:
+    """Return the ``ev`` row of the stream ``events``, with the fields of Synapse 1.47."""
     membership = None if rejected is not None else event.membership
-    return ["ev", [*row, membership, flag(rejected is not None)]]
+    return ["ev", [*encode_backfill(event, rejected=rejected), membership, flag(rejected is not None)]]
 
 
-def spell_state(room_id: str, key: StateKey, event_id: str | None) -> list[object]:
-    """Return the row that says: this is the state now, or, with None, it is gone."""
+def encode_state(room_id: str, key: StateKey, event_id: str | None) -> list[object]:
+    """Return the ``state`` row of the stream ``events``; ``event_id`` None removes the key."""
     return ["state", [room_id, *key, event_id]]
 
 
-def spell_backfill(event: Event, *, rejected: str | None) -> list[object]:
+def encode_backfill(event: Event, *, rejected: str | None) -> list[object]:
     """Return the row of the stream ``backfill`` for an event."""
-    return [event.event_id, event.room_id, event.type, event.state_key, *_related(event, rejected)]
-
-
-def _related(event: Event, rejected: str | None) -> tuple[str | None, str | None]:
-    if rejected is not None:
-        return None, None
-    return event.redacts if event.type == REDACTION else None, event.relates_to
+    redacts = event.redacts if event.type == REDACTION else None
+    related = (None, None) if rejected is not None else (redacts, event.relates_to)
+    return [event.event_id, event.room_id, event.type, event.state_key, *related]

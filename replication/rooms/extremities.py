@@ -1,4 +1,4 @@
-"""The two edges of what we have of a room: where it grows, and where its past is missing (``protocol``, H4 and H5)."""
+"""Forward and backward extremities (docs/protocol/rooms.md H4, docs/protocol/rooms.md H5)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from replication.rooms.event import Event
+    from replication.rooms.interfaces import IRoomTables
     from replication.rooms.resolution import Fetch
-    from replication.rooms.seams import IRoomTables
 
-DUMMY: Final = "org.matrix.dummy_event"  # joins extremities, and says nothing itself
-STUCK: Final = 100  # depths behind that are many
+DUMMY: Final = "org.matrix.dummy_event"  # only joins forward extremities
+STUCK: Final = 100  # depths by which an old extremity must be below the new events
 STUCK_MS: Final = 24 * 60 * 60 * 1000
-STUCK_BESIDE: Final = 20  # depths behind that are many for an event of a server that speaks now
+STUCK_BESIDE: Final = 20  # the same for an extremity of a server that has sent one of the new events
 
 
 def new_forward(tables: IRoomTables, old: Collection[str], good: Sequence[Event]) -> set[str]:
     """Return the forward extremities after ``good`` events (no outliers, not rejected, not soft-failed) were stored.
 
-    An event behind a soft-failed one would never be a ``prev_event`` of a good one, and stay for ever (trap 49): so we
-    walk back from the new events through those that are not good.  Backfill can put a good event behind the last
-    extremity without becoming one itself; that extremity stays, for a room without any could never grow again.
+    Events that a good event reaches only through soft-failed ones are removed, too: no good event would ever name
+    them (docs/protocol/traps.md 49).  If nothing is left, the old extremities stay, because a room without forward
+    extremities could not grow.
     """
     named = {each for event in good for each in event.prev_event_ids}
     found = ({*old} | {event.event_id for event in good}) - named
-    found -= tables.behind_good(found)
+    found -= tables.followed_by_good(found)
     return (found - _behind_bad(tables, named)) or set(old)
 
 
@@ -34,9 +34,8 @@ def _behind_bad(tables: IRoomTables, event_ids: Collection[str]) -> set[str]:
     behind: set[str] = set()
     edge = set(event_ids)
     while edge:
-        known = tables.stored(edge)
-        bad = {each for each, stored in known.items() if not stored.outlier and not stored.is_good}
-        edge = {prev for _, prev in tables.edges_from(bad)} - behind if bad else set()
+        bad = {each for each, stored in tables.metadata(edge).items() if not stored.is_good}
+        edge = {prev for _, prev in tables.edges_from(bad)} - behind if bad else set()  # none are from outliers
         behind |= edge
     return behind
 
@@ -44,10 +43,17 @@ def _behind_bad(tables: IRoomTables, event_ids: Collection[str]) -> set[str]:
 def are_stuck(
     ends: Collection[str], new: Sequence[Event], fetch: Fetch, *, is_local: Callable[[str], bool], now: int
 ) -> bool:
-    """Whether forward extremities that add nothing to the state may all go: nobody will ever follow them.
+    """Return whether the forward extremities ``ends``, which do not affect the state, may be removed.
 
-    So it is where each is remote and far behind the ``new`` events, none of which they are; ``fetch`` returns events
-    with their depths.  ``now`` is in milliseconds of Unix time.
+    They may if all are remote, none is a ``new`` event, and all are far below the new events.
+
+    Args:
+        ends: event IDs.
+        new: the events that are being persisted.
+        fetch: returns events with their depths.
+        is_local: whether a user ID belongs to this server.
+        now: Unix time in milliseconds.
+
     """
     if not {event.event_id for event in new}.isdisjoint(ends):
         return False
@@ -62,7 +68,7 @@ def are_stuck(
 
 
 def _any_local(event_ids: Collection[str], fetch: Fetch, is_local: Callable[[str], bool]) -> bool:
-    """Whether one of them is ours, or a dummy of ours that something of ours is before."""
+    """Return whether an event is local, or a local dummy that follows a local event."""
     while event_ids:
         mine = [event for event in fetch(event_ids).values() if is_local(event.sender)]
         if any(event.type != DUMMY for event in mine):
@@ -80,7 +86,7 @@ def _server(event: Event) -> str:
 
 
 def missing(tables: IRoomTables, events: Iterable[Event]) -> set[str]:
-    """Return the ``prev_events`` that are not stored, or as outliers only: candidates for backward extremities."""
+    """Return the ``prev_events`` that are missing or outliers: candidates for backward extremities."""
     named = {each for event in events for each in event.prev_event_ids}
-    known = tables.stored(named)
+    known = tables.metadata(named)
     return {each for each in named if each not in known or known[each].outlier}

@@ -1,7 +1,6 @@
-"""Persisting: a chunk of events becomes part of its room's graph, and rows of a stream (``protocol``, H).
+"""Persist events: add a chunk of events to a room's graph, and make the rows of its stream (docs/protocol/rooms.md H).
 
-``persist`` runs inside one transaction, over tables.  If it raises, the transaction is to be rolled back, so that
-nothing is half written.
+``persist`` runs in one transaction.  If it raises, the caller must roll the transaction back.
 """
 
 from __future__ import annotations
@@ -11,28 +10,33 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from replication.errors import RoomError, UnknownRoomError
-from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, spell_backfill, spell_ev, spell_state
+from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, encode_backfill, encode_ev, encode_state
 from replication.rooms.extremities import are_stuck, missing, new_forward
+from replication.rooms.interfaces import PlacedEvent, Room, StateChange
 from replication.rooms.resolution import version_of
-from replication.rooms.seams import Change, Placed, Room
 from replication.rooms.state import Context, States
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replication.rooms.event import StateKey, StateMap
+    from replication.rooms.interfaces import EventMetadata, IRoomTables
     from replication.rooms.resolution import Resolver
-    from replication.rooms.seams import IRoomTables, Stored
 
-CHUNK: Final = 100  # events of one room that are persisted together (protocol H1)
+CHUNK: Final = 100  # the most events of a room that are persisted together (docs/protocol/rooms.md H1)
 
 
 @attrs.frozen
 class Rules:
-    """How a server keeps its rooms.
+    """How a server persists events.
 
-    ``is_local`` tells our own users; ``flag`` spells a truth in a row, as the database would; ``now`` returns
-    milliseconds of Unix time.
+    Attributes:
+        instance_name: the writer of the events.
+        resolver: resolves the state where branches meet.
+        is_local: whether a user ID belongs to this server.
+        flag: encodes a boolean in a row, as Synapse's database would.
+        now: returns Unix time in milliseconds.
+
     """
 
     instance_name: str
@@ -45,17 +49,27 @@ class Rules:
 def persist(
     tables: IRoomTables, rules: Rules, room_id: str, events: Sequence[Event], ids: Sequence[int], *, backfilled: bool
 ) -> list[list[list[object]]]:
-    """Store a chunk of one room's events, under one reserved ID each, and return the rows of each ID.
+    """Store a chunk of one room's events and return the rows of each ID.
 
-    IDs ascend and are positive; backfilled events are stored below zero.  RoomError says which event cannot be.
+    Args:
+        tables: the tables of rooms.
+        rules: how this server persists events.
+        room_id: the room of all events.
+        events: at most CHUNK events.
+        ids: one reserved stream ID for each event: positive, ascending; stored negative if ``backfilled``.
+        backfilled: whether the events are of the past.
+
+    Raises:
+        RoomError: an event cannot be part of the graph; the message names it.
+
     """
     return _Persisting(tables, rules, room_id, events, backfilled=backfilled).run(ids)
 
 
 def recalculate(tables: IRoomTables, rules: Rules, room_id: str, number: int) -> list[list[object]]:
-    """Resolve the current state again, without an event, and return the rows that tell what changed.
+    """Resolve the current state again, without a new event, and return the rows of the changes.
 
-    UnknownRoomError if there is no state to resolve.
+    ``number`` is the stream ID of the changes.  UnknownRoomError if the room has no state.
     """
     return _Persisting(tables, rules, room_id, (), backfilled=False).recalculate(number)
 
@@ -67,7 +81,7 @@ class _Persisting:
         self._tables, self._rules, self._room_id, self._backfilled = tables, rules, room_id, backfilled
         self._room = tables.room(room_id) or Room()
         named = {each for event in events for each in (event.event_id, *event.prev_event_ids)}
-        self._known: dict[str, Stored] = tables.stored(named)
+        self._known: dict[str, EventMetadata] = tables.metadata(named)
         self._events = events
         self._batch = _first_copies(events)
         self._depths = self._find_depths()
@@ -78,7 +92,7 @@ class _Persisting:
         version = self._version()
         new = {each: event.key for each, event in self._batch.items() if event.key and each not in self._known}
         if new:
-            self._tables.state_came(new)
+            self._tables.fill_awaited_state(new)
         self._states = States(self._tables, self._room_id, self._rules.resolver, self._fetch, version)
         contexts = self._contexts()
         self._store(ids, contexts)
@@ -88,35 +102,37 @@ class _Persisting:
             self._room_id, attrs.evolve(self._room, room_version=version, min_depth=min(lowest, default=None))
         )
         if not self._backfilled:
-            self._grow(ids, contexts)
+            self._move_forward(ids, contexts)
         return [self._rows.get(each, []) for each in ids]
 
     def recalculate(self, number: int) -> list[list[object]]:
         version = self._room.room_version
         self._states = States(self._tables, self._room_id, self._rules.resolver, self._fetch, version)
-        ends = self._tables.stored(self._tables.forward(self._room_id)).values()
+        ends = self._tables.metadata(self._tables.forward(self._room_id)).values()
         groups = sorted({each.state_group for each in ends if each.state_group is not None})
         if not groups:
-            raise UnknownRoomError(f"no room {self._room_id[:100]!r} with a state is kept here")
+            raise UnknownRoomError(f"no room {self._room_id[:100]!r} with a state is stored here")
         self._change_state(number, self._changes_to(groups, None))
         return self._rows.get(number, [])
 
     def _fetch(self, event_ids: Collection[str]) -> dict[str, Event]:
-        """Return events, of those that are stored and of those that come now."""
+        """Return events, stored ones and those of this chunk."""
         found = self._tables.events([each for each in event_ids if each not in self._batch])
         for each in event_ids:
             if each in self._batch:
                 found[each] = attrs.evolve(self._batch[each], depth=self._depths[each])
         return found
 
-    # ---- what comes in
+    # ---- checks
 
     def _find_depths(self) -> dict[str, int]:
-        """Return the depth of every event around; ours may not be less deep than what they follow."""
+        """Return all depths; RoomError if a local event is less deep than one that it follows."""
         depths = {each: stored.depth for each, stored in self._known.items()}
         for event in self._events:
             if event.depth is not None and depths.setdefault(event.event_id, event.depth) != event.depth:
-                raise RoomError(f"event {event.event_id!r} is stored already, or comes twice, with another depth")
+                raise RoomError(
+                    f"event {event.event_id!r} has another depth in a copy that is stored or in this request"
+                )
         unplaced = [event for event in self._batch.values() if event.event_id not in depths]
         while unplaced:
             left = []
@@ -128,22 +144,22 @@ class _Persisting:
                     depths[event.event_id] = min(max([each or 0 for each in below], default=0) + 1, MAX_DEPTH)
             if len(left) == len(unplaced):
                 raise _depthless(left, depths)
-            unplaced = left[::-1]  # events mostly come in order, or in the opposite one
+            unplaced = left[::-1]  # events usually are in order, or in reverse order
         for event in self._events:
             deepest = max([depths[each] for each in event.prev_event_ids if each in depths], default=0)
             if depths[event.event_id] < deepest and (not event.sender or self._rules.is_local(event.sender)):
                 raise RoomError(
-                    f"event {event.event_id!r} is ours and has depth {event.depth}, less than the {deepest} of an "
-                    f"event that it follows; leave depth out, and it is computed"
+                    f"event {event.event_id!r} is local and has depth {event.depth}, less than depth {deepest} of an "
+                    f"event that it follows; leave depth out to have it computed"
                 )
         return depths
 
     def _check(self) -> None:
-        """Refuse an event of another room, another event of the same name, and a cycle."""
+        """RoomError for an event of another room, a different event with the same ID, or a cycle."""
         for event in self._events:
             first = self._batch[event.event_id]
             if event is not first and event.text != first.text:
-                raise RoomError(f"event {event.event_id!r} comes twice, with different content")
+                raise RoomError(f"event {event.event_id!r} is in this request twice, with different content")
         again = [each for each in self._batch if each in self._known]
         for event_id, stored in self._tables.events(again).items() if again else ():
             if stored.room_id != self._room_id:
@@ -157,16 +173,16 @@ class _Persisting:
         self._check_cycles()
 
     def _check_cycles(self) -> None:
-        """Refuse events that come before themselves.
+        """RoomError for an event that precedes itself.
 
-        As long as every event is deeper than those that it follows, none can; only a room where one is not is walked.
+        That is impossible while every event is deeper than those that it follows; only other rooms are walked.
         """
         depths = self._depths
         new = [event for each, event in self._batch.items() if each not in self._known]
         tangled = any(depths.get(each, -1) >= depths[event.event_id] for event in new for each in event.prev_event_ids)
         above = self._tables.edges_to([event.event_id for event in new]) if new else []
         if above and not tangled:
-            children = self._tables.stored({child for child, _ in above})
+            children = self._tables.metadata({child for child, _ in above})
             tangled = any(children[child].depth <= depths[prev] for child, prev in above if child in children)
         if not tangled and not self._room.tangled:
             return
@@ -179,7 +195,7 @@ class _Persisting:
         edge = set(event.prev_event_ids)
         while edge:
             if event.event_id in edge:
-                raise RoomError(f"event {event.event_id!r} would come before itself: that is a cycle")
+                raise RoomError(f"event {event.event_id!r} would precede itself: that is a cycle")
             seen |= edge
             inside = {prev for each in edge if each in self._batch for prev in self._batch[each].prev_event_ids}
             edge = (inside | {prev for _, prev in self._tables.edges_from(edge)}) - seen
@@ -195,7 +211,7 @@ class _Persisting:
     # ---- state
 
     def _contexts(self) -> dict[str, Context]:
-        """Return the context of each event that has a state; the first ordinary copy of it counts."""
+        """Return the context of each event that is not an outlier; the first such copy of an event counts."""
         found: dict[str, Context] = {}
         for event in self._events:
             if not event.outlier and not (event.event_id in found and event is self._batch[event.event_id]):
@@ -217,12 +233,12 @@ class _Persisting:
                 groups.append(_group_of(inside, found[each]))
             else:
                 raise RoomError(
-                    f"event {event.event_id!r}: the state before it is not known, for {each!r} is not here; give "
+                    f"event {event.event_id!r}: the state before it is not known, because {each!r} is missing; give "
                     f"state_before, or make it an outlier"
                 )
         return self._states.around(event, self._states.merged(groups))
 
-    # ---- what is stored
+    # ---- storing
 
     def _store(self, ids: Sequence[int], contexts: Mapping[str, Context]) -> None:
         tables, instance = self._tables, self._rules.instance_name
@@ -232,7 +248,7 @@ class _Persisting:
             if event is self._batch[event.event_id]:
                 places[event.event_id] = number
         placed = {
-            each: Placed(event, self._depths[each], sign * places[each], _group_or_none(event, contexts.get(each)))
+            each: PlacedEvent(event, self._depths[each], sign * places[each], _group_or_none(event, contexts.get(each)))
             for each, event in self._batch.items()
         }
         for each in placed.values():
@@ -248,12 +264,12 @@ class _Persisting:
         if ordinary:
             self._change_backward(ordinary)
         for each in fresh:
-            self._announce(each, each.event.rejected)
+            self._add_row(each, each.event.rejected)
         if not self._backfilled:
-            self._note_invitations(kept)
+            self._set_invitations(kept)
 
-    def _store_again(self, placed: Placed) -> None:
-        """Make an ordinary event of an outlier; any other copy of a stored event changes nothing."""
+    def _store_again(self, placed: PlacedEvent) -> None:
+        """De-outlier a stored event; any other copy of a stored event changes nothing."""
         event, stored = placed.event, self._known[placed.event.event_id]
         if event.rejected is not None or event.outlier or not stored.outlier:
             return
@@ -261,20 +277,20 @@ class _Persisting:
             self._tables.add_edges([(event.event_id, each) for each in event.prev_event_ids], self._room_id)
         self._tables.de_outlier(self._rules.instance_name, placed)
         self._change_backward([event])
-        self._announce(placed, None)
+        self._add_row(placed, None)
 
     def _change_backward(self, events: Sequence[Event]) -> None:
         add = missing(self._tables, events)
         self._tables.change_backward(self._room_id, add, [event.event_id for event in events])
 
-    def _announce(self, placed: Placed, rejected: str | None) -> None:
+    def _add_row(self, placed: PlacedEvent, rejected: str | None) -> None:
         if self._backfilled:
-            row = spell_backfill(placed.event, rejected=rejected)
+            row = encode_backfill(placed.event, rejected=rejected)
         else:
-            row = spell_ev(placed.event, rejected=rejected, flag=self._rules.flag)
+            row = encode_ev(placed.event, rejected=rejected, flag=self._rules.flag)
         self._rows.setdefault(abs(placed.stream_ordering), []).append(row)
 
-    def _note_invitations(self, events: Iterable[Event]) -> None:
+    def _set_invitations(self, events: Iterable[Event]) -> None:
         changes = {
             event.state_key: event.membership
             for event in events
@@ -284,14 +300,14 @@ class _Persisting:
         if changes:
             self._tables.set_local_members(self._room_id, changes)
 
-    # ---- how the room grows
+    # ---- extremities and current state
 
-    def _grow(self, ids: Sequence[int], contexts: Mapping[str, Context]) -> None:
-        """Move the forward extremities, and the current state with them."""
+    def _move_forward(self, ids: Sequence[int], contexts: Mapping[str, Context]) -> None:
+        """Change the forward extremities and the current state."""
         good = [
             event
             for event in self._batch.values()
-            if event.is_good and (event.event_id not in self._known or self._was_good_enough(event.event_id))
+            if event.is_good and (event.event_id not in self._known or self._was_outlier_or_good(event.event_id))
         ]
         old = self._tables.forward(self._room_id)
         new = new_forward(self._tables, old, good)
@@ -301,19 +317,19 @@ class _Persisting:
         self._tables.set_forward(self._room_id, new, ids[-1])
         self._change_state(ids[0], changes)
 
-    def _change_state(self, at: int, changes: Sequence[Change]) -> None:
+    def _change_state(self, at: int, changes: Sequence[StateChange]) -> None:
         if changes:
             self._tables.change_state(self._rules.instance_name, self._room_id, at, changes)
-            rows = [spell_state(self._room_id, each.key, each.event_id) for each in changes]
+            rows = [encode_state(self._room_id, each.key, each.event_id) for each in changes]
             self._rows.setdefault(at, []).extend(rows)
 
-    def _was_good_enough(self, event_id: str) -> bool:
+    def _was_outlier_or_good(self, event_id: str) -> bool:
         stored = self._known[event_id]
         return stored.outlier or stored.is_good
 
-    def _state_changes(self, old: set[str], new: set[str], contexts: Mapping[str, Context]) -> list[Change]:
-        """Return what changes; take from ``new`` what is stuck."""
-        stored = self._tables.stored(old | new)
+    def _state_changes(self, old: set[str], new: set[str], contexts: Mapping[str, Context]) -> list[StateChange]:
+        """Return the changes of the current state; remove stuck extremities from ``new``."""
+        stored = self._tables.metadata(old | new)
         before, now = ({stored[each].state_group for each in ends} for ends in (old, new))
         if before == now:
             return []
@@ -331,8 +347,8 @@ class _Persisting:
                 new -= idle
         return self._changes_to(groups, known)
 
-    def _changes_to(self, groups: Sequence[int], known: StateMap | None) -> list[Change]:
-        """Return what changes if the state becomes that of ``groups``; ``known`` says so if it is known already."""
+    def _changes_to(self, groups: Sequence[int], known: StateMap | None) -> list[StateChange]:
+        """Return the changes to the resolved state of ``groups``; ``known`` are all changed keys, or None."""
         current = self._tables.current_state(self._room_id)
         if known is not None:
             wanted = {**current, **known}
@@ -344,12 +360,12 @@ class _Persisting:
         if not gone and not set_to:
             return []
         if not self._still_joined([*gone, *set_to], set_to):
-            return [Change(key, None, each) for key, each in current.items()]
-        changes = [Change(key, None, current[key]) for key in gone]
-        return changes + [Change(key, each, current.get(key)) for key, each in set_to.items()]
+            return [StateChange(key, None, each) for key, each in current.items()]
+        changes = [StateChange(key, None, current[key]) for key in gone]
+        return changes + [StateChange(key, each, current.get(key)) for key, each in set_to.items()]
 
     def _still_joined(self, changed: Iterable[StateKey], set_to: StateMap) -> bool:
-        """Note how our own users' memberships change; whether one of them is still in the room, as far as we know."""
+        """Store how memberships of local users change; return whether a local user is still joined."""
         mine = [key for key in changed if key[0] == MEMBER and self._rules.is_local(key[1])]
         if not mine:
             return True
@@ -360,7 +376,7 @@ class _Persisting:
 
 
 def _first_copies(events: Iterable[Event]) -> dict[str, Event]:
-    """Return the first ordinary copy of each event, or the first of all."""
+    """Return the first copy of each event that is not an outlier, or else the first copy."""
     found: dict[str, Event] = {}
     for event in events:
         known = found.get(event.event_id)
@@ -374,12 +390,12 @@ def _depthless(events: Sequence[Event], depths: Mapping[str, int]) -> RoomError:
     event = events[0]
     prev = next(each for each in event.prev_event_ids if each not in depths)
     inside = prev in {each.event_id for each in events}
-    why = "comes after it: that is a cycle" if inside else "is not here"
+    why = "follows it: that is a cycle" if inside else "is missing"
     return RoomError(f"event {event.event_id!r} has no depth, and {prev!r}, which it follows, {why}")
 
 
 def _group_of(event: Event, context: Context) -> int:
-    """Return the group that an event stands for: the one before it if it was rejected."""
+    """Return the group of the state after an event; that is the one before it if the event is rejected."""
     return context.before if event.rejected is not None else context.after
 
 

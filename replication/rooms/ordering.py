@@ -1,7 +1,7 @@
-"""Two orders of events and the places in them; and what lies between two ends of a graph.
+"""The two orders of events, places in them, and the events between two sets of events.
 
-History is read by (depth, stream ordering), which says what came before what; what is new is read by stream ordering,
-which says when it came here.
+History is read by (depth, stream ordering), an order that respects ``prev_events``.  New events are read by stream
+ordering, the order in which they were persisted.
 """
 
 from __future__ import annotations
@@ -16,37 +16,41 @@ from replication.errors import RoomError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from replication.rooms.seams import IRoomTables
+    from replication.rooms.interfaces import IRoomTables
 
 _PLACE: Final = re.compile(r"t([0-9]{1,16})(?:-|_)(-?[0-9]{1,18})", re.ASCII)
 
 
 @attrs.frozen(order=True)
 class Place:
-    """A place in a room's history: right after the event that is there.  It stays right whatever comes."""
+    """A place in a room's history: just after one event.  New events do not change it."""
 
     depth: int
     stream_ordering: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``tDEPTH_STREAM``; RoomError if it is none."""
+        """Parse ``tDEPTH_STREAM``; RoomError if ``text`` is not a place."""
         match = _PLACE.fullmatch(text)
         if match is None:
             raise RoomError(f"not a place in a room's history: {text[:100]!r}; it looks like t12_345")
         return cls(int(match[1]), int(match[2]))
 
-    def spell(self) -> str:
-        """Return the text."""
+    def encode(self) -> str:
+        """Return ``tDEPTH_STREAM``."""
         return f"t{self.depth}_{self.stream_ordering}"
 
 
 @attrs.frozen
 class Between:
-    """What one side lacks: ``events``, oldest first.  ``heads`` and ``ground`` describe them most shortly.
+    """The events that one side lacks.
 
-    They are all that lies at or before ``heads`` and not at or before ``ground``.  ``limited`` says that there were
-    more, and that the oldest are left out.
+    Attributes:
+        events: their IDs, oldest first.
+        heads: the latest of them; every other one precedes a head.
+        ground: events that the side has; no missing event precedes one of them.
+        limited: whether older events were left out.
+
     """
 
     events: tuple[str, ...]
@@ -56,14 +60,14 @@ class Between:
 
 
 def between(tables: IRoomTables, room_id: str, have: Collection[str], want: Collection[str], limit: int) -> Between:
-    """Return what somebody lacks who has ``have``, and all before it, to have ``want``.
+    """Return the events of ``want`` and its past that are not in ``have`` and its past.
 
-    The walk goes down from both, deepest first, and ends where only ``have``'s past is left; in a room whose depths
-    cannot be trusted it goes to the bottom.
+    The walk follows ``prev_events`` from both sets, deepest event first.  It ends when only the past of ``have`` is
+    left; in a room whose depths are not reliable, at the first events.
     """
     room = tables.room(room_id)
     tangled = room is not None and room.tangled
-    known = tables.stored({*have, *want})
+    known = tables.metadata({*have, *want})
     depths = {each: stored.depth for each, stored in known.items()}
     prevs: dict[str, list[str]] = {}
     had = set(have) & known.keys()
@@ -77,11 +81,11 @@ def between(tables: IRoomTables, room_id: str, have: Collection[str], want: Coll
             prevs.setdefault(event_id, []).append(prev)
             below.add(prev)
         new = below - depths.keys()
-        depths |= {each: stored.depth for each, stored in tables.stored(new).items()}
+        depths |= {each: stored.depth for each, stored in tables.metadata(new).items()}
         below &= depths.keys()
-        heard = {prev for each in level & had for prev in prevs.get(each, ())} & depths.keys()
-        edge |= (below - prevs.keys()) | (heard - had)
-        had |= heard
+        received = {prev for each in level & had for prev in prevs.get(each, ())} & depths.keys()
+        edge |= (below - prevs.keys()) | (received - had)
+        had |= received
         for each in level:
             prevs.setdefault(each, [])
     missing = {each for each in prevs if each not in had}

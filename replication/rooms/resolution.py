@@ -1,67 +1,50 @@
-"""What the state is where branches meet: who decides, and the small way to do it.
+"""State resolution: the state of a room where branches of its graph meet (docs/protocol/rooms.md H6).
 
-A resolver is given the states of the branches and returns one.  The small one, for graphs that are not Matrix rooms: a
-key that branches set to different events goes to the event with the greatest depth, then the latest
-``origin_server_ts``, then the greatest event ID; a key that only some branches have is kept.  So the outcome depends on
-the events alone, not on the order in which they came or were merged, and nobody's rights are looked at.
+A resolver receives the states of the branches and returns one state.  ``resolve_deepest`` is for graphs that are not
+Matrix rooms.  If branches set a key to different events, the event with the greatest depth wins, then the one with the
+latest ``origin_server_ts``, then the one with the greatest event ID.  A key that only some branches have is kept.  The
+result depends only on the events, and no permission is checked.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from replication.rooms import matrix
+from replication.rooms.matrix.v1 import resolve_v1, split
+from replication.rooms.matrix.v2 import resolve_v2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from replication.rooms.event import Event, StateKey, StateMap
+    from replication.rooms.event import Event, StateMap
 
-    Fetch = Callable[[Collection[str]], Mapping[str, Event]]
-
-
-class Resolver(Protocol):
-    """Decides what the state is."""
-
-    def __call__(self, states: Sequence[StateMap], fetch: Fetch, room_version: str | None, /) -> StateMap:
-        """Return the one state of several different ones.
-
-        ``fetch`` returns those events that are stored, whole, of the IDs that it is given.  ``room_version`` is what
-        the room's creation says, None if the room has no ``m.room.create``.
-        """
-        ...
+    Fetch = Callable[[Collection[str]], Mapping[str, Event]]  # returns the stored events among these IDs
+    # The states of the branches, and the room version in ``m.room.create``, None if the room has none.
+    Resolver = Callable[[Sequence[StateMap], Fetch, str | None], StateMap]
 
 
 def resolve(states: Sequence[StateMap], fetch: Fetch, room_version: str | None) -> StateMap:
-    """Resolve as Matrix does in a room that has a creation, and in the small way elsewhere."""
+    """Resolve by the Matrix specification; without ``m.room.create`` by :func:`resolve_deepest`."""
     if room_version is None:
         return resolve_deepest(states, fetch, room_version)
-    return matrix.resolve(states, fetch, room_version)
+    if room_version == "1":
+        return resolve_v1(states, fetch)
+    return resolve_v2(states, fetch, room_version)
 
 
 def resolve_deepest(states: Sequence[StateMap], fetch: Fetch, room_version: str | None) -> StateMap:  # noqa: ARG001
-    """Resolve in the small way that the module's head describes."""
+    """Resolve by depth, as the module's docstring describes."""
     agreed, disputed = split(states)
     events = fetch({each for candidates in disputed.values() for each in candidates})
 
     def weight(event_id: str) -> tuple[int, int, str]:
-        event = events.get(event_id)  # one that is not here yet has no weight
+        event = events.get(event_id)  # an event that is not stored yet loses
         return (0, 0, event_id) if event is None else (event.depth or 0, event.origin_server_ts, event_id)
 
     return {**agreed, **{key: max(candidates, key=weight) for key, candidates in disputed.items()}}
 
 
-def split(states: Sequence[StateMap]) -> tuple[dict[StateKey, str], dict[StateKey, set[str]]]:
-    """Return the keys on which all states agree that have them, and the candidates for the others."""
-    found: dict[StateKey, set[str]] = {}
-    for state in states:
-        for key, event_id in state.items():
-            found.setdefault(key, set()).add(event_id)
-    agreed = {key: next(iter(candidates)) for key, candidates in found.items() if len(candidates) == 1}
-    return agreed, {key: candidates for key, candidates in found.items() if len(candidates) > 1}
-
-
 def version_of(create: Event) -> str:
-    """Return the room version that a creation says; without a word it is the first."""
+    """Return the room version of an ``m.room.create`` event, "1" if it has none."""
     version = create.room_version or create.content.get("room_version", "1")
     return version if isinstance(version, str) else "1"

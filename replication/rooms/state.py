@@ -1,4 +1,4 @@
-"""State groups: which state an event stands on, shared by all events that have the same."""
+"""State groups: each event refers to the group of its state, and events with equal state share a group."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from replication.rooms.event import Event, StateKey, StateMap
+    from replication.rooms.interfaces import IRoomTables
     from replication.rooms.resolution import Fetch, Resolver
-    from replication.rooms.seams import IRoomTables
 
-MAX_CHAIN: Final = 100  # deltas on top of each other (protocol H6)
+MAX_CHAIN: Final = 100  # the longest chain of deltas (docs/protocol/rooms.md H6)
 
 
 @attrs.frozen
 class Context:
-    """The state around an event: its groups before and after, and how the latter differs from ``prev_group``."""
+    """The groups of the state before and after an event, and the difference of the group after from ``prev_group``."""
 
     before: int
     after: int
@@ -29,9 +29,9 @@ class Context:
 
 
 class States:
-    """The state groups of one room, read and added to within one transaction.
+    """The state groups of one room, read and added to in one transaction.
 
-    ``fetch`` returns events, of what is stored and of what is about to be.
+    ``fetch`` returns events, stored ones and those that are being persisted.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class States:
         self._full: dict[int, StateMap] = {}
 
     def full(self, group: int) -> StateMap:
-        """Return all of a group's state."""
+        """Return the full state of a group."""
         if group not in self._full:
             self._full[group] = self._tables.group_state(group)
         return self._full[group]
 
     def resolve(self, groups: Sequence[int]) -> tuple[StateMap, int | None]:
-        """Return the one state of several groups, and a group that is known to have it."""
-        known = self._tables.merge(sorted(groups))
+        """Return the resolved state of several groups, and the group with that state, None if none is stored."""
+        known = self._tables.resolved_group(sorted(groups))
         if known is not None:
             return self.full(known), known
         states = [self.full(each) for each in groups]
@@ -60,7 +60,7 @@ class States:
         return state, next((each for each in groups if self.full(each) == state), None)
 
     def around(self, event: Event, before: Context) -> Context:
-        """Return the context of ``event``, where ``before`` tells of the group before it."""
+        """Return the context of ``event``; ``before`` is the context of the state before it."""
         key = event.key
         if key is None:
             return before
@@ -68,9 +68,9 @@ class States:
         return Context(before.before, group, before.before, {key: event.event_id})
 
     def given(self, event: Event) -> Context:
-        """Return the group of the state that came along with an event.
+        """Return the context of an event's ``state_before``.
 
-        A state event that is not here yet counts from when it comes: until then nobody knows which key it sets.
+        A state event that is not stored yet is added to the group when it is persisted: its key is not known before.
         """
         named = event.state_before or ()
         found = self._fetch([each for each in named if isinstance(each, str)])
@@ -88,26 +88,26 @@ class States:
             else:
                 key, event_id = (each[0], each[1]), each[2]
             if key is None:
-                raise RoomError(f"event {event.event_id!r}: {event_id!r} of its state_before is no state event")
+                raise RoomError(f"event {event.event_id!r}: {event_id!r} of its state_before is not a state event")
             if state.setdefault(key, event_id) != event_id:
                 raise RoomError(f"event {event.event_id!r}: its state_before has two events for {key!r}")
         group = self._add(None, state)
-        self._tables.await_state(group, awaited)
+        self._tables.add_awaited_state(group, awaited)
         return Context(group, group)
 
     def merged(self, groups: Sequence[int]) -> Context:
-        """Return the group of the state where branches meet: the one they share, or that of their resolution."""
+        """Return the context where branches meet: their common group, or the group of the resolved state."""
         groups = sorted(set(groups))
         if not groups:
             group = self._add(None, {})
             return Context(group, group)
         if len(groups) == 1:
             return self._known(groups[0])
-        known = self._tables.merge(groups)
+        known = self._tables.resolved_group(groups)
         if known is None:
             state, known = self.resolve(groups)
             known = known or self._nearest(set(groups), state)
-            self._tables.add_merge(groups, known)
+            self._tables.add_resolved_group(groups, known)
         return Context(known, known) if known in groups else self._known(known)
 
     def _known(self, number: int) -> Context:
@@ -117,10 +117,10 @@ class States:
         return Context(number, number, group.prev_group, group.delta)
 
     def _nearest(self, groups: Collection[int], state: StateMap) -> int:
-        """Add a group for ``state``, a delta on the group that it differs least from.
+        """Add a group for ``state``, as a delta on the group that differs least from it.
 
-        A delta cannot take a key away (trap 50): a group that has more keys is no ground for one.  Of equally near
-        ones any would do; the first of a set is the one that a Synapse takes.
+        A delta cannot remove a key (docs/protocol/traps.md 50), so groups with other keys are not considered.  Of
+        equally near groups the first of the set is taken, as Synapse does.
         """
         deltas = [
             (each, {key: event_id for key, event_id in state.items() if self.full(each).get(key) != event_id})

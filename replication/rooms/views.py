@@ -1,4 +1,4 @@
-"""What is shown of a room, its events and its state groups."""
+"""Rooms, events and state groups as callers read them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Node:
-    """An event and its place."""
+class StoredEvent:
+    """An event with its place in the room and its flags."""
 
     event: Event
     depth: int
     stream_ordering: int
     instance_name: str
-    outlier: bool
+    outlier: bool = attrs.field(converter=bool)
     rejected: str | None
-    soft_failed: bool
-    out_of_band_membership: bool
+    soft_failed: bool = attrs.field(converter=bool)
+    out_of_band_membership: bool = attrs.field(converter=bool)
     state_group: int | None
 
     @property
     def place(self) -> Place:
-        """Where it is in its room's history."""
+        """Its place in the room's history."""
         return Place(self.depth, self.stream_ordering)
 
-    def describe(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the event's JSON object."""
         event = self.event
         return {
             "event_id": event.event_id,
@@ -61,7 +61,7 @@ class Node:
 
 @attrs.frozen
 class RoomView:
-    """A room as a whole."""
+    """A room: extremities, smallest depth and current state."""
 
     room_id: str
     room_version: str | None
@@ -70,22 +70,22 @@ class RoomView:
     min_depth: int | None
     current_state: dict[StateKey, str]
 
-    def describe(self, gaps: Sequence[tuple[str, int]]) -> dict[str, Any]:
-        """Return it, and the gaps to backfill next, as JSON has them."""
+    def to_json(self, gaps: Sequence[tuple[str, int]]) -> dict[str, Any]:
+        """Return the room's JSON object; ``gaps`` are missing events and the depths of the events that follow."""
         return {
             "room_id": self.room_id,
             "room_version": self.room_version,
             "forward_extremities": list(self.forward_extremities),
             "backward_extremities": list(self.backward_extremities),
             "min_depth": self.min_depth,
-            "current_state": spell_state_map(self.current_state),
+            "current_state": encode_state_map(self.current_state),
             "gaps": [{"event_id": event_id, "depth": depth} for event_id, depth in gaps],
         }
 
 
 @attrs.frozen
-class GroupView:
-    """A state group: its delta on ``prev_group``, and all of its state."""
+class StateGroupView:
+    """A state group: its full state, and ``delta``, its difference from ``prev_group``."""
 
     number: int
     room_id: str
@@ -95,14 +95,14 @@ class GroupView:
 
 
 @attrs.frozen
-class Card:
-    """One event, the events that follow it directly, and the numbers under which it was told of again."""
+class EventView:
+    """An event, the events that follow it directly, and the stream IDs under which it was de-outliered."""
 
-    node: Node
+    stored: StoredEvent
     next_event_ids: tuple[str, ...]
-    told_again: tuple[int, ...]
+    ex_outlier_stream_orderings: tuple[int, ...]
 
 
-def spell_state_map(state: StateMap) -> list[list[str]]:
+def encode_state_map(state: StateMap) -> list[list[str]]:
     """Return a state as a sorted list of [type, state_key, event_id]."""
     return sorted([*key, event_id] for key, event_id in state.items())

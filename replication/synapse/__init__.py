@@ -1,4 +1,4 @@
-"""The streams of a Synapse 1.47 to 1.66: their rows, and where its database has them (protocol C1 to C5).
+"""The streams of Synapse 1.47 to 1.60 and 1.64 to 1.66: typed rows, and their tables (docs/protocol/streams.md C).
 
     from replication.synapse import RECEIPTS
 
@@ -8,9 +8,9 @@
             for receipt in RECEIPTS.read(fact):
                 print(receipt.user_id, "has read", receipt.event_id)
 
-``STREAMS`` are all of them, in the order in which a Synapse answers REPLICATE; a master that is told
-``definitions = ["replication.synapse"]`` serves them from the database of a Synapse 1.47 to 1.60; for later ones there
-is ``replication.synapse.since_1_64``.  A worker reads the rows of either.
+``STREAMS`` are those of 1.47 to 1.60, in the order of Synapse's answer to REPLICATE.  A master with
+``definitions = ["replication.synapse"]`` serves them from the database of a Synapse 1.47 to 1.60.  For 1.64 to 1.66
+there is ``replication.synapse.since_1_64``.  A worker reads the rows of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from replication.streams.typed import TypedStream
+    from replication.streams.typed_rows import TypedStream
 
 __all__ = [
     "ACCOUNT_DATA",

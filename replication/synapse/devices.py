@@ -1,67 +1,58 @@
-"""What devices have: lists of them, messages to them, and who has signed whose keys."""
+"""Streams about devices: device lists, to-device messages, cross-signing."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from replication.streams.registry import SourceTable, StreamDefinition
-from replication.streams.typed import History, Row, TypedStream
+from replication.streams.definitions import SourceTable
+from replication.streams.typed_rows import History, Row, typed_stream
 
 
 class DeviceListsRow(Row, frozen=True):
-    """The devices of a user have changed, or a server is to be told of some."""
+    """The devices of a user have changed; or, if ``entity`` is a server, it must be notified of changes."""
 
     entity: str
 
 
 class ToDeviceRow(Row, frozen=True):
-    """There are messages for a user's devices, or, if it does not begin with ``@``, for a server's."""
+    """There are messages for the devices of a user; or of a server, if ``entity`` does not begin with ``@``."""
 
     entity: str
 
 
 class UserSignatureRow(Row, frozen=True):
-    """A user has signed the keys of others."""
+    """A user has signed keys of other users."""
 
     user_id: str
 
 
-DEVICE_LISTS: Final[TypedStream[DeviceListsRow]] = TypedStream(
-    StreamDefinition(
-        "device_lists",
-        row=DeviceListsRow.names(),
-        tables=[
-            SourceTable(table="device_lists_stream", row=["user_id"]),
-            SourceTable(table="device_lists_outbound_pokes", row=["destination"]),
-        ],
-        key=("entity",),
-    ),
+DEVICE_LISTS: Final = typed_stream(
+    "device_lists",
     DeviceListsRow,
     History.NEWEST,
+    tables=[
+        SourceTable(table="device_lists_stream", row=["user_id"]),
+        SourceTable(table="device_lists_outbound_pokes", row=["destination"]),
+    ],
+    key=("entity",),
 )
 
-TO_DEVICE: Final[TypedStream[ToDeviceRow]] = TypedStream(
-    StreamDefinition(
-        "to_device",
-        row=ToDeviceRow.names(),
-        tables=[
-            SourceTable(table="device_inbox", row=["user_id"], instance_column="instance_name"),
-            SourceTable(table="device_federation_outbox", row=["destination"], instance_column="instance_name"),
-        ],
-        distinct=True,
-        key=("entity",),
-        sequence="device_inbox_sequence",
-    ),
+TO_DEVICE: Final = typed_stream(
+    "to_device",
     ToDeviceRow,
-    History.NEWEST,  # rows go once they are delivered
+    History.NEWEST,  # rows are deleted once they are delivered
+    tables=[
+        SourceTable(table="device_inbox", row=["user_id"], instance_column="instance_name"),
+        SourceTable(table="device_federation_outbox", row=["destination"], instance_column="instance_name"),
+    ],
+    distinct=True,
+    key=("entity",),
+    sequence="device_inbox_sequence",
 )
 
-USER_SIGNATURE: Final[TypedStream[UserSignatureRow]] = TypedStream(
-    StreamDefinition(
-        "user_signature",
-        row=UserSignatureRow.names(),
-        tables=[SourceTable(table="user_signature_stream", row=["from_user_id"])],
-        shares=DEVICE_LISTS.name,
-    ),
+USER_SIGNATURE: Final = typed_stream(
+    "user_signature",
     UserSignatureRow,
+    tables=[SourceTable(table="user_signature_stream", row=["from_user_id"])],
+    shares=DEVICE_LISTS.name,
 )

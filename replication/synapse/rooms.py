@@ -1,22 +1,22 @@
-"""What happens in rooms: events, history that was fetched later, receipts, typing."""
+"""Streams about rooms: events, backfilled events, receipts, typing."""
 
-# ruff: noqa: S608 - nothing in this SQL comes from anywhere else
+# ruff: noqa: S608 - this SQL is made of constants
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from replication.streams.registry import SourceTable, StreamDefinition
-from replication.streams.typed import Flag, History, Row, TypedStream
+from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.streams.typed_rows import Flag, History, Row, TypedStream, typed_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replication.streams.registry import Dialect
+    from replication.streams.definitions import Dialect
 
 
 class Event(Row, frozen=True):
-    """An event that was persisted, or that is no outlier any longer; one that was rejected relates to nothing."""
+    """An event that was persisted or de-outliered; for a rejected one ``redacts`` and ``relates_to`` are None."""
 
     FLAGS: ClassVar[tuple[str, ...]] = ("rejected", "outlier")
 
@@ -32,7 +32,7 @@ class Event(Row, frozen=True):
 
 
 class State(Row, frozen=True):
-    """A key of a room's current state, and the event that it is now; None: the key was removed."""
+    """A changed key of a room's current state, and its event; None if the key was removed."""
 
     room_id: str
     type: str
@@ -41,13 +41,13 @@ class State(Row, frozen=True):
 
 
 class AllState(Row, frozen=True):
-    """All state of a room is another one (since 1.96)."""
+    """All state of a room has changed (since Synapse 1.96)."""
 
     room_id: str
 
 
 class _TaggedRow(Row, frozen=True):
-    """A row of a stream with several kinds of them: ``[kind, fields]``."""
+    """A row of a stream with several kinds of rows: ``[kind, fields]``."""
 
     data: Any
 
@@ -63,7 +63,7 @@ class EventRow(_TaggedRow, frozen=True, tag="ev"):
 
 
 class StateRow(_TaggedRow, frozen=True, tag="state"):
-    """``["state", [room_id, …]]``: after the ``ev`` of the same token, which is the lowest that changed the state."""
+    """``["state", [room_id, …]]``: comes after the ``ev`` row of the first event of the change, with its token."""
 
     data: State
 
@@ -75,7 +75,7 @@ class AllStateRow(_TaggedRow, frozen=True, tag="state-all"):
 
 
 class BackfillRow(Row, frozen=True):
-    """An event of a room's past."""
+    """A backfilled event."""
 
     event_id: str
     room_id: str
@@ -86,7 +86,7 @@ class BackfillRow(Row, frozen=True):
 
 
 class ReceiptRow(Row, frozen=True):
-    """How far a user has read; ``data`` has its time, ``ts``."""
+    """The event up to which a user has read; ``data`` has the time, ``ts``."""
 
     room_id: str
     receipt_type: str
@@ -96,43 +96,55 @@ class ReceiptRow(Row, frozen=True):
 
 
 class TypingRow(Row, frozen=True):
-    """All who are typing in a room now."""
+    """All users who are typing in a room now."""
 
     room_id: str
     user_ids: list[str]
 
 
-# A redaction deletes what its event relates to from event_relations, while followers have been told it; the event
-# itself has it until its content is pruned, a week later.
-_RELATIONS: Final = "('m.annotation', 'm.reference', 'm.replace', 'io.element.thread')"
-_RELATES_TO: Final[Mapping[Dialect, str]] = {
-    "sqlite": f"""
-        CASE WHEN json_valid(kept.json)
-            AND json_extract(kept.json, '$.content."m.relates_to".rel_type') IN {_RELATIONS}
-            AND json_type(kept.json, '$.content."m.relates_to".event_id') = 'text'
-        THEN json_extract(kept.json, '$.content."m.relates_to".event_id') END
-    """,
-    # A zero character, which JSON may have, is an error to PostgreSQL if it is anywhere in what it looks into.
-    "postgresql": f"""
-        CASE WHEN strpos(kept.json, '\\u0000') > 0 THEN NULL
-        WHEN kept.json::json #>> '{{content,m.relates_to,rel_type}}' IN {_RELATIONS}
-            AND json_typeof(kept.json::json #> '{{content,m.relates_to,event_id}}') = 'string'
-        THEN kept.json::json #>> '{{content,m.relates_to,event_id}}' END
-    """,
-}
+# Synapse 1.47 to 1.66 stores relations of these types; a newer one stores those of any type, among them m.thread.
+_RELATIONS: Final = "IN ('m.annotation', 'm.reference', 'm.replace', 'io.element.thread')"
+_ANY_RELATION: Final = "IS NOT NULL"
 
 
-def _tables_of_events(more: tuple[str, ...], kind: str | None) -> list[SourceTable]:
-    """Return where events are: under the ID that they were given first, and the one that they got as an outlier's end.
+def _relations(types: str) -> Mapping[Dialect, str]:
+    """Return SQL for the relation in an event's JSON, if its type meets the condition ``types``.
 
-    ``more`` are the fields after those that every row of an event has; ``{event}`` in them is the row of ``events``.
+    A redaction deletes the relation from event_relations after followers have received it.  The event's JSON has it
+    until Synapse prunes the content a week later.
+    """
+    return {
+        "sqlite": f"""
+            CASE WHEN json_valid(kept.json)
+                AND json_type(kept.json, '$.content."m.relates_to".rel_type') = 'text'
+                AND json_extract(kept.json, '$.content."m.relates_to".rel_type') {types}
+                AND json_type(kept.json, '$.content."m.relates_to".event_id') = 'text'
+            THEN json_extract(kept.json, '$.content."m.relates_to".event_id') END
+        """,
+        # JSON may have a zero character; PostgreSQL then refuses to parse the text.
+        "postgresql": f"""
+            CASE WHEN strpos(kept.json, '\\u0000') > 0 THEN NULL
+            WHEN json_typeof(kept.json::json #> '{{content,m.relates_to,rel_type}}') = 'string'
+                AND kept.json::json #>> '{{content,m.relates_to,rel_type}}' {types}
+                AND json_typeof(kept.json::json #> '{{content,m.relates_to,event_id}}') = 'string'
+            THEN kept.json::json #>> '{{content,m.relates_to,event_id}}' END
+        """,
+    }
+
+
+def _tables_of_events(more: tuple[str, ...], kind: str | None, types: str = _RELATIONS) -> list[SourceTable]:
+    """Return the tables of events: ``events``, and ``ex_outlier_stream`` for events that were de-outliered.
+
+    ``more`` are the SQL expressions of the fields after the common ones; ``{event}`` stands for the row of ``events``.
+    Without ``kind`` they are the tables of ``backfill``, which has their negative IDs.  ``types`` is that of
+    ``_relations``.
     """
     joins = " ".join(
         f"LEFT JOIN {table} ON {table}.event_id = source.event_id"
         for table in ("state_events", "redactions", "event_relations", "room_memberships", "rejections")
     )
     tables = []
-    for dialect, relation in _RELATES_TO.items():
+    for dialect, relation in _relations(types).items():
         relates_to = f"""
             coalesce(event_relations.relates_to_id, CASE WHEN rejections.reason IS NULL
                 AND EXISTS (SELECT 1 FROM redactions AS undoing WHERE undoing.redacts = source.event_id)
@@ -145,6 +157,7 @@ def _tables_of_events(more: tuple[str, ...], kind: str | None) -> list[SourceTab
                 id_column="stream_ordering",
                 row=("event_id", "room_id", "type", *given, *(each.format(event="source") for each in more)),
                 joins=joins,
+                where=None if kind is None else "source.stream_ordering > 0",
                 instance_column="instance_name",
                 kind=kind,
                 dialect=dialect,
@@ -154,6 +167,7 @@ def _tables_of_events(more: tuple[str, ...], kind: str | None) -> list[SourceTab
                 id_column="event_stream_ordering",
                 row=("event_id", "event.room_id", "event.type", *given, *(each.format(event="event") for each in more)),
                 joins=f"JOIN events AS event ON event.event_id = source.event_id {joins}",
+                where=None if kind is None else "source.event_stream_ordering > 0",
                 instance_column="instance_name",
                 kind=kind,
                 dialect=dialect,
@@ -162,8 +176,8 @@ def _tables_of_events(more: tuple[str, ...], kind: str | None) -> list[SourceTab
     return tables
 
 
-def _events(*more: str) -> TypedStream[EventRow | StateRow | AllStateRow]:
-    """Return the stream whose ``ev`` rows have ``more`` fields after those that they have had since 1.23."""
+def _events(*more: str, types: str = _RELATIONS) -> TypedStream[EventRow | StateRow | AllStateRow]:
+    """Return the stream ``events``; ``more`` are the fields of ``ev`` rows after those of Synapse 1.23."""
     fields = ("room_memberships.membership", "rejections.reason IS NOT NULL", *more)
     state = SourceTable(
         table="current_state_delta_stream", row=State.names(), instance_column="instance_name", kind="state"
@@ -171,7 +185,7 @@ def _events(*more: str) -> TypedStream[EventRow | StateRow | AllStateRow]:
     definition = StreamDefinition(
         "events",
         row=("kind", "data"),
-        tables=[*_tables_of_events(fields, "ev"), state],
+        tables=[*_tables_of_events(fields, "ev", types), state],
         sequence="events_stream_seq",
     )
     return TypedStream(definition, EventRow | StateRow | AllStateRow)
@@ -179,31 +193,26 @@ def _events(*more: str) -> TypedStream[EventRow | StateRow | AllStateRow]:
 
 EVENTS: Final = _events()
 EVENTS_SINCE_1_64: Final = _events("{event}.outlier")
+EVENTS_SINCE_1_159: Final = _events("{event}.outlier", types=_ANY_RELATION)
 
-BACKFILL: Final[TypedStream[BackfillRow]] = TypedStream(
-    StreamDefinition(
-        "backfill",
-        row=BackfillRow.names(),
-        tables=_tables_of_events((), None),
-        negative=True,
-        sequence="events_backfill_stream_seq",
-    ),
-    BackfillRow,
-)
 
-RECEIPTS: Final[TypedStream[ReceiptRow]] = TypedStream(
-    StreamDefinition(
-        "receipts",
-        row=ReceiptRow.names(),
-        tables=[SourceTable(table="receipts_linearized", row=ReceiptRow.names(), instance_column="instance_name")],
-        json_fields=["data"],
-        key=("room_id", "receipt_type", "user_id"),
-        sequence="receipts_sequence",
-    ),
+def _backfill(types: str) -> TypedStream[BackfillRow]:
+    """Return the stream ``backfill``; ``types`` is a condition for the types of relations."""
+    tables = _tables_of_events((), None, types)
+    return typed_stream("backfill", BackfillRow, tables=tables, negative=True, sequence="events_backfill_stream_seq")
+
+
+BACKFILL: Final = _backfill(_RELATIONS)
+BACKFILL_SINCE_1_159: Final = _backfill(_ANY_RELATION)
+
+RECEIPTS: Final = typed_stream(
+    "receipts",
     ReceiptRow,
     History.NEWEST,
+    tables=[SourceTable(table="receipts_linearized", row=ReceiptRow.names(), instance_column="instance_name")],
+    json_fields=["data"],
+    key=("room_id", "receipt_type", "user_id"),
+    sequence="receipts_sequence",
 )
 
-TYPING: Final[TypedStream[TypingRow]] = TypedStream(
-    StreamDefinition("typing", row=TypingRow.names(), key=("room_id",), in_memory=True), TypingRow, History.NONE
-)
+TYPING: Final = typed_stream("typing", TypingRow, History.NONE, key=("room_id",), in_memory=True)

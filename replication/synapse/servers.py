@@ -1,16 +1,16 @@
-"""What servers tell each other and themselves: caches, what federation has to send, groups."""
+"""Streams between servers and processes: caches, federation, groups."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from replication.streams import registry
-from replication.streams.registry import SourceTable, StreamDefinition
-from replication.streams.typed import History, Row, TypedStream
+from replication.streams import definitions as registry
+from replication.streams.definitions import SourceTable
+from replication.streams.typed_rows import History, Row, typed_stream
 
 
 class CachesRow(Row, frozen=True):
-    """A cache is no longer right at ``keys``, as texts, or, where that is None, anywhere; the time in milliseconds."""
+    """The entry ``keys`` of a cache is stale, or all entries if ``keys`` is None; the time is in milliseconds."""
 
     cache_func: str
     keys: list[str] | None
@@ -18,21 +18,21 @@ class CachesRow(Row, frozen=True):
 
 
 class PresenceFederationRow(Row, frozen=True):
-    """A server is to be told of a user's presence."""
+    """The presence of a user must be sent to a server."""
 
     destination: str
     user_id: str
 
 
 class FederationRow(Row, frozen=True):
-    """What a server is to be sent: ``pd`` presence and for whom, ``k`` an EDU that replaces others, ``e`` an EDU."""
+    """Data for a server: ``pd`` presence with its destinations, ``k`` an EDU with a key, ``e`` an EDU."""
 
     type: str
     data: dict[str, Any]
 
 
 class GroupsRow(Row, frozen=True):
-    """What became of a user in a group; until 1.60."""
+    """A change of a user's membership in a group; until Synapse 1.60."""
 
     group_id: str
     user_id: str
@@ -40,35 +40,23 @@ class GroupsRow(Row, frozen=True):
     content: dict[str, Any]
 
 
-CACHES: Final[TypedStream[CachesRow]] = TypedStream(
-    StreamDefinition(
-        registry.CACHES,
-        row=CachesRow.names(),
-        table="cache_invalidation_stream_by_instance",
-        instance_column="instance_name",
-        dialect="postgresql",
-        key=("cache_func", "keys"),
-        sequence="cache_invalidation_stream_seq",
-    ),
+CACHES: Final = typed_stream(
+    registry.CACHES,
     CachesRow,
+    table="cache_invalidation_stream_by_instance",
+    instance_column="instance_name",
+    dialect="postgresql",
+    key=("cache_func", "keys"),
+    sequence="cache_invalidation_stream_seq",
 )
 
-PRESENCE_FEDERATION: Final[TypedStream[PresenceFederationRow]] = TypedStream(
-    StreamDefinition("presence_federation", row=PresenceFederationRow.names(), in_memory=True),
-    PresenceFederationRow,
-    History.NONE,
-)
+PRESENCE_FEDERATION: Final = typed_stream("presence_federation", PresenceFederationRow, History.NONE, in_memory=True)
 
-FEDERATION: Final[TypedStream[FederationRow]] = TypedStream(
-    StreamDefinition("federation", row=FederationRow.names(), in_memory=True), FederationRow, History.NONE
-)
+FEDERATION: Final = typed_stream("federation", FederationRow, History.NONE, in_memory=True)
 
-GROUPS: Final[TypedStream[GroupsRow]] = TypedStream(
-    StreamDefinition(
-        "groups",
-        row=GroupsRow.names(),
-        tables=[SourceTable(table="local_group_updates", row=GroupsRow.names())],
-        json_fields=["content"],
-    ),
+GROUPS: Final = typed_stream(
+    "groups",
     GroupsRow,
+    tables=[SourceTable(table="local_group_updates", row=GroupsRow.names())],
+    json_fields=["content"],
 )

@@ -1,7 +1,7 @@
-"""The streams of a Synapse 1.64 to 1.66, as ``replication.synapse`` has those of 1.47 to 1.60.
+"""The streams of Synapse 1.64 to 1.66; ``replication.synapse`` has those of 1.47 to 1.60.
 
-An event also says whether it is an outlier, which workers of those releases insist on, and there are no groups any
-more.  A worker of ours reads either form; a master is told ``definitions = ["replication.synapse.since_1_64"]``.
+Rows of events have the field ``outlier``, which workers of these releases require, and there is no stream ``groups``.
+A worker reads either form; a master needs ``definitions = ["replication.synapse.since_1_64"]``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from replication.synapse.rooms import EVENTS_SINCE_1_64
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.streams.typed import TypedStream
+    from replication.streams.typed_rows import TypedStream
 
 _INSTEAD: Final = {synapse.EVENTS.name: EVENTS_SINCE_1_64}
 

@@ -1,7 +1,7 @@
-"""Who may do what in a Matrix room: the authorization rules of room versions 1 to 11 (server-server API, "Rooms").
+"""Matrix authorization rules of room versions 1 to 11 (server-server API, "Rooms").
 
-Signatures are not looked at: whoever receives an event has checked them before it is stored.  An event is judged
-against a state, given as a mapping from (type, state key) to events.
+Signatures are not checked here: a server checks them when it receives an event.  An event is checked against a state,
+given as a mapping from (type, state key) to events.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ THIRD_PARTY_INVITE: Final = "m.room.third_party_invite"
 ALIASES: Final = "m.room.aliases"
 
 _LEVELS: Final = {"ban": 50, "kick": 50, "redact": 50, "invite": 0, "state_default": 50, "events_default": 0}
-_CREATOR_POWER: Final = 100
+CREATOR_POWER: Final = 100
 
 
 def auth_keys(event: Event, room_version: str) -> set[StateKey]:
-    """Return the keys of the state by which an event is judged."""
+    """Return the keys of the state that the authorization of an event depends on."""
     if event.type == CREATE:
         return set()
     keys: set[StateKey] = {(CREATE, ""), (POWER_LEVELS, ""), (MEMBER, event.sender)}
@@ -39,17 +39,17 @@ def auth_keys(event: Event, room_version: str) -> set[StateKey]:
             if isinstance(token, str):
                 keys.add((THIRD_PARTY_INVITE, token))
         vouching = event.content.get("join_authorised_via_users_server")
-        if event.membership == "join" and isinstance(vouching, str) and _knows_restricted(room_version):
+        if event.membership == "join" and isinstance(vouching, str) and _has_restricted_joins(room_version):
             keys.add((MEMBER, vouching))
     return keys
 
 
 def is_allowed(event: Event, auth: Auth, room_version: str) -> bool:
-    """Whether an event may be, where ``auth`` is the state."""
+    """Return whether an event is allowed in the state ``auth``."""
     if event.type == CREATE:
         return not event.prev_event_ids and (_number(room_version) >= 11 or "creator" in event.content)  # noqa: PLR2004
     create = auth.get((CREATE, ""))
-    if create is None or not _may_come_from_afar(event, create):
+    if create is None or not _may_federate(event, create):
         return False
     if event.type == ALIASES and _number(room_version) < 6:  # noqa: PLR2004
         return event.state_key is not None and event.state_key == domain_of(event.sender)
@@ -73,28 +73,28 @@ def is_allowed(event: Event, auth: Auth, room_version: str) -> bool:
 
 
 def power_of(user: str, auth: Auth) -> int:
-    """Return a user's power level; without power levels the creator has 100, all others 0."""
+    """Return a user's power level; in a room without power levels, 100 for the creator and 0 for others."""
     levels = auth.get((POWER_LEVELS, ""))
     if levels is None:
         create = auth.get((CREATE, ""))
         creators = () if create is None else (create.content.get("creator", create.sender), create.sender)
-        return _CREATOR_POWER if user in creators else 0
+        return CREATOR_POWER if user in creators else 0
     return level_in(levels, user)
 
 
 def level_in(levels: Event, user: str) -> int:
-    """Return what an ``m.room.power_levels`` event gives a user."""
+    """Return a user's power level in an ``m.room.power_levels`` event."""
     users = levels.content.get("users")
     mine = _integer(users.get(user)) if isinstance(users, Mapping) else None
     return mine if mine is not None else _integer(levels.content.get("users_default")) or 0
 
 
 def domain_of(name: str) -> str:
-    """Return the server's part of a user ID or an old event ID."""
+    """Return the server name in a user ID, or in an event ID of room versions 1 and 2."""
     return name.partition(":")[2]
 
 
-def _may_come_from_afar(event: Event, create: Event) -> bool:
+def _may_federate(event: Event, create: Event) -> bool:
     federates = create.content.get("m.federate", True)
     return federates is not False or domain_of(event.sender) == domain_of(create.sender)
 
@@ -142,7 +142,7 @@ def _join_allowed(event: Event, auth: Auth, create: Event, room_version: str) ->
         return True
     if now in ("invite", "join"):
         return rule in ("invite", "knock", "restricted", "knock_restricted", "private")
-    if rule in ("restricted", "knock_restricted") and _knows_restricted(room_version):
+    if rule in ("restricted", "knock_restricted") and _has_restricted_joins(room_version):
         vouching = event.content.get("join_authorised_via_users_server")
         if not isinstance(vouching, str) or _membership(auth, vouching) != "join":
             return False
@@ -189,7 +189,7 @@ def _levels_are_well_formed(content: Mapping[str, Any], room_version: str) -> bo
         return False
     if not all(each.startswith("@") and ":" in each for each in users):
         return False
-    if _number(room_version) >= 10:  # noqa: PLR2004 - from here on levels must be integers
+    if _number(room_version) >= 10:  # noqa: PLR2004 - from version 10 on, levels must be integers
         tables = [content.get(each, {}) for each in ("users", "events", "notifications")]
         if not all(isinstance(each, Mapping) for each in tables):
             return False
@@ -216,7 +216,7 @@ def _level_to_send(event: Event, auth: Auth) -> int:
         if found is not None:
             return found
         return _level(auth, "events_default" if event.state_key is None else "state_default")
-    return 0  # a room without power levels lets everybody who joined do everything
+    return 0  # without power levels, every joined user may send everything
 
 
 def _level(auth: Auth, what: str) -> int:
@@ -236,17 +236,17 @@ def _join_rule(auth: Auth) -> str:
     return rule if isinstance(rule, str) else "invite"
 
 
-def _knows_restricted(room_version: str) -> bool:
+def _has_restricted_joins(room_version: str) -> bool:
     return _number(room_version) >= 8  # noqa: PLR2004
 
 
 def _number(room_version: str) -> int:
-    """Return a version's number; one with a name of its own counts as the newest that we know."""
+    """Return the number of a room version; an unknown version counts as the newest known one."""
     return int(room_version) if room_version.isascii() and room_version.isdigit() else 11
 
 
 def _integer(value: object) -> int | None:
-    """Return a power level: a whole number or, as old rooms have it, a text or fraction that stands for one."""
+    """Return a power level: an integer or, as in old rooms, a string or float that converts to one."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, (int, float, str)):

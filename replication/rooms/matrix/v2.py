@@ -1,6 +1,6 @@
-"""State resolution of room versions 2 and up (Matrix specification, "Room version 2", state resolution).
+"""State resolution of room versions 2 and later (Matrix specification, "Room version 2", state resolution).
 
-The names of the steps are the specification's.  ``fetch`` returns those events of a set of IDs that are stored.
+The steps have the names of the specification.  ``fetch`` returns the stored events among the IDs that it receives.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from replication.rooms.event import CREATE, MEMBER
-from replication.rooms.matrix.auth import JOIN_RULES, POWER_LEVELS, auth_keys, is_allowed, level_in
+from replication.rooms.matrix.auth import CREATOR_POWER, JOIN_RULES, POWER_LEVELS, auth_keys, is_allowed, level_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from replication.rooms.event import Event, StateKey, StateMap
+    from replication.rooms.resolution import Fetch
 
-_CREATOR_POWER = 100
 
-
-def resolve_v2(
-    states: Sequence[StateMap], fetch: Callable[[Collection[str]], Mapping[str, Event]], room_version: str
-) -> StateMap:
-    """Return the resolution of several states."""
+def resolve_v2(states: Sequence[StateMap], fetch: Fetch, room_version: str) -> StateMap:
+    """Return the resolved state."""
     agreed, conflicted = _split(states)
     if not conflicted:
         return agreed
@@ -30,21 +27,21 @@ def resolve_v2(
     full = events.stored(conflicted | _auth_difference(states, events))
     powerful = _power_events(full, events)
     state: dict[StateKey, str] = dict(agreed)
-    _check_one_by_one(_power_order(powerful, events), state, events, room_version)
+    _iterative_auth_checks(_power_order(powerful, events), state, events, room_version)
     rest = full - powerful
-    _check_one_by_one(_mainline_order(rest, state.get((POWER_LEVELS, "")), events), state, events, room_version)
+    _iterative_auth_checks(_mainline_order(rest, state.get((POWER_LEVELS, "")), events), state, events, room_version)
     return {**state, **agreed}
 
 
 class _Events:
-    """Events by ID, each fetched once."""
+    """Events by ID; each is fetched once."""
 
-    def __init__(self, fetch: Callable[[Collection[str]], Mapping[str, Event]]) -> None:
+    def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._known: dict[str, Event | None] = {}
 
     def get(self, event_id: str) -> Event | None:
-        """Return the event if it is stored."""
+        """Return the event, None if it is not stored."""
         self.load([event_id])
         return self._known[event_id]
 
@@ -56,12 +53,12 @@ class _Events:
             self._known.update({each: found.get(each) for each in new})
 
     def stored(self, event_ids: Collection[str]) -> set[str]:
-        """Return those that are."""
+        """Return those that are stored."""
         self.load(event_ids)
         return {each for each in event_ids if self._known[each] is not None}
 
     def auth_chain(self, event_ids: Collection[str]) -> set[str]:
-        """Return all that the events rest on, not themselves unless another of them rests on them."""
+        """Return the auth chain of the events: their auth events, the auth events of these, and so on."""
         chain: set[str] = set()
         edge = set(event_ids)
         while edge:
@@ -73,7 +70,7 @@ class _Events:
 
 
 def _split(states: Sequence[StateMap]) -> tuple[dict[StateKey, str], set[str]]:
-    """Return the unconflicted state, and the events that are not of it; a key that one state lacks is conflicted."""
+    """Return the unconflicted state and the other events; a key that a state lacks is conflicted."""
     first, *others = states
     agreed = {key: each for key, each in first.items() if all(state.get(key) == each for state in others)}
     return agreed, {each for state in states for key, each in state.items() if key not in agreed}
@@ -83,13 +80,13 @@ def _auth_difference(states: Sequence[StateMap], events: _Events) -> set[str]:
     """Return the events that are in the full auth chain of some states, but not of all."""
     sets = [set(state.values()) for state in states]
     shared = sets[0].intersection(*sets[1:])
-    base = events.auth_chain(shared)  # in everybody's chain
+    base = events.auth_chain(shared)  # part of every chain
     chains = [events.auth_chain(each - shared) | base for each in sets]
     return chains[0].union(*chains[1:]) - chains[0].intersection(*chains[1:])
 
 
 def _power_events(full: set[str], events: _Events) -> set[str]:
-    """Return the power events of the full conflicted set, and what of that set they rest on."""
+    """Return the power events of the full conflicted set, with their auth chains in that set."""
     powerful = {each for each in full if (event := events.get(each)) is not None and _is_power_event(event)}
     return powerful | (events.auth_chain(powerful) & full)
 
@@ -101,35 +98,35 @@ def _is_power_event(event: Event) -> bool:
 
 
 def _power_order(event_ids: set[str], events: _Events) -> list[str]:
-    """Return the reverse topological power ordering: what is rested on first; among equals power, then age."""
+    """Return the reverse topological power ordering: auth events first; then by power, then by age."""
     weight = {each: _weight(each, events) for each in event_ids}
-    rests_on = {each: _auth_ids(each, events) & event_ids for each in event_ids}
-    carries: dict[str, list[str]] = {}
-    for each, below in rests_on.items():
+    auth_ids = {each: _auth_ids(each, events) & event_ids for each in event_ids}
+    dependents: dict[str, list[str]] = {}
+    for each, below in auth_ids.items():
         for lower in below:
-            carries.setdefault(lower, []).append(each)
-    open_below = {each: len(below) for each, below in rests_on.items()}
-    ready = [weight[each] for each, count in open_below.items() if not count]
+            dependents.setdefault(lower, []).append(each)
+    missing = {each: len(below) for each, below in auth_ids.items()}
+    ready = [weight[each] for each, count in missing.items() if not count]
     heapify(ready)
     order = []
     while ready:
         event_id = heappop(ready)[-1]
         order.append(event_id)
-        for each in carries.get(event_id, ()):
-            open_below[each] -= 1
-            if not open_below[each]:
+        for each in dependents.get(event_id, ()):
+            missing[each] -= 1
+            if not missing[each]:
                 heappush(ready, weight[each])
     return order
 
 
 def _weight(event_id: str, events: _Events) -> tuple[int, int, str]:
     event = events.get(event_id)
-    assert event is not None  # noqa: S101 - the caller has looked
+    assert event is not None  # noqa: S101 - the caller has checked
     return (-_sender_power(event, events), event.origin_server_ts, event_id)
 
 
 def _sender_power(event: Event, events: _Events) -> int:
-    """Return the power of an event's sender by the event's own auth events."""
+    """Return the power level of an event's sender, by the event's auth events."""
     create = None
     events.load(event.auth_event_ids)
     for each in event.auth_event_ids:
@@ -139,7 +136,7 @@ def _sender_power(event: Event, events: _Events) -> int:
         if found is not None and found.key == (CREATE, ""):
             create = found
     creator = None if create is None else create.content.get("creator", create.sender)
-    return _CREATOR_POWER if creator == event.sender else 0
+    return CREATOR_POWER if creator == event.sender else 0
 
 
 def _auth_ids(event_id: str, events: _Events) -> set[str]:
@@ -148,7 +145,7 @@ def _auth_ids(event_id: str, events: _Events) -> set[str]:
 
 
 def _mainline_order(event_ids: set[str], power_levels: str | None, events: _Events) -> list[str]:
-    """Return events by how near they are to the resolved power levels on their own way down to them."""
+    """Return the events in mainline order: by the nearest mainline event in their chains of power levels."""
     mainline: dict[str, int] = {}
     at = power_levels
     while at is not None and at not in mainline:
@@ -181,8 +178,10 @@ def _power_levels_below(event_id: str, events: _Events) -> str | None:
     return None
 
 
-def _check_one_by_one(event_ids: Iterable[str], state: dict[StateKey, str], events: _Events, room_version: str) -> None:
-    """Take into ``state`` each event that may be where the ones before have led."""
+def _iterative_auth_checks(
+    event_ids: Iterable[str], state: dict[StateKey, str], events: _Events, room_version: str
+) -> None:
+    """Apply the iterative auth checks: add each event to ``state`` that the state so far allows."""
     for event_id in event_ids:
         event = events.get(event_id)
         if event is None or event.key is None:

@@ -1,90 +1,58 @@
-"""Where segments lie: a folder of this machine, or one behind a URL that pyarrow can write to.
+"""Segments folders: a local path, or a URL that pyarrow can write to (docs/spark.md).
 
-A file appears whole under its name or not at all, whoever is killed meanwhile.
+A file is complete when its name appears, also if the writing process is killed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import uuid
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, cast
 
-from replication.errors import ConfigError, StoreError
+from replication.errors import ConfigError, StoreError, install_command
+from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
 SCHEMES: Final = ("s3", "s3a", "gs", "abfs", "hdfs")
-_KEYS: Final = " into the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or where the store's tools look"
-TEMPORARY: Final = ".tmp"  # the end of a file's name while it is being written
+_CURE: Final = "put the secret into the environment, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+MAX_INDEX: Final = 64 * 2**20  # bytes of a manifest, of histories or of a receipt: they are read as a whole
+TEMPORARY: Final = ".tmp"  # the suffix of a file that is being written
 
 
-class IFolder(Protocol):
-    """Files by their names, which are relative and have ``/`` in them; StoreError if the folder refuses."""
-
-    url: str
-
-    def create(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file, which is there under its name once the block is left without an exception.
-
-        Its content is durable then, its name only after ``flush``.
-        """
-        ...
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a file that is there; FileNotFoundError if it is not."""
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Return how many bytes a file has, None if it is not there."""
-        ...
-
-    def stamp(self, name: str) -> object:
-        """Return what is another value once the file has been replaced, None if it is not there."""
-        ...
-
-    def names(self, below: str = "") -> list[str]:
-        """Return the names of all files below a folder of it, in order; none if there is no such folder."""
-        ...
-
-    def move(self, name: str, to: str) -> None:
-        """Give a file another name, over what has that name."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; harmless if there is none."""
-        ...
-
-    def flush(self, names: Iterable[str]) -> None:
-        """Make the names of files durable."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Keep others from writing here; StoreError if somebody does."""
-        ...
-
-
-def open_folder(url: str) -> IFolder:
-    """Return the folder at a path or a URL; ConfigError if nothing here can reach it."""
+def open_folder(url: str | Url) -> Folder:
+    """Return the folder at a path or URL; ConfigError if this machine cannot reach it."""
+    shown, url = Url(url), Url(url).reveal()
     scheme, found, rest = url.partition("://")
     if not found or scheme == "file":
         return LocalFolder(Path(rest or url))
     if scheme not in SCHEMES:
-        raise ConfigError(f"{url!r} is no folder: write a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
+        raise ConfigError(f"{shown!r} is not a folder: give a path, or {', '.join(f'{each}://' for each in SCHEMES)}…")
     if ":" in rest.partition("/")[0].rpartition("@")[0]:
-        raise ConfigError(
-            f"{scheme}://…@{rest.rpartition('@')[2]}: a URL is logged, so put the secret elsewhere:{_KEYS}"
-        )
+        raise ConfigError(f"{shown}: a URL is logged: {_CURE}")
     return RemoteFolder(url)
 
 
+@contextmanager
+def _store_errors(path: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
 class LocalFolder:
-    """A folder of this machine, or one that is mounted on all that take part."""
+    """A local folder, or one that every machine of a cluster mounts under the same path.
+
+    Its files have names, which are relative paths with ``/``.  StoreError if an operation fails.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -92,9 +60,12 @@ class LocalFolder:
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write beside the final name, then rename."""
+        """Write a file, which gets its name when the block is left without an exception.
+
+        Its content is durable then, its name only after ``flush``.
+        """
         target = self.path / name
-        with self._refusals(name):
+        with _store_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             written = target.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
             try:
@@ -108,51 +79,51 @@ class LocalFolder:
                 raise
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading."""
+        """Open a file for reading; FileNotFoundError if there is none."""
         return (self.path / name).open("rb")
 
     def size(self, name: str) -> int | None:
-        """Return its size."""
+        """Return the size of a file in bytes, None if there is none."""
         found = self._stat(name)
         return None if found is None else found.st_size
 
     def stamp(self, name: str) -> object:
-        """Return which file it is, and when it was written."""
+        """Return a value that changes when the file is replaced, None if there is no file."""
         found = self._stat(name)
         return None if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _stat(self, name: str) -> os.stat_result | None:
-        with self._refusals(name):
+        with _store_errors(self.path / name):
             try:
                 return (self.path / name).stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def names(self, below: str = "") -> list[str]:
-        """Return all files."""
+        """Return the names of all files below a subfolder, sorted; an empty list if there is no such subfolder."""
         return sorted(str(each.relative_to(self.path)) for each in (self.path / below).rglob("*") if each.is_file())
 
     def move(self, name: str, to: str) -> None:
-        """Rename."""
+        """Rename a file; a file of the new name is replaced."""
         target = self.path / to
-        with self._refusals(to):
+        with _store_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             (self.path / name).replace(target)
 
     def remove(self, name: str) -> None:
-        """Remove it."""
+        """Remove a file, or a subfolder with its content, if there is one."""
         target = self.path / name
-        with self._refusals(name):
+        with _store_errors(target):
             if target.is_dir():
                 shutil.rmtree(target)
             else:
                 target.unlink(missing_ok=True)
 
     def flush(self, names: Iterable[str]) -> None:
-        """Write the folders that have the names, and those above them, to the disk."""
+        """Make the names of files durable: call fsync on their folders, and on the folders above them."""
         folders = {each for name in names for each in (self.path / name).parents if each.is_relative_to(self.path)}
         for folder in sorted(folders):
-            with self._refusals(str(folder)):
+            with _store_errors(folder):
                 opened = os.open(folder, os.O_RDONLY)
                 try:
                     os.fsync(opened)
@@ -160,9 +131,12 @@ class LocalFolder:
                     os.close(opened)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lock the folder itself, so that nothing is left of it when we are killed."""
-        with self._refusals(""):
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for writing; StoreError if another run has the lock.
+
+        The folder itself is locked: the lock ends with the process, and there is no file to remove.
+        """
+        with _store_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
             try:
@@ -174,50 +148,45 @@ class LocalFolder:
             finally:
                 os.close(lock)
 
-    @contextmanager
-    def _refusals(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"{self.path / name}: {error.strerror or error}") from error
-
 
 class RemoteFolder:
-    """A folder behind a URL: ``s3://``, ``s3a://``, ``gs://``, ``abfs://`` or, where Hadoop is installed, ``hdfs://``.
+    """A folder behind ``s3://``, ``s3a://``, ``gs://``, ``abfs://`` or, where Hadoop is installed, ``hdfs://``.
 
-    Object stores show a file once it has been written to its end; there is nothing to lock.
+    It has the methods of LocalFolder.  Object stores show a file once it is complete.  They have no lock.
     """
 
     def __init__(self, url: str, system: Any = None) -> None:
-        """Reach ``url`` through ``system``, a ``pyarrow.fs.FileSystem``, by default what pyarrow finds for it."""
+        """Open ``url`` with ``system``, a ``pyarrow.fs.FileSystem``; by default with the one that pyarrow finds."""
         self.url = url.rstrip("/")
         self._root = self.url.partition("://")[2]
         self._system = system
         if system is None:
             try:
-                from pyarrow.fs import FileSystem  # noqa: PLC0415 (only who needs it must have it)
+                from pyarrow.fs import FileSystem  # noqa: PLC0415 (an extra)
 
                 self._system, self._root = FileSystem.from_uri(self.url.replace("s3a://", "s3://", 1))
             except ImportError as error:
-                raise ConfigError(f"{url}: that needs pyarrow: pip install '.[spark]' in the checkout") from error
+                raise ConfigError(f"{Url(url)} needs pyarrow: {install_command('spark')}") from error
             except (OSError, ValueError, NotImplementedError) as error:
                 why = str(error).partition("\n")[0]
-                raise ConfigError(f"{url}: {why}; a folder that all machines share would do, too") from error
+                why = Url(url).hide_in(why)
+                raise ConfigError(f"{Url(url)}: {why}; or give a folder that all machines mount") from error
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Write under a temporary name, then move."""
+        """Write under a temporary name, then rename."""
         target = self._path(name)
         folder, _, _ = target.rpartition("/")
         written = f"{folder}/.{uuid.uuid4().hex}{TEMPORARY}"
-        with self._refusals(name):
+        with _store_errors(f"{self.url}/{name}"):
             self._system.create_dir(folder, recursive=True)
             try:
                 with self._system.open_output_stream(written) as sink:
                     yield cast("BinaryIO", sink)
                 self._system.move(written, target)
             except BaseException:
-                self._delete(written)
+                with suppress(OSError):  # the next run removes what stays
+                    self._system.delete_file(written)
                 raise
 
     def open(self, name: str) -> BinaryIO:
@@ -225,66 +194,74 @@ class RemoteFolder:
         return cast("BinaryIO", self._system.open_input_file(self._path(name)))
 
     def size(self, name: str) -> int | None:
-        """Return its size."""
+        """Return the size in bytes."""
         size: int | None = self._info(name).size
         return size
 
     def stamp(self, name: str) -> object:
-        """Return when it was written, and its size."""
+        """Return modification time and size."""
         found = self._info(name)
         return None if found.size is None else (found.mtime_ns, found.size)
 
     def names(self, below: str = "") -> list[str]:
-        """Return all files."""
-        from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415 (see above)
+        """List all files."""
+        from pyarrow.fs import FileSelector, FileType  # noqa: PLC0415 (an extra)
 
-        with self._refusals(below):
+        with _store_errors(f"{self.url}/{below}"):
             selector = FileSelector(self._path(below), allow_not_found=True, recursive=True)
             found = self._system.get_file_info(selector)
         start = len(self._root) + 1
         return sorted(each.path[start:] for each in found if each.type is FileType.File)
 
     def move(self, name: str, to: str) -> None:
-        """Move; an object store copies, and deletes."""
-        with self._refusals(to):
+        """Rename; an object store copies, then deletes."""
+        with _store_errors(f"{self.url}/{to}"):
             self._system.create_dir(self._path(to).rpartition("/")[0], recursive=True)
             self._system.move(self._path(name), self._path(to))
 
     def remove(self, name: str) -> None:
-        """Remove it."""
-        from pyarrow.fs import FileType  # noqa: PLC0415 (see above)
+        """Remove a file or subfolder."""
+        from pyarrow.fs import FileType  # noqa: PLC0415 (an extra)
 
         found = self._info(name)
-        with self._refusals(name):
+        with _store_errors(f"{self.url}/{name}"):
             if found.type is FileType.Directory:
                 self._system.delete_dir(found.path)
             elif found.type is FileType.File:
                 self._system.delete_file(found.path)
 
     def flush(self, names: Iterable[str]) -> None:
-        """Trust the object store: what it has acknowledged is durable."""
+        """Do nothing: what an object store has acknowledged is durable."""
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Trust that nobody else writes here."""
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock nothing: let one run at a time write there."""
         return nullcontext()
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
 
     def _info(self, name: str) -> Any:
-        with self._refusals(name):
+        with _store_errors(f"{self.url}/{name}"):
             return self._system.get_file_info(self._path(name))
 
-    def _delete(self, path: str) -> None:
-        """Remove what was written in part, if that can be done: the next run sweeps what stays."""
-        try:
-            self._system.delete_file(path)
-        except OSError:
-            return
 
-    @contextmanager
-    def _refusals(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"{self.url}/{name}: {error}") from error
+Folder: TypeAlias = LocalFolder | RemoteFolder
+
+
+def read_index(folder: Folder, name: str) -> bytes:
+    """Return the content of a manifest or the like; OSError if it cannot be read, or has more than MAX_INDEX bytes."""
+    with folder.open(name) as source:
+        content = source.read(MAX_INDEX + 1)
+    if len(content) > MAX_INDEX:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_INDEX} bytes")
+    return content
+
+
+def write_index(folder: Folder, name: str, content: bytes) -> None:
+    """Replace a manifest or the like in one step; StoreError if the folder fails, or would not be read again."""
+    if len(content) > MAX_INDEX:
+        cure = "begin a new folder, with more rows in each segment"
+        raise StoreError(f"{folder.url}/{name} would have more than {MAX_INDEX} bytes: {cure}")
+    with folder.create(name) as sink:
+        sink.write(content)
+    folder.flush([name])

@@ -1,0 +1,149 @@
+"""A segments folder as a catch-up source: pages of facts from files whose checksums are right.
+
+All calls block; ``replication.follower.catch_up`` makes them on a thread of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.errors import CatchUpError
+from replication.segments.files import SegmentReader
+from replication.segments.manifest import MANIFEST, Segment, read_manifest
+from replication.streams.interfaces import Page
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replication.segments.folders import Folder
+    from replication.streams.facts import Fact
+    from replication.wire.grammar import InstanceName, StreamName
+
+
+class Archive:
+    """Reads pages from a folder.  The manifest is read again when it has changed.
+
+    A damaged or missing segment raises CatchUpError at each request; its file is read again only after it has changed.
+    The other segments remain readable.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._stamp: object = None
+        self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
+        self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
+        self._checked: dict[str, tuple[object, str | None]] = {}  # checked files by name: stamp and fault
+
+    def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page as ``ICatchUp.facts`` does; it ends with the segment at the latest.
+
+        The page is empty and ends at ``after`` if no segment reaches further, or if the next fact has a row that no
+        line can hold.  CatchUpError names the segment that cannot be used, or the chain that does not exist.
+        """
+        if after >= upto:
+            return Page((), upto, limited=False)
+        segment = self._find(stream, writer, after)
+        if segment is None:
+            return Page((), after, limited=True)
+        cursor = self._cursors.get((stream, writer))
+        if cursor is None or cursor.segment != segment or cursor.reached > after:
+            self._close(stream, writer)
+            cursor = self._cursors[stream, writer] = _SegmentCursor(segment, self._open(segment))
+        try:
+            page = cursor.page(after, upto, limit)
+        except CatchUpError as error:
+            self._remember(segment, str(error))
+            self._close(stream, writer)
+            raise
+        if page.upto >= segment.upto:
+            self._close(stream, writer)
+        return page
+
+    def close(self) -> None:
+        """Close all files."""
+        for key in list(self._cursors):
+            self._close(*key)
+
+    def _find(self, stream: StreamName, writer: InstanceName, after: Token) -> Segment | None:
+        """Return the segment with the facts after ``after``, None if the chain ends before."""
+        self._refresh()
+        chain = self._chains.get((stream, writer))
+        if chain is None:
+            raise CatchUpError(f"{self._folder.url} has no segments of stream {stream!r} by {writer!r}")
+        if after < chain[0].after:
+            raise CatchUpError(f"{self._folder.url}: the segments of {stream} by {writer} begin after {chain[0].after}")
+        return next((each for each in chain if after < each.upto), None)
+
+    def _refresh(self) -> None:
+        stamp = self._folder.stamp(MANIFEST)
+        if stamp is not None and stamp == self._stamp:
+            return
+        manifest = read_manifest(self._folder)
+        if manifest is None:
+            raise CatchUpError(f"{self._folder.url} has no {MANIFEST}: has `replication replay` finished there?")
+        if faults := manifest.faults():
+            raise CatchUpError(f"{self._folder.url}/{MANIFEST}: {faults[0]}")
+        self._stamp, self._chains = stamp, manifest.chains()
+
+    def _open(self, segment: Segment) -> SegmentReader:
+        """Open a segment; its checksum is compared again only if the file has changed."""
+        stamp, fault = self._checked.get(segment.name, (None, None))
+        if stamp is None or stamp != self._folder.stamp(segment.name):
+            try:
+                reader = SegmentReader(self._folder, segment)
+            except CatchUpError as error:
+                self._remember(segment, str(error))
+                raise
+            self._remember(segment, None)
+            return reader
+        if fault is not None:
+            raise CatchUpError(fault)
+        return SegmentReader(self._folder, segment, checked=True)
+
+    def _remember(self, segment: Segment, fault: str | None) -> None:
+        self._checked[segment.name] = self._folder.stamp(segment.name), fault
+
+    def _close(self, stream: StreamName, writer: InstanceName) -> None:
+        cursor = self._cursors.pop((stream, writer), None)
+        if cursor is not None:
+            cursor.reader.close()
+
+
+class _SegmentCursor:
+    """Reads one segment from its beginning; ``reached`` is the end of the last page."""
+
+    def __init__(self, segment: Segment, reader: SegmentReader) -> None:
+        self.segment = segment
+        self.reader = reader
+        self.reached = segment.after
+        self._lists: Iterator[list[Fact]] = reader.facts()
+        self._facts: list[Fact] = []
+        self._next = 0  # the index in _facts of the first fact that was not returned
+
+    def page(self, after: Token, upto: Token, limit: int) -> Page:
+        """Return the facts after ``after``, which is not below ``reached``."""
+        facts: list[Fact] = []
+        rows = 0
+        end = min(upto, self.segment.upto)
+        while (fact := self._peek()) is not None and fact.token <= end:
+            if fact.token > after:
+                if not fact.texts:  # its rows must come from another source; the page ends before it
+                    end = Token(fact.token - 1)
+                    break
+                rows += len(fact.texts)
+                if facts and rows > limit:
+                    end = facts[-1].token
+                    break
+                facts.append(fact)
+            self._next += 1
+        self.reached = end
+        return Page(facts, end, limited=end < upto)
+
+    def _peek(self) -> Fact | None:
+        while self._next == len(self._facts):
+            facts = next(self._lists, None)
+            if facts is None:
+                return None
+            self._facts, self._next = facts, 0
+        return self._facts[self._next]

@@ -1,0 +1,74 @@
+"""The histories of the writers whose facts a segments folder has (docs/protocol/following.md E7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from replication.errors import StoreError
+from replication.segments.folders import read_index, write_index
+from replication.segments.manifest import NOT_DECODED, WORK
+from replication.storage.tables.histories import ALL, EXISTS
+from replication.streams.history import common_position, encode_history, read_history
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replication.segments.databases import Database
+    from replication.segments.folders import Folder
+    from replication.segments.manifest import Manifest
+    from replication.streams.history import History
+
+    Histories = Mapping[tuple[StreamName, InstanceName], History]
+
+HISTORIES: Final = "histories.json"
+
+
+def read_histories(database: Database) -> Histories:
+    """Return the histories in a database; none in one of version 0.1.  StoreError if one cannot be read."""
+    if not database.rows(EXISTS[database.dialect]):
+        return {}
+    rows = database.rows(ALL)
+    try:
+        return {(StreamName(stream), InstanceName(writer)): read_history(epochs) for stream, writer, epochs in rows}
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the table stream_histories in {database.name!r} cannot be read: {error}") from error
+
+
+def check_histories(folder: Folder, manifest: Manifest, histories: Histories) -> None:
+    """Store the histories in a folder to which facts of a database will be added.
+
+    StoreError if the segments have facts of another history.  What an interrupted run has left behind is removed if it
+    may have other facts.
+    """
+    known = _read(folder)
+    for key, chain in manifest.chains().items():
+        end = chain[-1].upto
+        if key not in known or key not in histories:
+            continue
+        common = common_position(known[key], histories[key], end)
+        if common != end:
+            stream, writer = key
+            raise StoreError(
+                f"segments of {stream} by {writer} reach {end}, but the database has other facts above "
+                f"{common or Token(0)}: it was restored or exchanged; write to a folder other than {folder.url}"
+            )
+    if histories and histories != known:
+        folder.remove(WORK)
+        write_index(folder, HISTORIES, _encode(histories))
+
+
+def _encode(histories: Histories) -> bytes:
+    return msgspec.json.encode([[*key, encode_history(history)] for key, history in sorted(histories.items())])
+
+
+def _read(folder: Folder) -> Histories:
+    if folder.size(HISTORIES) is None:
+        return {}
+    try:
+        rows = msgspec.json.decode(read_index(folder, HISTORIES), type=list[tuple[str, str, str]])
+        return {(StreamName(stream), InstanceName(writer)): read_history(text) for stream, writer, text in rows}
+    except (OSError, *NOT_DECODED) as error:
+        raise StoreError(f"{folder.url}/{HISTORIES} cannot be read: {error}; write to another folder") from error

@@ -1,0 +1,209 @@
+"""The manifest of a segments folder: the JSON file that lists the segments that count (docs/spark.md).
+
+::
+
+    DIR/manifest.json
+    DIR/STREAM/INSTANCE/FROM-UPTO.rdata[.gz|.zst]     FROM is exclusive, UPTO inclusive, twenty digits each
+    DIR/.replay/                                      the unfinished work of a run
+
+The segments of a stream and instance form a chain: each begins where the one before it ends.
+A file that the manifest does not list does not count.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import attrs
+import msgspec
+
+from replication.errors import CatchUpError, RemoteProtocolError, StoreError
+from replication.segments.compression import SUFFIXES
+from replication.segments.folders import TEMPORARY, read_index, write_index
+from replication.wire import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from replication.segments.folders import Folder
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+MANIFEST: Final = "manifest.json"
+WORK: Final = ".replay"
+VERSION: Final = 1  # of the manifest's format
+NOT_DECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises
+
+
+@attrs.frozen
+class Segment:
+    """One file: the facts of one writer with ``after < token <= upto``.
+
+    Attributes:
+        rows: the number of its RDATA lines.
+        first: the token of its first fact, None if it has no fact; ``last`` likewise.
+        size: bytes of its lines, uncompressed; ``sha256`` is the checksum of the same bytes.
+        stored_size: bytes of the file.
+        compacted: whether facts were left out that a later fact with the same key replaces.
+
+    """
+
+    stream: StreamName
+    instance: InstanceName
+    after: Token
+    upto: Token
+    rows: int
+    first: Token | None
+    last: Token | None
+    size: int
+    sha256: str
+    stored_size: int
+    compression: str
+    compacted: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file's path, relative to the folder."""
+        suffix = SUFFIXES[self.compression]
+        return f"{self.stream}/{instance_folder(self.instance)}/{self.after:020}-{self.upto:020}.rdata{suffix}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return its entry in the manifest."""
+        values = {**attrs.asdict(self), "name": self.name}
+        return {key: values[field] for key, field in KEYS.items() if key != "compacted" or self.compacted}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Segment:
+        """Return the segment of an entry; ValueError, TypeError, KeyError or RemoteProtocolError if it is not one."""
+        values = {field: entry[key] for key, field in KEYS.items() if key != "compacted"}
+        name = values.pop("name")
+        segment = cls(**values, compacted=entry.get("compacted", False))
+        grammar.stream_name(segment.stream)
+        grammar.instance_name(segment.instance)
+        if name != segment.name:
+            raise ValueError(f"{name} should be {segment.name}")
+        return segment
+
+
+# By the keys of an entry, the attributes.  An entry has the key ``compacted`` only if it is true.
+KEYS: Final = {
+    "stream": "stream",
+    "instance": "instance",
+    "from": "after",
+    "upto": "upto",
+    "rows": "rows",
+    "first_token": "first",
+    "last_token": "last",
+    "bytes": "size",
+    "sha256": "sha256",
+    "file": "name",
+    "file_bytes": "stored_size",
+    "compression": "compression",
+    "compacted": "compacted",
+}
+
+
+def instance_folder(instance: InstanceName) -> str:
+    """Return the name of an instance's folder: characters that a file name cannot have are percent-encoded."""
+    name = quote(instance, safe="")
+    return name.replace(".", "%2E", 1) if name.startswith(".") else name
+
+
+def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str:
+    """Return the path of a segment until its run has finished."""
+    return f"{WORK}/{stream}/{instance_folder(instance)}/{after:020}"
+
+
+_chain_of = attrgetter("stream", "instance")
+_place_of = attrgetter("stream", "instance", "after")
+
+
+def _in_order(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    return tuple(sorted(segments, key=_place_of))
+
+
+@attrs.frozen
+class Manifest:
+    """The segments that count, sorted by stream, instance and token."""
+
+    segments: Sequence[Segment] = attrs.field(default=(), converter=_in_order)
+
+    def chains(self) -> dict[tuple[StreamName, InstanceName], list[Segment]]:
+        """Return the segments of each stream and instance."""
+        return {key: list(chain) for key, chain in groupby(self.segments, _chain_of)}
+
+    def faults(self) -> list[str]:
+        """Return a line for each gap, each overlap, and each segment that ends before it begins."""
+        found = []
+        for chain in self.chains().values():
+            found += [f"{each.name}: ends before it begins" for each in chain if each.upto <= each.after]
+            for before, each in pairwise(chain):
+                if before.upto != each.after:
+                    what = "leaves a gap after" if each.after > before.upto else "overlaps"
+                    found.append(f"{each.name}: {what} {before.name}")
+        return found
+
+    def encode(self) -> bytes:
+        """Return the file's content: JSON, one line for each segment."""
+        lines = ",\n".join([grammar.encode_row(each.to_json()) for each in self.segments])
+        return f'{{"version":{VERSION},"segments":[\n{lines}\n]}}\n'.encode()
+
+
+def read_manifest(folder: Folder) -> Manifest | None:
+    """Return the manifest of a folder, None if it has none; CatchUpError if it cannot be read."""
+    try:
+        text = read_index(folder, MANIFEST)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CatchUpError(f"{folder.url}/{MANIFEST}: {error.strerror or error}") from error
+    try:
+        content = msgspec.json.decode(text)
+        if content["version"] != VERSION:
+            raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {content['version']}, not {VERSION}")
+        return Manifest([Segment.from_json(each) for each in content["segments"]])
+    except (*NOT_DECODED, RemoteProtocolError, TypeError, KeyError) as error:
+        raise CatchUpError(f"{folder.url}/{MANIFEST}: not a manifest of segments: {error}") from error
+
+
+def read_manifest_to_extend(folder: Folder) -> Manifest:
+    """Return the manifest of a folder that segments will be added to, an empty one if it has none.
+
+    StoreError if the manifest cannot be read, or if its ranges have gaps or overlap.
+    """
+    try:
+        manifest = read_manifest(folder) or Manifest()
+    except CatchUpError as error:
+        raise StoreError(f"{error}; write to another folder, or move this one away") from error
+    if faults := manifest.faults():
+        raise StoreError(f"{folder.url}: {faults[0]}: write to another folder, or move this one away")
+    return manifest
+
+
+def write_manifest(folder: Folder, manifest: Manifest) -> None:
+    """Replace the manifest in one step; StoreError if the folder cannot be written, or has too many segments."""
+    write_index(folder, MANIFEST, manifest.encode())
+
+
+def remove_leftovers(folder: Folder, manifest: Manifest, keep: Iterable[str] = ()) -> list[str]:
+    """Remove what interrupted runs left behind, except the files in ``keep``; returns the removed files' names.
+
+    These are segments that the manifest does not list, and temporary files.
+    """
+    known = {*[each.name for each in manifest.segments], *keep}
+    leftovers = [name for name in folder.names() if _is_ours(name) and name not in known]
+    for name in leftovers:
+        folder.remove(name)
+    return leftovers
+
+
+def _is_ours(name: str) -> bool:
+    match name.split("/"):
+        case [file]:
+            return file.startswith(".") and file.endswith(TEMPORARY)
+        case [_, _, file]:
+            stem, _, suffix = file.partition(".rdata")
+            return suffix in SUFFIXES.values() and len(stem) == 41 and stem.replace("-", "", 1).isdigit()  # noqa: PLR2004
+    return False

@@ -1,0 +1,398 @@
+"""One run of the replay: its plan, its tasks, and the step that makes their segments count (docs/spark.md).
+
+The plan has ranges, from the end of the segments to the stored positions.  Tasks write below ``.replay/``.  Once all
+are done, the run moves their files into place and replaces the manifest.  A run that is killed has therefore added
+nothing, or everything; the next run adopts the tasks that were finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import msgspec
+
+from replication.errors import ConfigError, StoreError, UnknownStreamError
+from replication.segments.compression import check_compression
+from replication.segments.databases import open_database, read_positions, resolve_url
+from replication.segments.folders import open_folder, read_index
+from replication.segments.foreign import foreign_positions
+from replication.segments.histories import check_histories, read_histories
+from replication.segments.manifest import (
+    MANIFEST,
+    NOT_DECODED,
+    WORK,
+    Manifest,
+    Segment,
+    read_manifest_to_extend,
+    remove_leftovers,
+    staged_name,
+    write_manifest,
+)
+from replication.segments.tables import open_table
+from replication.storage.contract import MASTER
+from replication.streams.definitions import CACHES, StreamDefinition
+from replication.wire import grammar
+from replication.wire.commands import LINE_LIMIT
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from replication.segments.databases import Database
+    from replication.segments.folders import Folder
+    from replication.segments.tables import Table
+    from replication.urls import Url
+
+ORIGIN: Final = Token(0)  # the default of --from
+LAST: Final = Token(2**63 - 1)
+SEGMENT_ROWS: Final = 1_000_000
+PROBE: Final = 20_000  # rows that are counted to estimate where a range of more rows ends
+FILL: Final = (9, 10)  # the share of a segment that an estimated range fills, so that few need a second segment
+# The last invalidation of a cache entry replaces all before it (docs/protocol/streams.md C4).
+CACHES_DEFINITION: Final = StreamDefinition(
+    CACHES, row=("cache_func", "keys", "invalidation_ts"), key=("cache_func", "keys")
+)
+
+
+@attrs.frozen
+class SegmentOptions:
+    """How segments are written.
+
+    Attributes:
+        segment_rows: the most rows in a segment, unless a single fact has more.
+        compression: ``none``, ``gzip`` or ``zstd``.
+        line_limit: the most bytes in a line, MAX_LINE at most; a fact with a longer line becomes a POSITION.
+        compact: of a stream with a key, keep only the last fact of each key within a range.
+        access_tokens: keep the access tokens in a Synapse's caches stream (docs/protocol/streams.md C4).
+
+    """
+
+    segment_rows: int = SEGMENT_ROWS
+    compression: str = "zstd"
+    line_limit: int = LINE_LIMIT
+    compact: bool = False
+    access_tokens: bool = False
+
+
+@attrs.frozen
+class ReplayRequest:
+    """What to replay.
+
+    Attributes:
+        database: its URL.
+        out: the segments folder, a path or URL.
+        streams: names of streams; by default all that the database has a position of, and all mapped ones.
+        definitions: the definitions of mapped and joined streams, and of streams with a key.
+        instances: names of writers; by default all.
+        after: the ID after which new chains begin.
+        upto: the last ID; by default the stored positions.
+
+    """
+
+    database: Url = attrs.field(converter=resolve_url)
+    out: str
+    streams: Sequence[str] = ()
+    definitions: Sequence[StreamDefinition] = ()
+    instances: Sequence[str] = ()
+    after: int = ORIGIN
+    upto: int | None = None
+    options: SegmentOptions = attrs.field(factory=SegmentOptions)
+
+    def check(self) -> None:
+        """Check the options that need no database; ConfigError names the option."""
+        check_compression(self.options.compression)
+        if self.options.segment_rows < 1:
+            raise ConfigError(f"--segment-rows {self.options.segment_rows}: a segment has at least one row")
+        if self.after < ORIGIN:
+            raise ConfigError(f"--from {self.after}: the smallest ID is {ORIGIN}, also where a table counts downwards")
+        if self.upto is not None and self.upto < self.after:
+            raise ConfigError(f"--upto {self.upto}: that is before {self.after}, where the replay begins")
+
+
+@attrs.frozen
+class WriterRange:
+    """The facts of one writer with ``after < token <= upto``."""
+
+    instance: InstanceName
+    after: Token
+    upto: Token
+
+
+@attrs.frozen
+class StreamRange:
+    """What one task writes: of the table's rows with ``after < token <= upto``, those of ``writers`` in their ranges.
+
+    ``exclusive`` is set if no other writer has rows in the table.
+    """
+
+    definition: StreamDefinition
+    after: Token
+    upto: Token
+    writers: tuple[WriterRange, ...]
+    exclusive: bool = True
+
+    @classmethod
+    def of(cls, definition: StreamDefinition, writers: Sequence[WriterRange], *, exclusive: bool = True) -> StreamRange:
+        """Return the range that has all ranges of ``writers``."""
+        after, upto = min(each.after for each in writers), max(each.upto for each in writers)
+        return cls(definition, after, upto, tuple(writers), exclusive)
+
+
+def plan_ranges(database: Database, request: ReplayRequest, manifest: Manifest) -> Iterator[StreamRange]:
+    """Yield the ranges to write.
+
+    ConfigError or UnknownStreamError if the request cannot be met, StoreError if the database or the folder fails.
+    """
+    reached = {key: chain[-1].upto for key, chain in manifest.chains().items()}
+    streams = list(_requested(database, request, reached))
+    writers = {instance for _, positions in streams for instance in positions}
+    for each in request.instances:
+        if writers and each not in writers:
+            raise ConfigError(
+                f"no instance {each!r} has written to this database; there are {', '.join(sorted(writers))}"
+            )
+    for definition, positions in streams:
+        wanted = [grammar.instance_name(each) for each in request.instances] or [*positions]
+        found = [
+            _writer_range(request, definition.name, each, positions[each], reached.get((definition.name, each)))
+            for each in wanted
+            if each in positions
+        ]
+        parts = [each for each in found if each is not None]
+        if parts:
+            exclusive = {each.instance for each in parts} == {*positions, *definition.writers}
+            whole = StreamRange.of(definition, parts, exclusive=exclusive)
+            yield from cut_ranges(open_table(database, definition), whole, request.options.segment_rows)
+
+
+def _requested(
+    database: Database, request: ReplayRequest, reached: Mapping[tuple[StreamName, InstanceName], Token]
+) -> Iterator[tuple[StreamDefinition, Mapping[InstanceName, Token]]]:
+    """Yield each requested stream with its writers' positions; segments end at ``reached``."""
+    stored: dict[StreamName, dict[InstanceName, int]] = {}
+    found = read_positions(database)
+    if found is None and not request.definitions:
+        raise StoreError(
+            f"{database.name!r} has no table stream_positions: is it a master's database? Start the master once, or "
+            "name the mapped streams with --config"
+        )
+    names = {each.position_name: each.name for each in request.definitions if each.position_name}
+    for stream, instance, stream_id in found or ():
+        stored.setdefault(names.get(stream, stream), {})[instance] = stream_id
+    defined = {CACHES: CACHES_DEFINITION} | {each.name: each for each in request.definitions}
+    dialect = database.dialect
+    mapped = [each.name for each in request.definitions if each.maps(dialect) or each.sources(dialect)]
+    for name in dict.fromkeys([StreamName(each) for each in request.streams] or [*mapped, *stored]):
+        positions = stored.get(name, {})
+        negative = min(positions.values(), default=0) < 0
+        definition = defined.get(name) or StreamDefinition(name, negative=negative)
+        if request.options.compact and name in request.streams and not definition.key:
+            raise ConfigError(f"--compact: stream {name!r} declares no key")
+        if definition.in_memory and name not in request.streams:
+            continue  # only its position is stored
+        try:
+            table = open_table(database, definition)
+            empty = table.is_empty()
+        except StoreError as error:
+            if not request.streams and mapped and name not in defined:
+                continue  # a position that the application stores under a name of its own
+            if positions:
+                cure = "declare the stream in a file for --config, or choose other streams with --stream"
+                raise StoreError(f"stream {name!r} has a position in {database.name!r}, but {error}: {cure}") from error
+            known = ", ".join(stored) or "none"
+            raise UnknownStreamError(f"no stream {name!r} in {database.name!r}; it has {known}: {error}") from error
+        if definition.position_name is not None and not empty:
+            ends = {instance: end for (stream, instance), end in reached.items() if stream == name}
+            positions = dict(foreign_positions(database, definition, positions, ends, request.upto))
+        if not positions and not empty:
+            positions = _positions_by_upto(definition, request.upto)
+        elif not empty:
+            positions = positions | _unknown_positions(table, definition, positions, request)
+        yield definition, {instance: Token(abs(stream_id)) for instance, stream_id in positions.items()}
+
+
+def _positions_by_upto(definition: StreamDefinition, upto: int | None) -> dict[InstanceName, int]:
+    """Return ``--upto`` as the position of every writer, for a stream without a stored position."""
+    if upto is None:
+        raise StoreError(
+            f"no position of stream {definition.name!r} is stored, so it is not known which IDs are complete: start "
+            "its master once, or give --upto ID if every ID up to there is complete"
+        )
+    return dict.fromkeys(definition.writers or [MASTER], upto)
+
+
+def _unknown_positions(
+    table: Table, definition: StreamDefinition, positions: Mapping[InstanceName, int], request: ReplayRequest
+) -> dict[InstanceName, int]:
+    """Return ``--upto`` as the position of each declared writer that has rows and has stored no position."""
+    columns = [each.instance_column for each in definition.tables] or [definition.instance_column]
+    if definition.in_tables and None in columns:
+        return {}  # without a column of writers, every row is one of those with a position
+    found: dict[InstanceName, int] = {}
+    for writer in [each for each in definition.writers if each not in positions]:
+        rows = table.columns(StreamRange.of(definition, [WriterRange(writer, ORIGIN, LAST)], exclusive=False))
+        if (request.instances and writer not in request.instances) or next(rows, None) is None:
+            continue
+        if request.upto is None:
+            raise StoreError(
+                f"writer {writer!r} of stream {definition.name!r} has rows and no stored position, so it is not known "
+                "which of its IDs are complete: start that writer once, give --upto ID if every ID up to there is "
+                "complete, or choose other writers with --instance"
+            )
+        found[writer] = request.upto
+    return found
+
+
+def _writer_range(
+    request: ReplayRequest, stream: StreamName, instance: InstanceName, position: Token, end: Token | None
+) -> WriterRange | None:
+    """Return what extends a chain, which ends at ``end`` or does not exist; None if there is nothing to add."""
+    if end is not None and end > position:
+        raise StoreError(
+            f"the position of {instance} in {stream} is {position}, but segments reach {end}: if that database was "
+            f"restored, what is above {position} in {request.out} never happened: write to a new folder"
+        )
+    if end is not None and request.after > end:
+        raise ConfigError(f"--from {request.after}: the segments of {stream} by {instance} end at {end}: that is a gap")
+    after = Token(request.after) if end is None else end
+    upto = position if request.upto is None else Token(min(position, request.upto))
+    return WriterRange(instance, after, upto) if after < upto else None
+
+
+def cut_ranges(table: Table, whole: StreamRange, segment_rows: int) -> Iterator[StreamRange]:
+    """Cut a range into ranges of about ``segment_rows`` rows, all writers together.
+
+    Up to PROBE rows are counted.  The end of a longer range is estimated from the tokens that PROBE rows span.
+    """
+    after = whole.after
+    while after < whole.upto:
+        upto = min(_end_of_rows(table, after, segment_rows) or whole.upto, whole.upto)
+        parts = [
+            WriterRange(each.instance, max(after, each.after), min(upto, each.upto))
+            for each in whole.writers
+            if each.after < upto and after < each.upto
+        ]
+        if parts:
+            yield attrs.evolve(whole, after=after, upto=upto, writers=tuple(parts))
+        after = upto
+
+
+def _end_of_rows(table: Table, after: Token, rows: int) -> Token | None:
+    probe = min(rows, PROBE)
+    reached = table.reach(after, probe)
+    if reached is None or probe == rows:
+        return reached
+    part, whole = FILL
+    return Token(after + (reached - after) * rows * part // (probe * whole))
+
+
+@attrs.frozen
+class Task:
+    """One range to write, as plain values that another machine can take."""
+
+    database: Url
+    out: str
+    range: StreamRange
+    options: SegmentOptions
+
+    @property
+    def receipt(self) -> str:
+        """The path of the receipt, which lists the segments that were written."""
+        return f"{WORK}/{self.range.definition.name}/{self.range.after:020}-{self.range.upto:020}.json"
+
+    @property
+    def checksum(self) -> str:
+        """A SHA-256 of all values: a receipt with another one belongs to another task."""
+        return hashlib.sha256(repr((str(self.database), self.range, self.options)).encode()).hexdigest()
+
+    def do(self) -> bytes:
+        """Write the segments, then the receipt, and return the receipt; after a StoreError there is no receipt."""
+        from replication.segments.export import export_range  # noqa: PLC0415 (needs an extra)
+
+        folder = open_folder(self.out)
+        segments = export_range(self.database, folder, self.range, self.options)
+        receipt = msgspec.json.encode({"task": self.checksum, "segments": [each.to_json() for each in segments]})
+        with folder.create(self.receipt) as sink:
+            sink.write(receipt)
+        return receipt
+
+
+def read_receipt(receipt: bytes) -> list[Segment]:
+    """Return the segments that a task has written."""
+    return [Segment.from_json(each) for each in msgspec.json.decode(receipt)["segments"]]
+
+
+class Run:
+    """A planned run.
+
+    Attributes:
+        tasks: what is to be done.
+        done: the segments of tasks that an interrupted run has finished.
+
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest, tasks: Sequence[Task]) -> None:
+        self.manifest = manifest
+        self._folder = folder
+        adopted = {task: self._adopt(task) for task in tasks}
+        self.tasks = [task for task, segments in adopted.items() if segments is None]
+        self.done = [each for segments in adopted.values() if segments is not None for each in segments]
+        keep = [*[each.name for each in self.done], *[_staged(each) for each in self.done], *[t.receipt for t in tasks]]
+        remove_leftovers(folder, manifest, keep)
+
+    def finish(self, receipts: Iterable[bytes]) -> list[Segment]:
+        """Move the segments into place, replace the manifest, and return the new segments."""
+        new = [*self.done, *[segment for receipt in receipts for segment in read_receipt(receipt)]]
+        manifest = Manifest([*self.manifest.segments, *new])
+        if faults := manifest.faults():
+            raise StoreError(f"{self._folder.url}: {faults[0]}; nothing was added")
+        for each in new:
+            if self._folder.size(_staged(each)) is not None:  # else an interrupted run has moved it
+                self._folder.move(_staged(each), each.name)
+        self._folder.flush([each.name for each in new])
+        if new or self._folder.size(MANIFEST) is None:
+            write_manifest(self._folder, manifest)
+        self._folder.remove(WORK)
+        self.manifest = manifest
+        return sorted(new, key=lambda each: each.name)
+
+    def _adopt(self, task: Task) -> list[Segment] | None:
+        """Return the segments that an interrupted run has written for ``task``, None if any of them is missing."""
+        try:
+            receipt = read_index(self._folder, task.receipt)
+            if msgspec.json.decode(receipt)["task"] != task.checksum:
+                return None
+            segments = read_receipt(receipt)
+        except (OSError, *NOT_DECODED, TypeError, KeyError):
+            return None  # the task is done again
+        sizes = [self._folder.size(_staged(each)) or self._folder.size(each.name) for each in segments]
+        return segments if sizes == [each.stored_size for each in segments] else None
+
+
+def _staged(segment: Segment) -> str:
+    return staged_name(segment.stream, segment.instance, segment.after)
+
+
+@contextmanager
+def start_run(request: ReplayRequest) -> Iterator[Run]:
+    """Plan a run, and lock the folder until the block is left.
+
+    ConfigError or UnknownStreamError if the request cannot be met, StoreError if the database or the folder fails.
+    """
+    request.check()
+    folder = open_folder(request.out)
+    with folder.locked():
+        manifest = read_manifest_to_extend(folder)
+        with closing(open_database(request.database)) as database:
+            ranges = list(plan_ranges(database, request, manifest))
+            check_histories(folder, manifest, read_histories(database))
+        yield Run(folder, manifest, [Task(request.database, folder.url, each, request.options) for each in ranges])
+
+
+def run_in_process(request: ReplayRequest) -> list[Segment]:
+    """Do a whole run in this process; up to some ten million rows that is as quick as with Spark."""
+    with start_run(request) as run:
+        return run.finish([task.do() for task in run.tasks])

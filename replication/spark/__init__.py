@@ -1,0 +1,1 @@
+"""Everything that needs PySpark: the replay job and the ``replication`` data source."""

@@ -1,0 +1,230 @@
+"""The Spark source ``replication``: streams by name, as batches and as streaming queries (docs/spark.md).
+
+The driver plans; executors fetch rows over HTTP, one partition for each writer and range of tokens.  The offsets of a
+streaming query are the map from writer to position.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from replication.errors import ConfigError
+from replication.spark.options import KEY_COLUMNS, SourceOptions
+from replication.streams.access_tokens import hide_access_tokens
+from replication.web.blocking_client import UnavailableError
+from replication.web.pages import MAX_PAGE_ROWS
+from replication.wire import grammar
+from replication.wire.grammar import StreamName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from replication.spark.options import Offsets
+    from replication.streams.interfaces import Page
+    from replication.web.blocking_client import HttpClient, StreamInfo
+
+FIRST_PATIENCE: Final = 10.0  # seconds of retries, after which the URL is assumed to be wrong
+PARTITION_IDS: Final = 100_000  # the fewest IDs in a partition
+PARTITIONS: Final = 64  # the most partitions of one writer
+
+
+class ReplicationDataSource(DataSource):
+    """The source; register it with ``spark.dataSource.register(ReplicationDataSource)``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format()``."""
+        return "replication"
+
+    def schema(self) -> str:
+        """Return the columns; a declared field is a string: a JSON string without quotes, any other value as JSON."""
+        options = SourceOptions.read(self.options)
+        columns = options.columns(options.info(FIRST_PATIENCE)) if options.with_fields else ("row",)
+        quoted = [each.replace("`", "``") for each in columns]
+        return "stream string, instance string, token long, " + ", ".join(f"`{each}` string" for each in quoted)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """Return the reader of a batch."""
+        options = SourceOptions.read(self.options).check_batch()
+        return BatchReader(options, _column_names(options, schema))
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        """Return the reader of a streaming query."""
+        options = SourceOptions.read(self.options).check_query()
+        return StreamReader(options, _column_names(options, schema))
+
+
+def _column_names(options: SourceOptions, schema: Any) -> list[str]:
+    """Return the names of the columns; ConfigError if the user has given another schema."""
+    names: list[str] = schema.fieldNames()
+    kinds = [each.dataType.simpleString() for each in schema]
+    rest = names[len(KEY_COLUMNS) :]
+    expected = "string", "string", "bigint", *["string"] * len(rest)
+    if (*names[: len(KEY_COLUMNS)], *kinds) != (*KEY_COLUMNS, *expected) or not (
+        options.with_fields or rest == ["row"]
+    ):
+        raise ConfigError(
+            "the columns are stream string, instance string, token long, row string: give no other schema"
+        )
+    return names
+
+
+@attrs.frozen
+class TokenRange(InputPartition):
+    """The facts of one writer with ``after < token <= upto``."""
+
+    instance: str
+    after: int
+    upto: int
+
+
+def token_ranges(start: Mapping[str, int], end: Mapping[str, int], origin: int = 0) -> list[TokenRange]:
+    """Return the ranges between two positions of each writer; a new writer begins after ``origin``."""
+    found = []
+    for instance, upto in sorted(end.items()):
+        after = start.get(instance, origin)
+        width = max(PARTITION_IDS, -(-(upto - after) // PARTITIONS))
+        found += [TokenRange(instance, each, min(each + width, upto)) for each in range(after, upto, width)]
+    return found
+
+
+def _batch(options: SourceOptions, columns: Sequence[str], instance: str, page: Page) -> pa.RecordBatch:
+    facts = page.facts if options.access_tokens else hide_access_tokens(StreamName(options.stream), page.facts)
+    rows = [text for fact in facts for text in fact.texts]
+    tokens = [fact.token for fact in facts for _ in fact.texts]
+    values = [rows] if not options.with_fields else _fields(options, rows, len(columns) - len(KEY_COLUMNS))
+    texts = pa.string()
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([options.stream] * len(rows), texts),
+            pa.array([instance] * len(rows), texts),
+            pa.array(tokens, pa.int64()),
+            *[pa.array(each, texts) for each in values],
+        ],
+        names=list(columns),
+    )
+
+
+def _fields(options: SourceOptions, rows: Sequence[str], count: int) -> list[list[str | None]]:
+    decoded = [grammar.read_json(row) for row in rows]
+    for row, text in zip(decoded, rows, strict=True):
+        if not isinstance(row, list) or len(row) < count:  # newer releases append fields (docs/protocol/traps.md 35)
+            raise ConfigError(f"stream {options.stream!r} has a row without the declared fields: {text[:200]}")
+    return [[_text(row[place]) for row in decoded] for place in range(count)]
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else grammar.encode_json(value)
+
+
+class _Reader:
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range, one batch for each page; without any range Spark passes another class."""
+        if not isinstance(partition, TokenRange):
+            return
+        instance = partition.instance
+        with closing(self._options.client()) as client:
+            for page in client.pages(self._options.stream, instance, after=partition.after, upto=partition.upto):
+                if page.facts:
+                    yield _batch(self._options, self._columns, instance, page)
+
+
+class BatchReader(_Reader, DataSourceReader):
+    """Reads the facts up to the current positions."""
+
+    def partitions(self) -> list[TokenRange]:
+        """Read the positions once, and return the ranges up to them."""
+        options = self._options
+        info = options.info(FIRST_PATIENCE)
+        options.check_instance(info)
+        end = options.positions(info)
+        if options.upto is not None:
+            end = {instance: min(position, options.upto) for instance, position in end.items()}
+        return token_ranges({}, end, options.start)
+
+
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads micro-batches.  A batch that is planned again has the same offsets, and therefore the same rows."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        super().__init__(options, columns)
+        self._goal: Offsets | None = None
+        self._newest: Offsets | None = None
+        self._received = monotonic()
+
+    def initialOffset(self) -> Offsets:
+        """Return where a new query begins; an invalid option is an error now."""
+        info = self._options.info(FIRST_PATIENCE)
+        self._options.check_instance(info)
+        reached = self._note(info)
+        return reached if self._options.latest else {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the most rows of a micro-batch."""
+        limit = self._options.max_rows
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Return where the next micro-batch ends; it is empty while the HTTP API is unavailable, up to ``patience``."""
+        options = self._options
+        client = options.client(0.0 if self._goal is None else inf)
+        try:
+            reached = self._note(client.stream(options.stream)) if self._goal is None else self._goal
+            end = {name: max(position, start.get(name, options.start)) for name, position in reached.items()}
+            if isinstance(limit, ReadMaxRows):
+                end = self._admit(client, start, end, limit.max_rows)
+        except UnavailableError:
+            if self._goal is not None or monotonic() - self._received > options.patience:
+                raise
+            return start
+        finally:
+            client.close()
+        return dict(sorted({**start, **end}.items()))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """End the query at the current positions."""
+        self._goal = self._note(self._options.info())
+
+    def reportLatestOffset(self) -> Offsets | None:
+        """Return the newest known positions, which Spark shows in the query's progress."""
+        return self._newest
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[TokenRange]:
+        """Return the ranges between two offsets."""
+        return token_ranges(start, end, self._options.start)
+
+    def _note(self, info: StreamInfo) -> Offsets:
+        self._newest = self._options.positions(info)
+        self._received = monotonic()
+        return self._newest
+
+    def _admit(self, client: HttpClient, start: Offsets, end: Offsets, rows: int) -> Offsets:
+        """Return the offsets that ``rows`` rows reach, page by page of each writer; a larger fact comes alone."""
+        name, begun = self._options.stream, self._options.start
+        reached = {instance: start.get(instance, begun) for instance in end}
+        left = rows
+        waiting = [instance for instance in end if reached[instance] < end[instance]]
+        while waiting and left > 0:
+            instance = waiting.pop(0)
+            limit = min(left, MAX_PAGE_ROWS)
+            page = client.page(name, instance, after=reached[instance], upto=end[instance], limit=limit)
+            size = sum(len(fact.texts) for fact in page.facts)
+            if size > left and left < rows:
+                continue  # left to the next micro-batch
+            left -= size
+            reached[instance] = page.upto
+            if page.upto < end[instance]:
+                waiting.append(instance)
+        return reached
