@@ -1,44 +1,35 @@
-"""Append-only streams of facts, replicated from the process that writes them to those that follow.
+"""Append-only streams of facts: one or several processes write a stream, and others follow it.
 
-The house, from the top floor down; an import only goes down (``setup.cfg`` has the contract, CI proves it)::
+The packages, from the top floor down.  An import only goes down; ``setup.cfg`` has the contract, and CI proves it::
 
-    cli/         `replication COMMAND`: main.py and a file per command
-    service.py   twistd: Options, makeService
-    logs.py      observers for `twistd --logger`
-    config.py    TOML and options to a frozen Config; an unknown key is an error that names its neighbour
-    bench/       `replication bench`: a file per scenario; measures, decides nothing
-    roomkeeper.py rooms over a master: persisting events, and reading them back
-    master.py    the writing role, wired from plain values: what an application embeds
-    worker.py    the following role, likewise
-    serving.py   a process that writes and is followed: what a master is, and what a worker that writes has
-    watching.py  others that write into mapped tables: looked for, and handed to the writers of their streams
-    audience.py  those who follow such a process: greeted, told what is new
-    effects.py   what such a process does with what they say beside that: who syncs, what may be forgotten
-    lastseen.py  where users were last seen, written in batches
-    listeners.py an application's functions for commands
-    tokens.py    the texts of tokens that say where several writers are
-    voice.py     what a follower says to its writers beside asking for facts
-    writer.py    one stream as its writer holds it: reserve, write, commit, settle, announce
-    follower.py  one stream as a follower holds it: catch up, apply, move the position
-    linear.py    one stream of several writers, followed in the order of its IDs
-    sources.py   where missed facts come from, in order
-    caches.py    functions whose results are forgotten when the caches stream says so
-    replay/      history on Spark, without Twisted: segments for catch-up, streams as a Spark source
-    net/         Twisted TCP: protocol.py (the LineReceiver skin) listener.py (factory) link.py (one followed writer)
-    web/         Twisted HTTP: facts, catch-up, status, metrics
-    storage/     IStreamStore: where facts and positions are kept
-    waiting.py   a Deferred for several who wait, or for work that goes on without us
-    session/     one conversation: connection.py (who may say what) outbox.py (what waits) feed.py (facts to lines)
-                 syncing.py (who syncs where)
-    synapse/     the streams of a Synapse: rows by field, and where its database has them
+    replay/      `python -m replication.replay`, and the public names of the replay
+    cli/         `replication COMMAND`: main.py and a file for each command
+    service.py   `twistd replication`: options, and the wiring of a daemon
+    config.py    TOML and options become a frozen Config; an unknown key is an error that names the nearest known key
+    bench/       `replication bench`: a file for each scenario
+    follower/    following writers: worker.py (wiring), streams.py, stream.py, merge.py, catch_up.py,
+                 waiters.py; relay.py serves what is followed, audit.py compares it with a Synapse's database
+    writer/      writing streams: master.py (life cycle), stream.py, reservation.py, publisher.py, subscribers.py
+    presence/    users that sync and users last seen: reporter.py (worker), tracker.py (writer)
+    spark/       everything that needs PySpark: the replay job and the data source
+    segments/    history as files of RDATA lines: made from tables, listed in a manifest, read for catch-up
+    caches.py    functions whose results the caches stream invalidates
+    net/         Twisted TCP: protocol.py (LineReceiver), client.py (one writer), redis.py (a Synapse's), broadcast.py
+    web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
+    storage/     IStreamStore twice: sqlite/, postgres/; tables beside the streams in tables/
+    deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime
+    logs.py      a trouble logged once; observers for `twistd --logger`
+    session/     one connection without I/O: connection.py, channel.py (Redis), encoder.py (facts to lines)
     rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution
-    streams/     what a stream is, without I/O: facts, pending IDs, cursors, definitions, and seams.py: what we need
-    wire/        how things are spelt: grammar.py commands.py
-    errors.py    every error, drawn as a tree
+    synapse/     the streams of a Synapse: rows by field, and where its database has them
+    streams/     what a stream is, without I/O: facts, pending IDs, reorder buffer, cursors, definitions, interfaces
+    wire/        the line protocol: grammar.py, commands.py, lines.py
+    errors.py    the errors that applications catch, drawn as a tree
+    urls.py      URLs whose secrets are not shown
 
-The way through: bytes, ``wire``, ``session``, ``streams``, ``storage``; and out again live (``session.feed``, ``net``)
-late (``web``) or in bulk (``replay``).  Names are loaded when they are first used, so ``import replication.wire``
-brings no Twisted.
+In the writer, a fact passes ``writer``, ``session.encoder`` and ``net`` to its subscribers.  In the follower, it passes
+``net``, ``session`` and ``follower`` to the application.  ``docs/architecture.md`` draws this, and the ways of a page
+and a segment.  A public name is loaded when it is first used, so ``import replication.wire`` loads no Twisted.
 """
 
 from __future__ import annotations
@@ -47,8 +38,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from replication.caches import CachedFunction
     from replication.errors import (
         CatchUpError,
+        CommitsLostError,
         ConfigError,
         LocalProtocolError,
         NotAWriterError,
@@ -68,29 +61,44 @@ if TYPE_CHECKING:
         UnknownStreamError,
         ValueRefusedError,
     )
-    from replication.master import Master
-    from replication.roomkeeper import Rooms
+    from replication.follower.stream import ApplyTransaction
+    from replication.follower.worker import Worker
+    from replication.net.clock import use_monotonic_clock
+    from replication.net.protocol import Limits
+    from replication.session.connection import Keepalive
+    from replication.streams.definitions import SourceTable, StreamDefinition
     from replication.streams.facts import Fact
-    from replication.streams.registry import SourceTable, StreamDefinition
-    from replication.streams.typed import Row, TypedStream
+    from replication.streams.positions import MultiWriterToken
+    from replication.streams.typed_rows import Row, TypedStream
+    from replication.web.site import make_site
     from replication.wire.commands import ApplicationCommand
-    from replication.worker import Worker
+    from replication.writer.master import Master
+    from replication.writer.reservation import Reservation
+    from replication.writer.rooms import Rooms
+    from replication.writer.stream import StreamWriter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "ApplicationCommand",
+    "ApplyTransaction",
+    "CachedFunction",
     "CatchUpError",
+    "CommitsLostError",
     "ConfigError",
     "Fact",
+    "Keepalive",
+    "Limits",
     "LocalProtocolError",
     "Master",
+    "MultiWriterToken",
     "NotAWriterError",
     "PositionMovedError",
     "PositionTimeoutError",
     "ProtocolError",
     "RemoteProtocolError",
     "ReplicationError",
+    "Reservation",
     "RoomError",
     "Rooms",
     "Row",
@@ -102,24 +110,36 @@ __all__ = [
     "StoreError",
     "StreamDefinition",
     "StreamError",
+    "StreamWriter",
     "TypedStream",
     "UnknownRoomError",
     "UnknownStreamError",
     "ValueRefusedError",
     "Worker",
     "__version__",
+    "make_site",
+    "use_monotonic_clock",
 ]
 
 _ELSEWHERE = {
     "ApplicationCommand": "replication.wire.commands",
+    "ApplyTransaction": "replication.follower.stream",
+    "CachedFunction": "replication.caches",
     "Fact": "replication.streams.facts",
-    "Master": "replication.master",
-    "Rooms": "replication.roomkeeper",
-    "Row": "replication.streams.typed",
-    "SourceTable": "replication.streams.registry",
-    "StreamDefinition": "replication.streams.registry",
-    "TypedStream": "replication.streams.typed",
-    "Worker": "replication.worker",
+    "Keepalive": "replication.session.connection",
+    "Limits": "replication.net.protocol",
+    "Master": "replication.writer.master",
+    "MultiWriterToken": "replication.streams.positions",
+    "Reservation": "replication.writer.reservation",
+    "Rooms": "replication.writer.rooms",
+    "Row": "replication.streams.typed_rows",
+    "SourceTable": "replication.streams.definitions",
+    "StreamDefinition": "replication.streams.definitions",
+    "StreamWriter": "replication.writer.stream",
+    "TypedStream": "replication.streams.typed_rows",
+    "Worker": "replication.follower.worker",
+    "make_site": "replication.web.site",
+    "use_monotonic_clock": "replication.net.clock",
 }
 
 

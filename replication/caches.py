@@ -1,12 +1,14 @@
-"""Functions that remember what they returned, until the caches stream says that it is no longer true.
+"""Functions whose results are cached until the stream ``caches`` invalidates them (docs/protocol/streams.md C4).
 
-A row of the stream names a function and the arguments of one call, as strings (``protocol`` C4).  So each call has two
-keys here: its arguments as they are, under which the value is kept, and its *wire key*, the same arguments spelt by
-``str()``, under which it is invalidated.  ``get(17)`` and ``get("17")`` are two entries; ``["17"]`` drops both.
+A row of the stream names a function and the arguments of one call, as strings.  So each call has two keys here.  The
+value is stored under the arguments themselves.  It is invalidated under the *wire key*: the ``str()`` of each argument.
+``get(17)`` and ``get("17")`` are two entries, and ``["17"]`` invalidates both.
 
-A computation that is under way is kept in a table of its own, as a flight.  To invalidate a key is to drop its entry
-and its flight: the value that the flight brings still goes to whoever waits for it, but a flight that is in no table
-can store nothing, and no later call can join it.  That is all there is against stale values; nothing counts versions.
+A computation in progress is a *flight*, in a table of its own.  To invalidate a key removes its entry and its flight.
+The result of a removed flight still goes to its callers, but it is not stored, and no later call joins the flight.
+That alone prevents stale values; there are no version numbers.
+
+The module has more than 500 lines because entries, flights and keys are one algorithm.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
+import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from replication.errors import ConfigError, RowError
+from replication.streams.access_tokens import hide_in_row
+from replication.wire import grammar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,12 +43,15 @@ T = TypeVar("T")
 Arguments = tuple[Any, ...]
 WireKey = tuple[str, ...]
 
-# Two values of these types are equal only if they have one type and one spelling.  True == 1 == 1.0 are none of it.
+# Two equal values of these types have one type and one str().  That is not so for True == 1 == 1.0.
 _PLAIN: Final = frozenset((str, int, type(None)))
 
 
 class CacheInfo(NamedTuple):
-    """What ``cache_info()`` returns, field by field as ``functools.lru_cache`` has it."""
+    """The counts of a cache, with the fields of ``functools.lru_cache``.
+
+    A miss is a call that computes; every other call is a hit.
+    """
 
     hits: int
     misses: int
@@ -51,46 +59,34 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
-class CacheStats(NamedTuple):
-    """One cache's figures since the start; a miss is a computation, a hit any call answered without one of its own."""
-
-    hits: int
-    misses: int
-    size: int
-    invalidations: int
-
-
 class _CarefulKey(tuple[WireKey, tuple[type, ...], Arguments]):
-    """The key of a call with an argument that is not plain: equal arguments must also look alike to be one entry."""
+    """The key of a call with an argument that is not plain: it has the wire key and the types too."""
 
     __slots__ = ()
 
 
-def spell_key(arguments: Iterable[object]) -> WireKey:
-    """Return the wire key of a call: each argument's ``str()``; ``True`` is "True" and ``None`` is "None"."""
+def encode_key(arguments: Iterable[object]) -> WireKey:
+    """Return the wire key of a call: the ``str()`` of each argument; that of None is "None"."""
     return tuple(map(str, arguments))
 
 
-def _careful_key(arguments: Arguments) -> _CarefulKey:
-    return _CarefulKey((spell_key(arguments), tuple(map(type, arguments)), arguments))
-
-
 def _wire_key(key: Arguments) -> WireKey:
-    return key[0] if type(key) is _CarefulKey else spell_key(key)
+    return key[0] if type(key) is _CarefulKey else encode_key(key)
 
 
-class _Shape:
-    """A function's parameters, and how a call fills them: one tuple, defaults included, in the order of declaration."""
+class _Signature:
+    """A function's parameters; ``bind`` makes one tuple of a call's arguments and the defaults, in declared order."""
 
     def __init__(self, name: str, parameters: Sequence[inspect.Parameter]) -> None:
         self._name = name
         self._signature = inspect.Signature(parameters)
         kinds = [each.kind for each in parameters]
         if inspect.Parameter.VAR_KEYWORD in kinds:
-            raise ConfigError(f"cache {name!r}: **{parameters[-1].name} has no place in a key; name each parameter")
+            raise ConfigError(f"cache {name!r}: **{parameters[-1].name} cannot be part of a key; name each parameter")
         positional = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
-        self.arity = positional if positional == len(kinds) else -1  # so many arguments need no second look
-        self._defaults: dict[int, Arguments] = {}  # by the number of arguments given: what fills the rest
+        # Calls with this number of positional arguments need no binding.
+        self.arity = positional if positional == len(kinds) else -1
+        self._defaults: dict[int, Arguments] = {}  # the defaults to add, by the number of arguments given
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             for given in range(positional, -1, -1):
                 rest = tuple(each.default for each in parameters[given:])
@@ -99,7 +95,7 @@ class _Shape:
                 self._defaults[given] = rest
 
     def bind(self, args: Arguments, kwargs: Mapping[str, Any]) -> Arguments:
-        """Return the arguments of a call; TypeError if the function could not be called so."""
+        """Return the arguments of a call with the defaults; TypeError if the function does not accept the call."""
         if not kwargs and (rest := self._defaults.get(len(args))) is not None:
             return args + rest
         try:
@@ -110,80 +106,75 @@ class _Shape:
         return (*bound.args, *bound.kwargs.values())
 
 
+@attrs.define(eq=False)
 class _Fired:
-    """Stands among the values for a Deferred that fired: each caller gets a Deferred of its own."""
+    """The stored result of a Deferred: each caller gets a new Deferred with it."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
+    value: object
 
 
+@attrs.define(eq=False)
 class _Flight:
-    """A computation under way, and the Deferreds that wait for it."""
+    """A computation in progress, and the Deferreds of its callers."""
 
-    __slots__ = ("_memory", "_waiters", "computation", "key", "wire")
-
-    def __init__(self, memory: _Memory, key: Arguments, wire: WireKey) -> None:
-        self._memory = memory
-        self._waiters: dict[Deferred[Any], None] = {}
-        self.key = key
-        self.wire = wire
-        self.computation: Deferred[Any] | None = None  # None: it runs in some caller's own time, nobody can wait for it
+    _memory: _Memory
+    key: Arguments
+    wire: WireKey
+    _waiters: dict[Deferred[Any], None] = attrs.field(init=False, factory=dict)
+    # None: a plain function computes in its caller's thread, and others cannot join.
+    computation: Deferred[Any] | None = attrs.field(init=False, default=None)
 
     def share(self, computation: Deferred[Any]) -> Deferred[Any]:
-        """Let others join from now on; return the first one's Deferred."""
+        """Let other calls join from now on; return the first caller's Deferred."""
         self.computation = computation
         waiter = self.join()
         computation.addBoth(self._land)
         return waiter
 
     def join(self) -> Deferred[Any]:
-        """Return one more Deferred that fires when the computation does."""
+        """Return a new Deferred that fires with the result."""
         waiter: Deferred[Any] = Deferred(self._leave)
         self._waiters[waiter] = None
         return waiter
 
     def _leave(self, waiter: Deferred[Any]) -> None:
-        """Let one waiter be cancelled; the last to leave cancels the computation."""
+        """Remove a cancelled Deferred; without any left, cancel the computation."""
         self._waiters.pop(waiter, None)
         if not self._waiters and self.computation is not None:
             self._memory.abandon(self)
             self.computation.cancel()
 
     def _land(self, result: object) -> None:
-        """Keep the value, then tell whoever waits: a waiter may call again at once."""
+        """Store the value, then fire the Deferreds: their callbacks may call the function again."""
         if isinstance(result, Failure):
             self._memory.abandon(self)
         else:
             self._memory.keep(self, _Fired(result))
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
-            if not waiter.called:  # a waiter before it may have cancelled it
+            if not waiter.called:  # a callback before it may have cancelled it
                 waiter.callback(result)
 
 
+@attrs.define(eq=False)
 class _Memory:
-    """The values of one function, or of one instance's method, least recently used first, and its flights.
+    """The values and flights of one function, or of a method of one instance; the least recently used value is first.
 
-    Hits take no lock: each of their steps is one operation of a C dictionary.
+    A hit takes no lock, because each of its steps is one operation of a C dictionary.
     """
 
-    __slots__ = ("_flights", "_lock", "_max_entries", "_spelt", "hits", "misses", "values")
-
-    def __init__(self, max_entries: int) -> None:
-        self._max_entries = max_entries
-        self._lock = threading.RLock()  # re-entrant: a value that is dropped may run code of the application
-        self.hits = self.misses = 0
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self.values: OrderedDict[Arguments, Any] = OrderedDict()
-        self._spelt: dict[WireKey, list[Arguments]] = {}  # stored keys, but for those of strings: they are their own
-        self._flights: dict[WireKey, dict[Arguments, _Flight]] = {}
+    _max_entries: int
+    # Re-entrant: the application's code may run when a value is removed.
+    _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
+    hits: int = attrs.field(init=False, default=0)
+    misses: int = attrs.field(init=False, default=0)
+    values: OrderedDict[Arguments, Any] = attrs.field(init=False, factory=OrderedDict)
+    # Stored keys by wire key, without those that equal it.
+    _encoded: dict[WireKey, list[Arguments]] = attrs.field(init=False, factory=dict)
+    _flights: dict[WireKey, dict[Arguments, _Flight]] = attrs.field(init=False, factory=dict)
 
     def flight(self, key: Arguments) -> _Flight:
-        """Return a flight that can be joined, else a new one."""
+        """Return a flight that can be joined, or a new one."""
         wire = _wire_key(key)
         with self._lock:
             flights = self._flights.setdefault(wire, {})
@@ -196,7 +187,7 @@ class _Memory:
             return flight
 
     def abandon(self, flight: _Flight) -> bool:
-        """Forget a flight; False if it was invalidated or overtaken before."""
+        """Remove a flight; return False if it was invalidated or replaced before."""
         with self._lock:
             flights = self._flights.get(flight.wire)
             if flights is None or flights.get(flight.key) is not flight:
@@ -207,60 +198,56 @@ class _Memory:
             return True
 
     def keep(self, flight: _Flight, value: object) -> None:
-        """Store what a flight brought, unless it was invalidated or overtaken before."""
+        """Store the value of a flight, unless the flight was invalidated or replaced before."""
         key, wire = flight.key, flight.wire
         with self._lock:
             if not self.abandon(flight):
                 return
             if key not in self.values and key != wire:
-                self._spelt.setdefault(wire, []).append(key)
+                self._encoded.setdefault(wire, []).append(key)
             self.values[key] = value
-            if len(self.values) > self._max_entries:
-                self._evict()
-
-    def _evict(self) -> None:
-        key, _ = self.values.popitem(last=False)
-        wire = _wire_key(key)
-        if key != wire:
-            alike = self._spelt[wire]
-            alike.remove(key)
-            if not alike:
-                del self._spelt[wire]
+            if len(self.values) <= self._max_entries:
+                return
+            key, _ = self.values.popitem(last=False)
+            wire = _wire_key(key)
+            if key != wire:
+                alike = self._encoded[wire]
+                alike.remove(key)
+                if not alike:
+                    del self._encoded[wire]
 
     def invalidate(self, wire: WireKey) -> None:
-        """Drop every entry and flight that is spelt ``wire``."""
+        """Remove every entry and flight with the wire key ``wire``."""
         with self._lock:
             self._flights.pop(wire, None)
             self.values.pop(wire, None)
-            for key in self._spelt.pop(wire, ()):
+            for key in self._encoded.pop(wire, ()):
                 self.values.pop(key, None)
 
     def clear(self) -> None:
-        """Drop every entry and flight."""
+        """Remove every entry and flight."""
         with self._lock:
-            self._forget_all()
+            self.values, self._encoded, self._flights = OrderedDict(), {}, {}
 
 
 class _Cache:
-    """What is kept under one name: a function's memory, or those of a method's instances."""
+    """One name of the stream ``caches``: the memory of a function, or those of a method's instances."""
 
     def __init__(self, name: str, max_entries: int, parameters: Sequence[inspect.Parameter]) -> None:
         self.name = name
         self.max_entries = max_entries
-        self.shape = _Shape(name, parameters)
-        self.method_shape = _Shape(name, parameters[1:])
+        self.signature = _Signature(name, parameters)
+        self.method_signature = _Signature(name, parameters[1:])
         self.memory = _Memory(max_entries)
         self.invalidations = 0
         self._instances: dict[int, tuple[weakref.ref[Any], _Memory]] = {}  # by id(): instances need not be hashable
-        self._retired_hits = self._retired_misses = 0
 
     def memory_of(self, instance: object) -> _Memory:
-        """Return the memory of one instance; it goes when the instance goes."""
+        """Return the memory of one instance; it is removed with the instance."""
         place = id(instance)
-        try:
-            return self._instances[place][1]
-        except KeyError:
-            pass
+        known = self._instances.get(place)
+        if known is not None:
+            return known[1]
         try:
             reference = weakref.ref(instance, lambda _: self._retire(place))
         except TypeError as error:
@@ -269,42 +256,39 @@ class _Cache:
 
     def _retire(self, place: int) -> None:
         _, memory = self._instances.pop(place)
-        self._retired_hits += memory.hits
-        self._retired_misses += memory.misses
+        self.memory.hits += memory.hits  # a method has no other use for it
+        self.memory.misses += memory.misses
 
-    def _memories(self) -> list[_Memory]:
-        return [self.memory, *(memory for _, memory in list(self._instances.values()))]
+    def _memories(self, memory: _Memory | None) -> list[_Memory]:
+        """Return one memory, or all if it is None."""
+        return [self.memory, *(each for _, each in list(self._instances.values()))] if memory is None else [memory]
 
     def invalidate(self, wire: WireKey | None, memory: _Memory | None = None) -> None:
-        """Drop what is spelt ``wire``, or everything if that is None, from one memory or all."""
+        """Remove the wire key ``wire``, or everything if it is None, from one memory or from all."""
         self.invalidations += 1
-        for each in self._memories() if memory is None else [memory]:
+        for each in self._memories(memory):
             if wire is None:
                 each.clear()
             else:
                 each.invalidate(wire)
 
-    def stats(self, memory: _Memory | None = None) -> CacheStats:
-        """Return the figures of one memory or all, those of instances that are gone included."""
-        if memory is not None:
-            return CacheStats(memory.hits, memory.misses, len(memory.values), self.invalidations)
-        memories = self._memories()
-        return CacheStats(
-            self._retired_hits + sum(each.hits for each in memories),
-            self._retired_misses + sum(each.misses for each in memories),
-            sum(len(each.values) for each in memories),
-            self.invalidations,
-        )
+    def info(self, memory: _Memory | None = None) -> CacheInfo:
+        """Return the counts of one memory, or of all, including those of instances that no longer exist."""
+        memories = self._memories(memory)
+        hits, misses = sum(each.hits for each in memories), sum(each.misses for each in memories)
+        return CacheInfo(hits, misses, self.max_entries, sum(len(each.values) for each in memories))
 
 
 class CachedFunction(Generic[P, R]):
-    """A function with a memory; what ``Caches.cached`` makes of it, and of a method on its class or on an instance.
+    """A function or method with a cache, as ``Caches.cached`` returns it.
 
-    Arguments must be hashable.  Two calls share a value if their arguments are equal, of the same types, and spelt
-    alike by ``str()``; defaults and keywords count as if they had been given in the order of declaration.  What the
-    function returns is shared, not copied: do not change it.  If it returns a Deferred, calls that come before that has
-    fired share the computation, later ones its value, and every caller gets a Deferred of its own; cancelling one
-    leaves the others alone, cancelling the last cancels the computation.  No exception or Failure is kept.
+    Arguments must be hashable.  Two calls share a value if their arguments are equal, and have the same types and the
+    same ``str()``.  Defaults and keyword arguments count as positional ones.  A value is shared, not copied: do not
+    change it.  Exceptions and Failures are not stored.
+
+    If the function returns a Deferred, calls before it fires share the computation, and later calls share the value.
+    Each caller gets a Deferred of its own.  To cancel one does not affect the others; to cancel the last one cancels
+    the computation.
     """
 
     __wrapped__: Callable[P, R]
@@ -313,22 +297,22 @@ class CachedFunction(Generic[P, R]):
     def __init__(self, function: Callable[P, R], cache: _Cache) -> None:
         functools.update_wrapper(self, function)
         self._cache = cache
-        self._shape = cache.shape
-        self._arity = cache.shape.arity
+        self._signature = cache.signature
+        self._arity = cache.signature.arity
         self._memory: _Memory = cache.memory
         self._instance_memory: _Memory | None = None
         self._of_class = False  # if so, the first argument of a call is the instance, and _arity is -1
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return what is remembered of such a call, else call the function and remember."""
+        """Return the cached value of this call; if there is none, call the function and store its result."""
         arguments: Arguments = args
         if kwargs or len(args) != self._arity:
             if self._of_class:
                 return self._bound(args)(*args[1:], **kwargs)  # type: ignore[no-any-return]
-            arguments = self._shape.bind(args, kwargs)
+            arguments = self._signature.bind(args, kwargs)
         for each in arguments:
             if type(each) not in _PLAIN:
-                key: Arguments = _careful_key(arguments)
+                key: Arguments = _CarefulKey((encode_key(arguments), tuple(map(type, arguments)), arguments))
                 break
         else:
             key = arguments
@@ -366,7 +350,7 @@ class CachedFunction(Generic[P, R]):
         self: CachedFunction[Concatenate[S, Q], R], instance: S, owner: type | None = None
     ) -> CachedFunction[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the method as seen on its class, or with an instance's own memory."""
+        """Return the method on its class, or on an instance, with that instance's memory."""
         view = object.__new__(type(self))
         view.__dict__ = self.__dict__.copy()
         view._of_class = instance is None
@@ -374,65 +358,71 @@ class CachedFunction(Generic[P, R]):
             view._arity = -1
         else:
             view.__wrapped__ = types.MethodType(self.__wrapped__, instance)
-            view._shape = self._cache.method_shape
-            view._arity = view._shape.arity
+            view._signature = self._cache.method_signature
+            view._arity = view._signature.arity
             view._memory = view._instance_memory = self._cache.memory_of(instance)
         return view
 
     def __reduce__(self) -> str:
-        """Copy and pickle as a function does: by its name."""
+        """Copy and pickle by name, as functions do."""
         return self.__qualname__
 
     def _bound(self, args: Arguments) -> CachedFunction[..., Any]:
         if not args:
-            raise TypeError(f"{self._cache.name}() is a method: its instance comes first")
+            raise TypeError(f"{self._cache.name}() is a method: give its instance as the first argument")
         return self.__get__(args[0])
 
     def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Forget, in this process, the calls with the same wire key as this one."""
+        """Remove, in this process, the entries with the wire key of this call."""
         if self._of_class:
             self._bound(args).invalidate(*args[1:], **kwargs)
         else:
-            self._cache.invalidate(spell_key(self._shape.bind(args, kwargs)), self._instance_memory)
+            self._cache.invalidate(encode_key(self._signature.bind(args, kwargs)), self._instance_memory)
 
     def clear(self) -> None:
-        """Forget every call, in this process; for a method on its class, those of all instances."""
+        """Remove, in this process, every entry; for a method on its class, those of all instances."""
         self._cache.invalidate(None, self._instance_memory)
 
     def cache_info(self) -> CacheInfo:
-        """Return figures like ``lru_cache``'s; for a method on its class, the sums over all instances."""
-        stats = self._cache.stats(self._instance_memory)
-        return CacheInfo(stats.hits, stats.misses, self._cache.max_entries, stats.size)
+        """Return the counts as ``lru_cache`` does; for a method on its class, the sums over all instances."""
+        return self._cache.info(self._instance_memory)
 
 
 class CachedCoroutineFunction(CachedFunction[P, Coroutine[Any, Any, T]], Generic[P, T]):
-    """A :class:`CachedFunction` made of an ``async def`` that awaits Deferreds: it returns coroutines, too."""
+    """A :class:`CachedFunction` of an ``async def`` that awaits Deferreds; its calls return coroutines."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what is remembered of such a call, else wait for the computation."""
+        """Return the cached value of this call, or await the computation."""
         return await super().__call__(*args, **kwargs)
 
 
 class Caches:
-    """The caches of one process, by the names that the caches stream knows them by."""
+    """The caches of one process, by their names in the stream ``caches``."""
 
     def __init__(self) -> None:
         self._caches: dict[str, _Cache] = {}
         self._fans: dict[str, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
-        """How many caches there are."""
+        """Return the number of caches."""
         return len(self._caches)
 
     def cached(
         self, *, max_entries: int = 10_000, name: str | None = None
     ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
-        """Return a decorator that makes a function or method remember its latest ``max_entries`` different calls.
+        """Return a decorator that caches the results of a function or method.
 
-        ``name`` is what the caches stream calls it, by default the function's own.  A method has so many entries per
-        instance, none of which keeps the instance alive, unless a value refers to it; ``self`` is in no key.  Put it
-        below ``@staticmethod``.  Plain functions may be called from any thread, coroutine functions and those that
-        return Deferreds from the reactor's.  ConfigError if the name is taken, or if calls have no wire key.
+        Args:
+            max_entries: the largest number of entries; for a method, of each instance.  The least recently used entry
+                is removed first.
+            name: the name in the stream ``caches``; by default the function's own.
+
+        Write it below ``@staticmethod``.  For a method, ``self`` is not part of the key, and the cache does not keep
+        the instance alive.  Plain functions may be called from any thread; coroutine functions, and functions that
+        return Deferreds, only from the reactor's thread.
+
+        ConfigError if the name is used already, or if calls of the function have no wire key.
+
         """
         if max_entries < 1:
             raise ConfigError(f"a cache needs room for at least 1 entry, not {max_entries}")
@@ -440,9 +430,9 @@ class Caches:
         def decorate(function: Callable[P, R]) -> CachedFunction[P, R]:
             known_as = name or getattr(function, "__name__", None)
             if known_as is None:
-                raise ConfigError(f"{function!r} has no name of its own: say cached(name=…)")
+                raise ConfigError(f"{function!r} has no name of its own: write cached(name=…)")
             if known_as in self._caches:
-                raise ConfigError(f"there is a cache {known_as!r} already: say cached(name=…)")
+                raise ConfigError(f"there is a cache {known_as!r} already: write cached(name=…)")
             parameters = list(inspect.signature(function).parameters.values())
             if parameters and parameters[0].name == "cls":
                 raise ConfigError(f"cache {known_as!r}: class methods cannot be cached; use a static one or a function")
@@ -452,11 +442,19 @@ class Caches:
 
         return decorate
 
-    def fan_out(self, special: str, *names: str) -> None:
-        """Let one fact about ``special`` invalidate the caches of these names as well, with the same keys.
+    def fan_out(self, special: str, *caches: str | CachedFunction[Any, Any]) -> None:
+        """Make each row with the function ``special`` invalidate ``caches`` too, with the same keys.
 
-        They need not be there yet.  ConfigError if one of them fans out itself: facts go one step far.
+        Each is a cached function, or the name of a cache, which may be made later.  ConfigError if one fans out itself,
+        or is neither.
         """
+        names = [each._cache.name if isinstance(each, CachedFunction) else each for each in caches]  # noqa: SLF001
+        for each in (special, *names):
+            if not isinstance(each, str):
+                raise ConfigError(
+                    f"fan_out() takes a name, then cached functions or names of caches one by one, not a "
+                    f"{type(each).__name__}: write fan_out('order_changed', get_order, get_total)"
+                )
         chained = {*self._fans, special} & {*names, *itertools.chain(*self._fans.values())}
         if chained:
             raise ConfigError(
@@ -465,15 +463,15 @@ class Caches:
         self._fans[special] = (*self._fans.get(special, ()), *names)
 
     def clear(self) -> None:
-        """Forget everything: nobody knows what has become untrue."""
+        """Remove every entry of every cache: rows of the stream were lost, so any value may be stale."""
         for cache in self._caches.values():
             cache.invalidate(None)
 
     def apply(self, rows: Sequence[Any]) -> None:
-        """Invalidate what rows of the caches stream name: ``[function, [key, …] | null, time in ms, …]``.
+        """Apply rows of the stream ``caches``: ``[function, [key, …] or null, time in ms, …]``.
 
-        Call it before the position moves past the rows.  Names that nobody has here are ignored.  If a row is
-        malformed, the others are applied all the same, then RowError shows it.
+        Call it before the position moves past the rows (docs/protocol/traps.md 30).  Unknown functions are ignored.  If
+        a row is malformed, the other rows are applied, and then RowError is raised.
         """
         malformed: list[object] = []
         for row in rows:
@@ -485,8 +483,10 @@ class Caches:
                 case _:
                     malformed.append(row)
         if malformed:
-            shown = repr(malformed[0])[:200]
-            raise RowError(f"not a row of the caches stream: {shown}; that is [function, [key, …] or null, time in ms]")
+            shown = hide_in_row(grammar.encode_row(malformed[0]))[:200]
+            raise RowError(
+                f"not a row of the caches stream: {shown}; a row is [function, [key, …] or null, time in ms]"
+            )
 
     def _invalidate(self, name: str, wire: WireKey | None) -> None:
         for each in (name, *self._fans.get(name, ())):
@@ -494,6 +494,6 @@ class Caches:
             if cache is not None:
                 cache.invalidate(wire)
 
-    def stats(self) -> Mapping[str, CacheStats]:
-        """Return every cache's figures by name; counters never go back, whatever becomes of instances."""
-        return {name: cache.stats() for name, cache in self._caches.items()}
+    def stats(self) -> Mapping[str, tuple[CacheInfo, int]]:
+        """Return the counts and the number of invalidations of every cache; only sizes ever decrease."""
+        return {name: (cache.info(), cache.invalidations) for name, cache in self._caches.items()}

@@ -1,25 +1,24 @@
-"""What a daemon is told: TOML and command-line options, checked and frozen.
+"""The configuration of a daemon: command-line options and a TOML file, checked (docs/configuration.md).
 
-Every key is a field of :class:`Config` under the same name (``server_name`` in the file is ``--server-name`` on the
-command line), and its annotation is the check.  Whatever is wrong raises ConfigError in one line that names the file,
-the key, and the key that was probably meant.
+Each key is a field of ``Config`` with the same name: ``server_name`` in the file is ``--server-name`` on the command
+line.  The field's annotation is its check.  A ConfigError is one line: the file, the key, and the nearest known key.
 """
 
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 import msgspec
 
-from replication.errors import ConfigError, RemoteProtocolError
+from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
 from replication.session.connection import Keepalive
-from replication.streams.registry import SourceTable, StreamDefinition
-from replication.streams.typed import TypedStream
+from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.streams.typed_rows import TypedStream
+from replication.urls import Url
+from replication.web.address import read_secret, read_text
 from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 
@@ -29,54 +28,59 @@ if TYPE_CHECKING:
 Role = Literal["master", "worker"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Texts = tuple[Text, ...]
+Urls = tuple[Url, ...]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Interval = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 _DEFAULTS: Final[Mapping[Role, Mapping[str, Any]]] = {
     "master": {
         "instance_name": "master",
-        "database": "sqlite:///replication.db",
+        "database": Url("sqlite:///replication.db"),
         "listen": ("tcp:9092:interface=127.0.0.1",),
         "http": "tcp:9093:interface=127.0.0.1",
     },
-    "worker": {
-        "instance_name": "worker1",
-    },
+    "worker": {"instance_name": "worker1"},
 }
-DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
+DEFAULT_CONNECT: Final = (Url("tcp:127.0.0.1:9092"),)
 _MASTER: Final = {"role": "master"}
 _WORKER: Final = {"role": "worker"}
-_NO_KEY: Final = {"role": "nobody"}
+_NO_KEY: Final = {"role": "none"}
 
 
 @attrs.frozen
 class WriterPlace:
-    """``[writers.NAME]``: where a worker finds one writer, its wire (an endpoint) and its HTTP (a URL)."""
+    """``[writers.NAME]``: the wire of a writer, a client endpoint, and its HTTP, a URL.
 
-    connect: Text
-    http: Text | None = None
+    A writer without ``connect`` is followed over an endpoint of ``connect`` that several writers share.
+    """
+
+    connect: Url | None = None
+    http: Url | None = None
+
+    def texts(self) -> dict[str, str]:
+        """Return both, as far as they are given, as ``Worker`` takes them."""
+        return {key: url.reveal() for key, url in (("connect", self.connect), ("http", self.http)) if url is not None}
 
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """All that a master or a worker is told.
+    """The options of a master or a worker; docs/configuration.md describes each.
 
-    ``stream`` are names given one by one, ``streams`` full definitions, one per ``[[streams]]`` table, and what the
-    modules in ``definitions`` have in their ``STREAMS``, unless a table has that name, too.  Times are in seconds,
-    ``line_limit`` and ``max_queued_bytes`` in bytes.  ``rooms``, in the file a table without keys, says that a master
-    keeps rooms.  ``secret`` is what the file ``secret_file`` holds.
-
-    ``writes`` names the streams that a worker writes, and ``listen`` is for those who follow it; those of ``writes``
-    that have no definition have a generic table each.
+    Times are in seconds, ``line_limit`` and ``max_queued_bytes`` in bytes.  ``streams`` has the ``[[streams]]`` tables
+    and the ``STREAMS`` of the modules in ``definitions``; of two with one name the table counts.  ``secret`` is the
+    content of the file ``secret_file``, and ``redis_password`` that of ``redis_password_file``.
     """
 
     role: Role = attrs.field(metadata=_NO_KEY)
     server_name: Text = "localhost"
     instance_name: Text
-    database: Text
+    database: Url
     http: Text | None = None
     stream: Texts = ()
     secret_file: Text | None = None
+    redis_password_file: Text | None = attrs.field(default=None, metadata=_WORKER)
+    redis_password: str | None = attrs.field(default=None, repr=False, metadata=_NO_KEY)
     secret: str | None = attrs.field(default=None, repr=False, metadata=_NO_KEY)
     ping_after: Seconds = Keepalive().ping_after
     give_up_after: Seconds = Keepalive().give_up_after
@@ -87,25 +91,29 @@ class Config:
     streams: tuple[StreamDefinition, ...] = ()
     definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
-    connect: Texts = attrs.field(default=(), metadata=_WORKER)
+    connect: Urls = attrs.field(default=(), metadata=_WORKER)
     writes: Texts = attrs.field(default=(), metadata=_WORKER)
-    catch_up: Texts = attrs.field(default=(), metadata=_WORKER)
+    catch_up: Urls = attrs.field(default=(), metadata=_WORKER)
     app: Text | None = attrs.field(default=None, metadata=_WORKER)
+    relay: bool | None = attrs.field(default=None, metadata=_WORKER)
     copy: bool | None = attrs.field(default=None, metadata=_WORKER)
+    accept_new_history: bool = attrs.field(default=False, metadata=_WORKER)
+    access_tokens: bool = attrs.field(default=False, metadata=_WORKER)
+    audit_interval: Interval = attrs.field(default=10.0, metadata=_WORKER)
     writers: dict[Text, WriterPlace] = attrs.field(factory=dict, metadata=_WORKER)
 
     @property
-    def keepalive(self) -> Keepalive:
-        """The two times that a connection lives by."""
-        return Keepalive(ping_after=self.ping_after, give_up_after=self.give_up_after)
+    def relays(self) -> bool:
+        """Whether a worker publishes what it follows: by default if it listens and writes no stream."""
+        return bool(self.listen) and not self.writes if self.relay is None else self.relay
 
 
 attrs.resolve_types(Config)
-_KEYS: Final = {field.name: field for field in attrs.fields(Config)}
+_KEYS: Final = attrs.fields_dict(Config)
 
 
 def load(role: Role, path: str | None = None, options: Mapping[str, object] | None = None) -> Config:
-    """Return what ``options`` say, then the TOML file at ``path``, then the defaults of ``role``."""
+    """Return the configuration: ``options`` first, then the TOML file at ``path``, then the defaults of ``role``."""
     given = {key: value for key, value in (options or {}).items() if value not in (None, [])}
     values = {
         **_DEFAULTS[role],
@@ -116,37 +124,44 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         grammar.instance_name(values["instance_name"])
     except RemoteProtocolError:
         where = "--instance-name" if "instance_name" in given else f"{path}: instance_name"
-        raise ConfigError(f"{where}: a name has 1 to 255 characters, and no white space") from None
+        raise ConfigError(f"{where}: a name has 1 to 255 characters and no white space") from None
     if "secret_file" in values:
         values["secret"] = read_secret(values["secret_file"])
+    if "redis_password_file" in values:
+        values["redis_password"] = read_secret(values["redis_password_file"])
     if role == "worker":
-        values.setdefault("database", f"sqlite:///replication-{values['instance_name']}.db")
-        values.setdefault("connect", () if values.get("writers") else DEFAULT_CONNECT)
+        values.setdefault("database", Url(f"sqlite:///replication-{values['instance_name']}.db"))
+        has_endpoint = any(each.connect is not None for each in values.get("writers", {}).values())
+        values.setdefault("connect", () if has_endpoint else DEFAULT_CONNECT)
     if values.get("definitions"):
         imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
-    if role == "worker" and bool(config.listen) != bool(config.writes):
-        here, there = ("listen", "writes") if config.listen else ("writes", "listen")
-        raise ConfigError(f"{path or '--listen'}: {here} without {there}: a worker that writes streams has both keys")
+    if role == "worker":
+        _check_listen(config, path)
     if config.give_up_after <= config.ping_after:
         raise ConfigError(f"{path}: give_up_after: must be more than ping_after, which is {config.ping_after:g}")
     return config
 
 
-def read_secret(path: str) -> str:
-    """Return the shared secret that a file holds, without the white space around it."""
-    try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the secret file {path}: {_reason(error)}") from error
-    if not secret:
-        raise ConfigError(f"the secret file {path} is empty: put one line with the secret into it")
-    return secret
+def _check_listen(config: Config, path: str | None) -> None:
+    """Raise ConfigError if a worker has nothing to serve, or nowhere to serve it."""
+    if config.writes and not config.listen:
+        raise ConfigError(f"{path}: writes without listen: a worker that writes streams needs both keys")
+    if config.listen and not config.writes and not config.relays:
+        raise ConfigError(f"{path}: listen without writes, and relay = false: remove one of these keys")
+    if config.relays and not (config.listen and config.http):
+        missing = "http" if config.listen else "listen"
+        raise ConfigError(f"{path or '--listen'}: a worker that relays what it follows needs {missing}, too")
+
+
+def role_of(path: str) -> Role:
+    """Return whose configuration a TOML file is: a worker's if it has a key that only a worker has."""
+    return "worker" if any(_KEYS[key].metadata == _WORKER for key in _parse(path) if key in _KEYS) else "master"
 
 
 def import_streams(name: str, where: str) -> list[StreamDefinition]:
-    """Return the definitions in a module's ``STREAMS``, typed ones or plain; ConfigError names it and ``where``."""
+    """Return the definitions in a module's ``STREAMS``, typed or plain; ConfigError has the module and ``where``."""
     try:
         found = import_module(name).STREAMS
     except (ImportError, TypeError, ValueError) as error:
@@ -161,64 +176,55 @@ def import_streams(name: str, where: str) -> list[StreamDefinition]:
 
 def _parse(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path, "configuration"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {_reason(error)}") from error
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"
 
 
 def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Check the file's keys, and convert their values."""
-    known = [key for key, field in _KEYS.items() if field.metadata.get("role", role) == role]
+    owners = {key: field.metadata.get("role", role) for key, field in _KEYS.items()}
     for key in table:
-        owner = _KEYS[key].metadata.get("role", role) if key in _KEYS else "nobody"
-        if owner not in (role, "nobody"):
+        if (owner := owners.get(key, "none")) not in (role, "none"):
             raise ConfigError(f"{path}: {key}: only a {owner} has this key, and this is a {role}'s configuration")
-    _refuse_unknown(table, known, path)
+    _refuse_unknown(table, [key for key, owner in owners.items() if owner == role], path)
     for key in table["rooms"] if isinstance(table.get("rooms"), dict) else ():
-        raise ConfigError(f"{path}: rooms.{key}: unknown key; [rooms] takes none, that it is there is enough")
+        raise ConfigError(f"{path}: rooms.{key}: unknown key; the table [rooms] has no keys")
     streams = table.get("streams")
     if isinstance(streams, str) or (isinstance(streams, list) and any(isinstance(each, str) for each in streams)):
         raise ConfigError(f"{path}: streams: these are [[streams]] tables; did you mean stream, which takes names?")
     for number, stream in enumerate(_tables(streams)):
         if "retention" in stream:
-            raise ConfigError(f"{path}: streams[{number}].retention: retention is not there yet; remove the key")
-        _refuse_unknown(stream, [field.name for field in attrs.fields(StreamDefinition)], path, f"streams[{number}].")
+            raise ConfigError(f"{path}: streams[{number}].retention: not supported yet; remove the key")
+        _refuse_unknown(stream, attrs.fields_dict(StreamDefinition), path, f"streams[{number}].")
         for index, source in enumerate(_tables(stream.get("tables"))):
-            fields = [field.name for field in attrs.fields(SourceTable)]
-            _refuse_unknown(source, fields, path, f"streams[{number}].tables[{index}].")
+            _refuse_unknown(source, attrs.fields_dict(SourceTable), path, f"streams[{number}].tables[{index}].")
     writers = table.get("writers")
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):
-            _refuse_unknown(place, [field.name for field in attrs.fields(WriterPlace)], path, f"writers.{name}.")
+            _refuse_unknown(place, attrs.fields_dict(WriterPlace), path, f"writers.{name}.")
     given = {**table, "rooms": True} if table.get("rooms") == {} else table
     return {key: _read_value(key, value, f"{path}: {key}") for key, value in given.items()}
 
 
 def _tables(value: object) -> Iterable[Mapping[str, Any]]:
-    """Return the tables in ``value``; what is none is for the check of its type to refuse."""
+    """Return the tables in ``value``; the check of the type refuses other values."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], path: str, prefix: str = "") -> None:
     for key in table:
         if key not in known:
-            near = [f"; did you mean {prefix}{each}?" for each in get_close_matches(key, known, 1)]
-            raise ConfigError(f"{path}: {prefix}{key}: unknown key{''.join(near)}")
+            raise ConfigError(f"{path}: {prefix}{key}: unknown key{did_you_mean(key, known)}")
 
 
 def _read_value(key: str, value: object, where: str) -> Any:
-    """Return ``value`` as the type of its field, or say what is wrong and where."""
+    """Return ``value`` as the type of its field; ConfigError has ``where`` and the reason."""
     kind: Any = _KEYS[key].type
-    if kind == Texts and isinstance(value, str):
+    if kind in (Texts, Urls) and isinstance(value, str):
         value = [value]
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=_read_url)
     except msgspec.ValidationError as error:
         text, _, inner = str(error).partition(" - at `$")
         for ours, tomls in (("object", "table"), ("Object", "table"), (" | null", "")):
@@ -226,3 +232,11 @@ def _read_value(key: str, value: object, where: str) -> Any:
         raise ConfigError(f"{where}{inner.rstrip('`').replace('[...]', '.*')}: {text}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _read_url(_: type, value: object) -> Url:
+    """Return the value of a field of type Url, the only type that msgspec does not know."""
+    try:
+        return Url(msgspec.convert(value, Text))
+    except msgspec.ValidationError as error:
+        raise ValueError(error) from None  # to this error msgspec adds where the field is

@@ -1,118 +1,222 @@
-"""Every error that this package raises on purpose.
+"""The errors that applications catch, drawn as a tree.
 
 ::
 
     ReplicationError
-    ├── ProtocolError             never raised bare
-    │   ├── LocalProtocolError    we were about to say something that we may not say
-    │   └── RemoteProtocolError   the peer said something that it may not say
-    ├── StreamError               a stream, a fact or an ID is not what the caller thinks
-    │   ├── UnknownStreamError
-    │   ├── NotAWriterError
-    │   ├── RowError              a row cannot be spelt as JSON, or does not have the declared fields
-    │   ├── SequenceRegressedError
-    │   ├── StoppingError         the process is stopping; another one, or it itself, will soon be there
-    │   └── PositionTimeoutError  wait_for() ran out of time
-    ├── StoreError                a database cannot do what was asked
-    │   ├── ValueRefusedError     a table cannot hold a value as it is
-    │   ├── SchemaError           its tables are not ours, or are newer than this code
-    │   └── PositionMovedError    somebody else moved the position that we were about to move
-    ├── RoomError                 events that cannot be part of their room's graph
-    │   └── UnknownRoomError      no such room, event or state group
+    ├── ProtocolError             never raised itself
+    │   ├── LocalProtocolError    this process was about to send what it may not send
+    │   └── RemoteProtocolError   the peer sent what it may not send: kind
+    ├── StreamError               a stream, a fact or an ID is not what the caller expects
+    │   ├── UnknownStreamError    no such stream: stream
+    │   ├── NotAWriterError       this instance does not write that stream: stream, instance
+    │   ├── RowError              a row is not JSON, or not as its stream declares it: stream, fact
+    │   ├── SequenceRegressedError  a sequence repeated an ID: ids, used_upto
+    │   ├── StoppingError         the process is stopping: instance
+    │   └── PositionTimeoutError  a position was not reached in time: stream, writer, token, position, timeout
+    ├── StoreError                a database cannot do what was asked: temporary
+    │   ├── ValueRefusedError     a table cannot hold a value
+    │   ├── SchemaError           the tables are not this package's, or are newer than this code
+    │   ├── PositionMovedError    another process moved a position: stream, writer, expected, stored
+    │   └── CommitsLostError      the database has lost commits of this process
+    ├── RoomError                 an event cannot be part of its room's graph
+    │   └── UnknownRoomError      no such room, event or state group: room_id, event_id
     ├── CatchUpError              missed facts could not be fetched from a source
     └── ConfigError               a configuration, option or endpoint that cannot work
 
-Messages name the culprit and, where there is one, the cure.  Nothing that a peer sent is ever used as a format string.
+A message names what is wrong and, where there is one, the cure.  The attributes after a colon hold the same as values;
+one is None where it does not apply.  No text of a peer is ever used as a format string.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final
 
-TLS_CURE: Final = "TLS needs pyopenssl and service-identity: pip install '.[tls]' from a checkout"
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+DISTRIBUTION: Final = "twisted-replication"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of ``setup.cfg``, as every message names it."""
+    return f"pip install '{DISTRIBUTION}[{extra}]' (from a checkout: pip install '.[{extra}]')"
+
+
+TLS_CURE: Final = f"TLS needs pyopenssl and service-identity: {install_command('tls')}"
 
 
 class ReplicationError(Exception):
-    """Anything that this package raises on purpose."""
+    """Any error that this package raises on purpose; ``details`` become its attributes."""
+
+    def __init__(self, message: str = "", **details: object) -> None:
+        super().__init__(message)
+        vars(self).update(details)
 
 
 class ProtocolError(ReplicationError):
-    """The rules of the wire were broken; raise one of the two below."""
+    """The rules of the wire were broken; one of the two classes below is raised."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We were about to break the rules of the wire: a bug on this side."""
+    """This process was about to break the rules of the wire (docs/protocol/wire.md)."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules of the wire; ``kind`` is a short label for metrics."""
+    """The peer broke the rules of the wire (docs/protocol/wire.md A7).
 
-    def __init__(self, message: str, kind: str = "bad line") -> None:
-        """Keep what to tell the peer, and the label under which to count it."""
-        super().__init__(message)
-        self.kind = kind
+    ``kind`` is the kind of the fault, a label in metrics.
+    """
+
+    kind: str = "bad line"
 
 
 class StreamError(ReplicationError):
-    """A stream, a fact or an ID is not what the caller thinks."""
+    """A stream, a fact or an ID is not what the caller expects."""
 
 
 class UnknownStreamError(StreamError):
-    """No stream of that name is declared here."""
+    """No stream of that name is declared, written or copied here.
+
+    ``stream`` is the name.
+    """
+
+    stream: str | None = None
 
 
 class NotAWriterError(StreamError):
-    """This instance may not write to that stream."""
+    """This instance does not write that stream.
+
+    ``stream`` is the stream's name, None if the instance writes no stream.  ``instance`` is this instance's name.
+    """
+
+    stream: str | None = None
+    instance: str | None = None
 
 
 class RowError(StreamError):
-    """A row cannot be spelt as JSON, or does not have the fields that its stream declares.
+    """A row cannot be encoded as JSON, or does not have the fields that its stream declares.
 
-    ``fact`` is the culprit's index among the facts of one append, where that is known.
+    ``stream`` is the stream's name.  ``fact`` is the index of the wrong fact among the facts of one append, from 0.
     """
 
+    stream: str | None = None
     fact: int | None = None
 
 
 class SequenceRegressedError(StreamError):
-    """A sequence handed out an ID that was used before."""
+    """A sequence returned an ID that was used before.
+
+    ``ids`` are the IDs that it returned.  Every ID up to ``used_upto`` was used before.
+    """
+
+    ids: Sequence[int] = ()
+    used_upto: int | None = None
 
 
 class StoppingError(StreamError):
-    """This process is stopping and begins nothing new: ask again once it is back."""
+    """The process is stopping and begins nothing new: try again when it has restarted.
+
+    ``instance`` is its instance name.
+    """
+
+    instance: str | None = None
 
 
 class PositionTimeoutError(StreamError):
-    """A position was not reached in time; the message says which, how far it got, and how the link is."""
+    """``wait_for`` ended before the position was reached.
+
+    ``stream``, ``writer`` and ``token`` are those of the call.  ``position`` is the applied position at its end; None
+    if no POSITION of the writer was received.  ``timeout`` is in seconds.
+    """
+
+    stream: str | None = None
+    writer: str | None = None
+    token: int | None = None
+    position: int | None = None
+    timeout: float | None = None
 
 
 class StoreError(ReplicationError):
-    """A database cannot do what was asked of it."""
+    """A database cannot do what was asked.
+
+    ``temporary`` if the same may work later, without another configuration: it is locked, full, or does not answer any
+    more.
+    """
+
+    temporary: bool = False
 
 
 class ValueRefusedError(StoreError):
-    """A table cannot hold a value as it is, or may not: to try again with the same is of no use."""
+    """A table cannot hold a value; the same value is refused each time."""
 
 
 class SchemaError(StoreError):
-    """The tables in the database are not ours, or were made by a newer version of this package."""
+    """The tables in the database are not this package's, or a newer version of this package made them."""
 
 
 class PositionMovedError(StoreError):
-    """The stored position is not the one that we were about to move on from: another process uses this database."""
+    """A stored position is not the one that a transaction expected: another process uses this database.
+
+    The position is that of ``writer`` in ``stream``.  ``expected`` is the expected token, ``stored`` the stored one.
+    """
+
+    stream: str | None = None
+    writer: str | None = None
+    expected: int | None = None
+    stored: int | None = None
+
+
+class CommitsLostError(StoreError):
+    """The database has lost commits of this process, as after a restore or a failover: restart the process.
+
+    Until then, it writes and publishes nothing (docs/guarantees.md, A restored master).
+    """
 
 
 class RoomError(ReplicationError):
-    """An event cannot be part of its room's graph; the message names it and says why."""
+    """An event cannot be part of its room's graph (docs/protocol/rooms.md)."""
 
 
 class UnknownRoomError(RoomError):
-    """No room, event or state group of that name is stored here."""
+    """That room, event or state group is not stored here.
+
+    ``room_id`` is the room, and ``event_id`` the event, if one was requested.
+    """
+
+    room_id: str | None = None
+    event_id: str | None = None
 
 
 class CatchUpError(ReplicationError):
-    """Missed facts could not be fetched from a source."""
+    """Missed facts could not be fetched from a source (docs/protocol/following.md E5)."""
 
 
 class ConfigError(ReplicationError):
     """A configuration key, option or endpoint that cannot work."""
+
+
+def is_temporary(error: Exception | None) -> bool:
+    """Return whether what failed with ``error`` may work later, without another configuration."""
+    return isinstance(error, StoreError) and error.temporary
+
+
+def escape(text: str, *, keep: str = "") -> str:
+    """Return ``text`` with each character that is not printable as ``repr`` writes it, except those in ``keep``.
+
+    These are the characters that a terminal would obey or hide: control characters, line feeds, and those that change
+    the direction of a text.
+    """
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text])
+
+
+def decorator_error(rule: str, example: str, function: object) -> ConfigError:
+    """Return the error of a decorator without its parentheses: ``rule`` is about its argument, ``example`` its use."""
+    return ConfigError(f"{rule}: write {example} above {getattr(function, '__name__', repr(function))}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean X?`` for the name in ``known`` that is most like ``name``, else an empty text."""
+    return "".join(f"; did you mean {each}?" for each in get_close_matches(name, list(known), 1))

@@ -1,8 +1,8 @@
-"""Log observers for ``twistd --logger replication.logs.text`` and ``twistd --logger replication.logs.json``.
+"""Logging: a repeated failure once (``TroubleLog``), and observers for ``twistd --logger``.
 
-Both write to standard output what is logged through ``twisted.logger``: text as twistd itself writes it, or one JSON
-object a line, with the fields that an event was given beside its text.  They suit ``twistd -n``: a daemon's standard
-output goes nowhere, and ``--logfile`` has no say once there is a ``--logger``.
+``replication.logs.text`` and ``replication.logs.json`` are the observers.  Both write the events of ``twisted.logger``
+to standard output: as text in twistd's own format, or as JSON, one object a line, with the event's fields.  Use them
+with ``twistd -n``: a daemon's standard output is lost, and twistd ignores ``--logfile`` when ``--logger`` is given.
 """
 
 from __future__ import annotations
@@ -10,12 +10,66 @@ from __future__ import annotations
 import json as standard_json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from twisted.logger import FileLogObserver, eventAsText, textFileLogObserver
+from twisted.logger import (
+    FileLogObserver,
+    FilteringLogObserver,
+    LimitedHistoryLogObserver,
+    LogLevel,
+    LogPublisher,
+    eventAsText,
+    formatEvent,
+    textFileLogObserver,
+)
+from twisted.python.failure import Failure
+
+from replication.errors import escape
 
 if TYPE_CHECKING:
-    from twisted.logger import LogEvent
+    from typing import Any
+
+    from twisted.logger import LogEvent, Logger
+
+
+_BREAKS: Final = "\n\t"  # the observers of Twisted indent the lines of a text after the first
+# Until a program sets an observer, twisted.logger keeps events in memory, and writes critical ones to standard error.
+_BEFORE_OBSERVERS = (LogPublisher, LimitedHistoryLogObserver, FilteringLogObserver)
+
+
+class TroubleLog:
+    """Logs one kind of trouble once, again if its text changes, and once that it is over.
+
+    ``error`` is the text of the present trouble, for status pages; None if there is none.  If a program has set no
+    observer of ``twisted.logger``, the trouble is written to standard error, as ``logging`` does without a handler.
+    """
+
+    def __init__(self, log: Logger, level: Any = LogLevel.error) -> None:
+        self.error: str | None = None
+        self._log = log
+        self._level = level
+
+    def report(self, message: str, *, error: object, **fields: object) -> bool:
+        """Log ``message``, a format with ``{error}`` and ``fields``, unless the last report had the same ``error``.
+
+        Returns whether it was logged.
+        """
+        text = escape(str(error), keep=_BREAKS)
+        if text == self.error:
+            return False
+        self.error = text
+        trace: list[tuple[object, object]] = []
+        self._log.emit(self._level, message, error=text, log_trace=trace, **fields)
+        if all(isinstance(observer, _BEFORE_OBSERVERS) for _, observer in trace):
+            shown = escape(message.format(error=text, **fields), keep=_BREAKS)
+            print("replication:", shown, file=sys.stderr)  # noqa: T201
+        return True
+
+    def end(self, message: str | None = None, **fields: object) -> None:
+        """Note that the trouble is over, and log ``message`` at level info; nothing if there was no trouble."""
+        if self.error is not None and message is not None:
+            self._log.info(message, **fields)
+        self.error = None
 
 
 def _format_json(event: LogEvent) -> str | None:
@@ -45,4 +99,32 @@ def json() -> FileLogObserver:
 
 def text() -> FileLogObserver:
     """Return an observer that writes plain text to standard output."""
-    return textFileLogObserver(sys.stdout)
+    format_event = textFileLogObserver(sys.stdout).formatEvent
+    return FileLogObserver(sys.stdout, lambda event: escape(format_event(event) or "", keep=_BREAKS))
+
+
+def escape_event(event: LogEvent) -> None:
+    """Escape what a terminal would obey in the text and in the traceback of ``event``.
+
+    It is an observer: the observers that are added to a publisher after it receive the event as it is then.
+    """
+    text = formatEvent(event)
+    if (escaped := escape(text, keep=_BREAKS)) != text:
+        event.pop("log_flattened", None)
+        event.update(log_format="{log_escaped}", log_escaped=escaped)
+    failure = event.get("log_failure")
+    if failure is not None:
+        traceback = failure.getTraceback()
+        if (escaped := escape(traceback, keep=_BREAKS)) != traceback:
+            event["log_failure"] = _EscapedFailure(failure, escaped)
+
+
+class _EscapedFailure(Failure):
+    """A failure with this text as its traceback."""
+
+    def __init__(self, failure: Failure, traceback: str) -> None:
+        super().__init__(failure.value, failure.type, failure.tb)  # type: ignore[no-untyped-call]
+        self._traceback = traceback
+
+    def getTraceback(self, elideFrameworkCode: int = 0, detail: str = "default") -> str:  # noqa: ARG002, N803 (Twisted's)
+        return self._traceback

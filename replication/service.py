@@ -1,6 +1,6 @@
-"""``twistd replication master`` and ``twistd replication worker``: options, and the wiring of a daemon.
+"""``twistd replication master`` and ``twistd replication worker``: the options, and a daemon made from them.
 
-Only wiring: what a master or a worker does is in ``master`` and ``worker``, what a key means in ``config``.
+``replication.config`` defines what an option means; ``Master`` and ``Worker`` do the work (docs/configuration.md).
 """
 
 from __future__ import annotations
@@ -11,40 +11,50 @@ import gc
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import attrs
 from twisted.application import service
 from twisted.internet import defer
-from twisted.internet.address import UNIXAddress
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
-from twisted.logger import Logger
+from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.failure import Failure
 from twisted.python.logfile import BaseLogFile
 
 from replication import __version__, config
-from replication.errors import ConfigError, ReplicationError
-from replication.master import Master
-from replication.net.link import endpoint_trouble
+from replication.deferreds import Lifetime, share
+from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
+from replication.follower.worker import Worker
+from replication.logs import TroubleLog, escape_event
+from replication.net.clock import use_monotonic_clock
+from replication.net.endpoints import describe_endpoint_error, format_address
 from replication.net.protocol import Limits
-from replication.roomkeeper import Rooms
-from replication.streams.registry import CACHES
+from replication.session.connection import Keepalive
+from replication.streams.definitions import CACHES
+from replication.urls import Url, hide_arguments, hide_secrets
+from replication.web.auth import is_local
 from replication.web.site import make_site
-from replication.worker import Worker
+from replication.writer.master import Master
+from replication.writer.rooms import Rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+    from twisted.logger import ILogObserver
 
-    from replication.streams.registry import StreamDefinition
+    from replication.streams.definitions import StreamDefinition
+
+RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
+WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
 
 
 # ---- options
@@ -61,7 +71,7 @@ def _repeated(key: str, meaning: str) -> Callable[[usage.Options, str], None]:
 
 
 class _StrictOptions(usage.Options):
-    """Options that end a wrong command line with one line and status 2; twistd would print a page, and say 1."""
+    """Options that end a wrong command line with one line and status 2; twistd prints a page, and its status is 1."""
 
     command: str
     synopsis: str
@@ -71,36 +81,34 @@ class _StrictOptions(usage.Options):
         try:
             usage.Options.parseOptions(self, options)
         except usage.UsageError as error:
-            _complain(f"{error}; see twistd {self.command} --help")
+            wrong = re.match(r"option (--\S+) not recognized|Unknown command: (\S+)", str(error))
+            roles = [each[0] for each in getattr(self, "subCommands", ())]
+            known = [*(f"--{each.rstrip('=')}" for each in self.longOpt), *roles]
+            near = did_you_mean(wrong[1] or wrong[2], known) if wrong else ""
+            _complain(f"{hide_secrets(str(error))}{near}; see twistd {self.command} --help")
             raise SystemExit(2) from None
 
     def getSynopsis(self) -> str:
-        """Return the first line of the help; by itself twistd would string those of all levels together."""
+        """Return the first line of the help; by itself twistd joins those of all levels."""
         return self.synopsis
 
     def opt_version(self) -> NoReturn:
-        """Show the version, and stop."""
+        """Print the version, and stop."""
         print(f"replication {__version__}")  # noqa: T201
         raise SystemExit(0)
 
 
 class _RoleOptions(_StrictOptions):
-    """What both roles take; nothing has a default here, so that the file can tell what was given."""
+    """The options of both roles.  None has a default, so that an option that is not given leaves the file's value."""
 
+    longdesc = (
+        "Options of twistd stand before `replication`: -n stays in the foreground, --pidfile= writes no PID file."
+    )
     optParameters = [
         ["config", None, None, "TOML file with any of these options, _ for -; an option given here wins"],
-        ["server-name", None, None, "what SERVER says or, to a worker, must say [localhost]"],
-        [
-            "secret-file",
-            None,
-            None,
-            "HTTP wants this file's content as a bearer token; without, it serves loopback only",
-        ],
+        ["server-name", None, None, "name in SERVER; a worker requires it [localhost]"],
+        ["secret-file", None, None, "file with the secret that HTTP requires; without it HTTP answers loopback only"],
     ]
-
-    opt_stream = _repeated(
-        "stream", "a stream: a master declares it, with a table of its own; a worker follows only it *"
-    )
 
 
 class MasterOptions(_RoleOptions):
@@ -109,14 +117,15 @@ class MasterOptions(_RoleOptions):
     command = "replication master"
     synopsis = "Usage: twistd [-n] replication master [options]        (* may be given several times)"
     optParameters = [
-        ["instance-name", None, None, "the writer's name in RDATA and POSITION [master]"],
-        ["database", None, None, "sqlite:///FILE or, to forget all, sqlite:// [sqlite:///replication.db]"],
-        ["http", None, None, "server endpoint of appends, catch-up, status, metrics [tcp:9093:interface=127.0.0.1]"],
+        ["instance-name", None, None, "name of this writer in RDATA and POSITION [master]"],
+        ["database", None, None, "sqlite:///FILE, sqlite:// (memory), postgresql://… [sqlite:///replication.db]"],
+        ["http", None, None, "endpoint of the HTTP API [tcp:9093:interface=127.0.0.1]"],
     ]
-    opt_listen = _repeated("listen", "server endpoint that workers connect to [tcp:9092:interface=127.0.0.1] *")
+    opt_listen = _repeated("listen", "endpoint that workers connect to [tcp:9092:interface=127.0.0.1] *")
+    opt_stream = _repeated("stream", "declare this stream, with a generic table *")
 
     def opt_rooms(self) -> None:
-        """Keep rooms: the streams events and backfill, and /v1/rooms over HTTP."""
+        """keep rooms: declare the streams events and backfill, serve /v1/rooms"""  # noqa: D403, D400 (the text of --help)
         self["rooms"] = True
 
 
@@ -126,16 +135,24 @@ class WorkerOptions(_RoleOptions):
     command = "replication worker"
     synopsis = "Usage: twistd [-n] replication worker [options]        (* may be given several times)"
     optParameters = [
-        ["instance-name", None, None, "what NAME says; no two processes may share it [worker1]"],
-        ["database", None, None, "where facts and positions are kept [sqlite:///replication-INSTANCE.db]"],
-        ["http", None, None, "server endpoint of status and metrics [none]"],
+        ["instance-name", None, None, "name of this process; no two processes may share it [worker1]"],
+        ["database", None, None, "where facts and positions are stored [sqlite:///replication-INSTANCE.db]"],
+        ["http", None, None, "endpoint of the HTTP API [none]"],
+        ["redis-password-file", None, None, "file with the password of Redis"],
         ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
     ]
-    opt_listen = _repeated("listen", "server endpoint that others connect to, of a worker that writes streams [none] *")
-    opt_connect = _repeated("connect", "client endpoint of a writer to follow [tcp:127.0.0.1:9092] *")
-    opt_catch_up = _repeated(
-        "catch_up", "where missed facts come from: http://…, a database URL, a folder of segments [the writer's HTTP] *"
+    opt_listen = _repeated(
+        "listen", "endpoint that followers connect to: they get what it writes, or what it follows [none] *"
     )
+    opt_connect = _repeated("connect", "writer to follow: endpoint or redis://… [tcp:127.0.0.1:9092] *")
+    opt_stream = _repeated("stream", "follow this stream only *")
+    opt_catch_up = _repeated(
+        "catch_up", "source of missed facts: http://…, a database URL, a folder of segments [the writer's HTTP] *"
+    )
+
+    def opt_accept_new_history(self) -> None:
+        """follow a writer whose database was emptied or exchanged from the beginning; go back without on_reset"""  # noqa: D403, D400 (the text of --help)
+        self["accept_new_history"] = True
 
 
 class Options(_StrictOptions):
@@ -144,121 +161,162 @@ class Options(_StrictOptions):
     command = "replication"
     synopsis = "Usage: twistd [-n] replication {master|worker} [options]"
     subCommands = [
-        ["master", None, MasterOptions, "Write streams, and tell those who follow."],
-        ["worker", None, WorkerOptions, "Follow what a master writes."],
+        ["master", None, MasterOptions, "Write streams, and publish their facts to followers."],
+        ["worker", None, WorkerOptions, "Follow the streams of a master or of several writers."],
     ]
 
     def postOptions(self) -> None:
-        """Insist on a role."""
+        """Require a role."""
         if self.subCommand is None:
-            raise usage.UsageError("say master or worker")
+            raise usage.UsageError("a role is missing: write master or worker")
 
 
 # ---- wiring
 
 
-class IServer(Protocol):
-    """What a daemon needs of a master or a worker."""
-
-    def start(self) -> defer.Deferred[None]:
-        """Begin; the Deferred fails if that cannot be."""
-        ...
-
-    def stop(self) -> defer.Deferred[None]:
-        """Finish what is open, say goodbye, and fire."""
-        ...
-
-
 @attrs.frozen
 class Socket:
-    """Something to listen on: ``key`` is what the configuration calls it, ``what`` what the log calls it."""
+    """An endpoint to listen on.
+
+    ``key`` is its option, ``what`` its name in the log.  ``open_risk`` is the warning if other hosts can connect.
+    """
 
     key: str
     what: str
     endpoint: str
     make_factory: Callable[[], IProtocolFactory]
+    open_risk: str = ""
 
 
+@attrs.define(eq=False, slots=False)
 class Daemon(service.Service):
-    """One server with its sockets, as twistd runs it."""
+    """One server with its sockets, as twistd runs it; ConfigError names a wrong endpoint.
+
+    Sockets are opened once the database is.  A failed start therefore opens none, and the error is the last line.
+    While the database is in trouble that may pass, the start waits; sockets are open then, and show why.
+    With ``drops_privileges`` sockets are opened first, because afterwards this user may not open them.  With
+    ``log_errors`` the error of a failed start is logged too, not only written to standard error.
+    """
 
     log = Logger()
 
-    def __init__(self, reactor: Any, server: IServer, sockets: Sequence[Socket]) -> None:
-        """Check the endpoints; ConfigError names one that is none."""
-        self._reactor = reactor
-        self._server = server
-        self._sockets = [(each, _server_endpoint(reactor, each)) for each in sockets]
-        self._listening: list[defer.Deferred[IListeningPort]] = []
-        self._ports: list[IListeningPort] = []
-        self._stopping = False
+    reactor: Any
+    server: Master | Worker
+    sockets: Sequence[Socket]
+    drops_privileges: bool = attrs.field(default=False, kw_only=True)
+    log_errors: bool = attrs.field(default=True, kw_only=True)
+    _ports: list[defer.Deferred[IListeningPort]] = attrs.field(factory=list, init=False)
+    _serving: bool = attrs.field(default=False, init=False)
+    _stopping: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._lifetime = Lifetime(self.reactor)
+        self._trouble = TroubleLog(self.log)
+        self._endpoints = [_server_endpoint(self.reactor, each) for each in self.sockets]
 
     def privilegedStartService(self) -> None:
-        """Bind the sockets, while we may still be root; nothing is accepted before the reactor runs."""
-        for socket, endpoint in self._sockets:
-            listening = defer.maybeDeferred(endpoint.listen, socket.make_factory())
-            self._listening.append(listening.addCallback(self._keep))
+        """Open the sockets if twistd drops its privileges next; nothing is accepted before the reactor runs."""
+        if self.drops_privileges:
+            self._open_sockets()
 
     def startService(self) -> None:
-        """Say where we listen, and start the server; if either fails, twistd ends with one line and status 1."""
+        """Start the server, then open the sockets; if either fails, end twistd with one line and status 1."""
         service.Service.startService(self)
-        signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reopen_logs))
-        self._reactor.callWhenRunning(self._take_sigterm)
+        signal.signal(signal.SIGHUP, lambda *_: self.reactor.callFromThread(self._reopen_logs))
+        self.reactor.callWhenRunning(self._take_sigterm)
         starting = defer.Deferred.fromCoroutine(self._start())
-        starting.addErrback(lambda failure: self._reactor.callWhenRunning(self._give_up, failure))
+        starting.addErrback(lambda failure: self.reactor.callWhenRunning(self._give_up, failure))
 
     def stopService(self) -> defer.Deferred[None]:
-        """Accept no more, then let the server finish."""
+        """Close the sockets, then stop the server."""
         service.Service.stopService(self)
         self._stopping = True
+        self._lifetime.end()
         return defer.Deferred.fromCoroutine(self._stop())
 
     def _take_sigterm(self) -> None:
-        """End with status 0 after SIGTERM: the reactor's own answer to it makes twistd die of it in the end."""
-        signal.signal(signal.SIGTERM, lambda *_: self._reactor.callFromThread(self._end))
+        """End with status 0 after SIGTERM: with the reactor's own handler twistd would end with the signal."""
+        signal.signal(signal.SIGTERM, lambda *_: self.reactor.callFromThread(self._end))
 
     def _end(self) -> None:
         if not self._stopping:
-            self._reactor.stop()
+            self.reactor.stop()
 
-    def _keep(self, port: IListeningPort) -> IListeningPort:
-        self._ports.append(port)
-        return port
+    def _open_sockets(self) -> None:
+        opening = zip(self.sockets, self._endpoints, strict=True)
+        self._ports = [defer.maybeDeferred(endpoint.listen, each.make_factory()) for each, endpoint in opening]
 
     async def _start(self) -> None:
-        outcomes = await defer.DeferredList(self._listening, consumeErrors=True)
-        for (socket, _), (_, outcome) in zip(self._sockets, outcomes, strict=True):
-            if isinstance(outcome, Failure):
-                raise ConfigError(
-                    f"cannot listen on {socket.endpoint} ({socket.key}): {_reason(socket, outcome.value)}"
-                )
-            self.log.info("{what} is served at {address}", what=socket.what, address=_spell_address(outcome.getHost()))
-        await self._server.start()
+        await self._open_database()
+        if self._stopping:
+            return
+        await self._serve()
+        self.server.failed.addCallback(self._end_with)
+        await self.server.start()
+
+    async def _open_database(self) -> None:
+        """Start the server; while its database is in trouble that may pass, wait, and serve what shows that."""
+        while not self._stopping:
+            try:
+                await self.server.started()
+            except StoreError as error:
+                if not error.temporary:
+                    raise
+                self._trouble.report(WAITING, error=error, delay=RETRY_AFTER)
+            else:
+                self._trouble.end("the database works, the start goes on")
+                return
+            await self._serve()
+            await self._lifetime.sleep(RETRY_AFTER)
+
+    async def _serve(self) -> None:
+        """Open the sockets, once; ConfigError if one cannot be opened."""
+        if self._serving:
+            return
+        self._serving = True
+        if not self._ports:
+            self._open_sockets()
+        opened = await defer.DeferredList([share(each) for each in self._ports], consumeErrors=True)
+        for socket, (_, port) in zip(self.sockets, opened, strict=True):
+            if isinstance(port, Failure):
+                raise ConfigError(f"cannot listen on {socket.endpoint} ({socket.key}): {_reason(socket, port.value)}")
+        for socket, (_, port) in zip(self.sockets, opened, strict=True):
+            address = port.getHost()
+            self.log.info("{what} is served at {address}", what=socket.what, address=format_address(address))
+            if socket.open_risk and not is_local(address):
+                text = "{endpoint} ({key}) is open to other hosts, {risk}"
+                self.log.warn(text, endpoint=socket.endpoint, key=socket.key, risk=socket.open_risk)
 
     async def _stop(self) -> None:
-        for listening in self._listening:
-            listening.cancel()
-        await defer.DeferredList([defer.maybeDeferred(port.stopListening) for port in self._ports])
-        await self._server.stop()
+        for each in self._ports:
+            each.cancel()
+        ports = await defer.DeferredList(self._ports, consumeErrors=True)
+        await defer.DeferredList([defer.maybeDeferred(port.stopListening) for opened, port in ports if opened and port])
+        await self.server.stop()
 
     def _give_up(self, failure: Failure) -> None:
         """End twistd, unless it is ending already."""
         if self._stopping:
             return
-        if failure.check(ReplicationError):
-            self.log.critical("cannot start: {why}", why=failure.getErrorMessage())
-        else:
+        if not failure.check(ReplicationError):
             self.log.failure("cannot start", failure)
-        _complain(failure.getErrorMessage())
-        atexit.register(_exit_with_status_1)
-        self._reactor.stop()
+        elif self.log_errors:
+            self.log.critical("cannot start: {why}", why=failure.getErrorMessage())
+        self._end_with(failure.value)
+
+    def _end_with(self, error: BaseException | None) -> None:
+        """End twistd with status 1, so that a supervisor starts it again; do nothing if it is ending already."""
+        if not self._stopping:
+            self._stopping = True
+            atexit.register(_exit_with_status_1, str(error))
+            self.reactor.stop()
 
     def _reopen_logs(self) -> None:
-        """Open log files again under their names, after somebody (logrotate) has moved them away.
+        """Open log files again under their names, after logrotate has moved them away.
 
-        twistd keeps its log file to itself, so the garbage collector is asked who is one.
+        twistd does not give its log file to a service, so the garbage collector lists those that are open.
         """
-        gc.unfreeze()  # it keeps what is frozen to itself
+        gc.unfreeze()  # frozen objects are not listed
         files = [each for each in gc.get_objects() if issubclass(type(each), BaseLogFile) and not each.closed]
         gc.freeze()
         for each in files:
@@ -267,14 +325,15 @@ class Daemon(service.Service):
 
 
 def _complain(text: str) -> None:
-    """Say why we end, on the real standard error: twistd makes log lines of what goes to ``sys.stderr``."""
+    """Write why the process ends to the real standard error: twistd logs what is written to ``sys.stderr``."""
     if sys.__stderr__ is not None:
-        sys.__stderr__.write(f"replication: {text}\n")
+        sys.__stderr__.write(f"replication: {escape(text)}\n")
         sys.__stderr__.flush()
 
 
-def _exit_with_status_1() -> None:
-    """End the process when all else is done: twistd cannot be told that a service failed, and would end with 0."""
+def _exit_with_status_1(text: str) -> None:
+    """End the process, with the error as its last line: after a service that failed, twistd's own status is 0."""
+    _complain(text)
     os._exit(1)
 
 
@@ -289,47 +348,59 @@ def _reason(socket: Socket, error: BaseException | None) -> str:
 def _server_endpoint(reactor: Any, socket: Socket) -> Any:
     try:
         return serverFromString(reactor, socket.endpoint)
-    except Exception as error:  # endpoint parsers, plugins among them, raise what they like
-        why = endpoint_trouble(socket.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
-        raise ConfigError(f"{socket.key}: cannot listen on {socket.endpoint!r}: {why}") from error
-
-
-def _spell_address(address: Any) -> str:
-    if isinstance(address, UNIXAddress):
-        return f"unix:{os.fsdecode(address.name or b'')}"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{host}:{address.port}"
+    except Exception as error:  # parsers of endpoints, plugins among them, raise any exception
+        why = describe_endpoint_error(socket.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
+        raise ConfigError(f"{socket.key}: cannot listen on {Url(socket.endpoint)!r}: {why}") from error
 
 
 def makeService(options: Options) -> service.IService:
-    """Return the service that ``twistd replication`` runs; a wrong configuration is one line and status 1."""
+    """Return the service that ``twistd replication`` runs; a wrong configuration ends it with one line and status 1."""
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
+    globalLogPublisher.addObserver(cast("ILogObserver", escape_event))  # twistd adds its own after this one
+    hide_arguments()
+    use_monotonic_clock(reactor)  # before anything is scheduled: twistd has no timer of its own
     try:
-        daemon = make_daemon(reactor, "worker" if options.subCommand == "worker" else "master", options.subOptions)
+        daemon = make_daemon(reactor, options)
     except ReplicationError as error:
         _complain(str(error))
         raise SystemExit(1) from error
-    gc.freeze()  # what is loaded by now stays: a fifth of a busy worker's time went into looking through it for garbage
+    gc.freeze()  # what is loaded by now stays: without this, garbage collection took a fifth of a busy worker's time
     return daemon
 
 
-def make_daemon(reactor: Any, role: config.Role, options: usage.Options) -> Daemon:
-    """Return a master or a worker with its sockets; ConfigError says what cannot work."""
-    given = {key.replace("-", "_"): value for key, value in options.items() if key != "config"}
-    found = config.load(role, options["config"], given)
+def make_daemon(reactor: Any, options: Options) -> Daemon:
+    """Return a master or a worker with its sockets; ConfigError if its configuration cannot work."""
+    role: config.Role = "worker" if options.subCommand == "worker" else "master"
+    given = {key.replace("-", "_"): value for key, value in options.subOptions.items() if key != "config"}
+    found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    sockets = []
-    sockets += [Socket("listen", "the wire", each, server.factory) for each in found.listen]
+    risk = "without TLS: every host that reaches it can read all facts; give an ssl: endpoint, or interface=127.0.0.1"
+    sockets = [Socket("listen", "the wire", each, server.factory, _unless_tls(each, risk)) for each in found.listen]
     if found.http is not None:
         rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
-        make_http = partial(make_site, server, secret=found.secret, reactor=reactor, rooms=rooms)
-        sockets.append(Socket("http", "HTTP", found.http, make_http))
-    return Daemon(reactor, server, sockets)
+        make_http = partial(make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms)
+        risk = "but without a secret their requests are refused; give --secret-file, or interface=127.0.0.1"
+        if found.secret is not None:
+            risk = "without TLS: the secret and all facts can be read on the way; give an ssl: endpoint"
+            risk = _unless_tls(found.http, risk)
+        sockets.append(Socket("http", "HTTP", found.http, make_http, risk))
+    twistd: Mapping[str, object] = options.parent or {}
+    return Daemon(
+        reactor,
+        server,
+        sockets,
+        drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
+        log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),
+    )
+
+
+def _unless_tls(endpoint: str, risk: str) -> str:
+    return "" if endpoint.startswith("ssl:") else risk
 
 
 def make_master(reactor: Any, found: config.Config) -> Master:
-    """Return the master that a configuration describes."""
+    """Return the master of a configuration."""
     return Master(
         server_name=found.server_name,
         instance_name=found.instance_name,
@@ -341,22 +412,28 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
-    """Return the worker that a configuration describes, with the application's functions."""
+    """Return the worker of a configuration, with the application's functions."""
     definitions: dict[str, StreamDefinition] = {each.name: each for each in found.streams}
-    writes = list(found.writes)
-    if writes and CACHES in definitions and CACHES not in writes:  # who writes invalidates, too
+    writes, caches = list(found.writes), definitions.get(CACHES)
+    if writes and caches and caches.position_name is None and CACHES not in writes:  # a writer publishes invalidations
         writes.append(CACHES)
     worker = Worker(
-        connect=found.connect,
+        connect=[each.reveal() for each in found.connect],
         server_name=found.server_name,
         instance_name=found.instance_name,
         database=found.database,
         streams=found.stream or None,
         catch_up=found.catch_up,
         copy=found.copy,
+        accept_new_history=found.accept_new_history,
+        access_tokens=found.access_tokens,
+        audit_interval=found.audit_interval,
+        relay=found.relays,
+        definitions=found.streams,
         secret=found.secret,
+        redis_password=found.redis_password,
         writes=[definitions.get(name, name) for name in writes],
-        writers={name: attrs.asdict(place, filter=lambda _, value: value) for name, place in found.writers.items()},
+        writers={name: place.texts() for name, place in found.writers.items()},
         limits=_limits(found),
         reactor=reactor,
     )
@@ -366,11 +443,12 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
 
 
 def _limits(found: config.Config) -> Limits:
-    return Limits(found.keepalive, found.line_limit, found.max_queued_bytes, found.max_queued_lines)
+    keepalive = Keepalive(ping_after=found.ping_after, give_up_after=found.give_up_after)
+    return Limits(keepalive, found.line_limit, found.max_queued_bytes, found.max_queued_lines)
 
 
 def register_app(app: str, worker: Worker) -> None:
-    """Import MODULE and call NAME, of ``MODULE[:NAME]``, with ``worker``; the current directory is searched too."""
+    """Import MODULE and call NAME of ``MODULE[:NAME]`` with ``worker``; the current directory is searched first."""
     module_name, colon, name = app.partition(":")
     name = name if colon else "register"
     if not all(part.isidentifier() for part in [*module_name.split("."), name]):
@@ -383,7 +461,9 @@ def register_app(app: str, worker: Worker) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"app: {module_name} needs {error.name}, which is not installed") from error
-        raise ConfigError(f"app: there is no module {module_name}, neither here nor installed") from error
+        of_file = module_name.removesuffix(".py")
+        near = f"; did you mean {of_file}?" if Path(module_name).is_file() else ""
+        raise ConfigError(f"app: there is no module {module_name}, neither here nor installed{near}") from error
     except Exception as error:
         raise ConfigError(f"app: {module_name} cannot be imported: {_describe(error)}") from error
     register = getattr(module, name, None)
@@ -402,11 +482,13 @@ def register_app(app: str, worker: Worker) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return what an application raised, and the last place in its own folder from where that came, in one line."""
+    """Return the error of an application in one line, with the last place in the application's own folder."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}"
-    not_theirs = ("<", *(f"{Path(inspect.getfile(each)).parent}{os.sep}" for each in (config, importlib)))
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(not_theirs)]
+    not_the_application = ("<", *(f"{Path(inspect.getfile(each)).parent}{os.sep}" for each in (config, importlib)))
+    frames = [
+        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(not_the_application)
+    ]
     text = " ".join(str(error).split())
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if not frames:

@@ -1,41 +1,37 @@
-"""Durable facts per second: one at a time, 32 at once, and in batches of 1,000; over Python and over HTTP.
+"""Durable facts per second: one at a time, 32 callers at once, batches of 1,000; through Python and through HTTP.
 
-One row a fact; an append has returned when its facts are on the disk.  HTTP is asked as ``replication append`` asks it,
-by another process, on connections that are kept.  Where there is a PostgreSQL, the same over Python, with a statement
-of the application in each transaction, and by several processes that write one stream.
+Each fact has one row; an append returns when its facts are durable.  HTTP requests come from another process, on
+connections that are kept, as ``replication append`` sends them.  With PostgreSQL the same is measured through Python,
+with a statement of the application in each transaction, and with several processes that write one stream.
 """
 
 from __future__ import annotations
 
-import http.client
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final
 
 import attrs
 from twisted.internet.defer import Deferred, gatherResults
 
-from replication.bench.children import BenchError, Child, hear
-from replication.bench.daemons import Address, serve_master
-from replication.bench.databases import kinds
-from replication.bench.rows import STREAM, WRITER, short_row
-from replication.bench.series import Lap, Stopwatch, rates
-from replication.wire.grammar import spell_row
+from replication.bench.cluster import database_kinds
+from replication.bench.daemons import STREAM, BenchMaster, MasterAddress, address_of, cpu_time, serve_master, short_row
+from replication.bench.processes import ChildProcess
+from replication.bench.series import Sample, Stopwatch, rates
+from replication.web.blocking_client import HttpClient
+from replication.wire.grammar import encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from multiprocessing.connection import Connection
 
-    from replication.bench.databases import Kind
-    from replication.bench.series import Effort, Series
-    from replication.writer import StreamWriter
+    from replication.bench.cluster import DatabaseKind
+    from replication.bench.series import BenchOptions, Series
 
 
 @attrs.frozen
-class Way:
-    """So many callers, each of which appends so many batches of so many facts, one batch after the other."""
+class Workload:
+    """``callers`` append at the same time, each ``batches`` batches of ``batch`` facts, one after the other."""
 
     callers: int
     batches: int
@@ -44,106 +40,91 @@ class Way:
 
     @property
     def facts(self) -> int:
-        """How many facts there are in all."""
+        """The number of all facts."""
         return self.callers * self.batches * self.batch
 
 
-WAYS: Final = (
-    ("one at a time", Way(callers=1, batches=2_000, batch=1)),
-    ("32 at once", Way(callers=32, batches=200, batch=1)),
-    ("batches of 1,000", Way(callers=1, batches=100, batch=1_000)),
+WORKLOADS: Final = (
+    ("one at a time", Workload(callers=1, batches=2_000, batch=1)),
+    ("32 at once", Workload(callers=32, batches=200, batch=1)),
+    ("batches of 1,000", Workload(callers=1, batches=100, batch=1_000)),
 )
 
 
 PROCESSES: Final = 4
-SHARED: Final = (
-    *WAYS,
-    ("32 at once, with SQL", Way(callers=32, batches=50, batch=1, statement=True)),
-)
-TOGETHER: Final = WAYS[1:]
+SHARED: Final = (*WORKLOADS, ("32 at once, with SQL", Workload(callers=32, batches=50, batch=1, statement=True)))
+TOGETHER: Final = WORKLOADS[1:]
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure each way, over Python and then over HTTP."""
-    with kinds() as (sqlite, *shared):
-        with Child(_write, sqlite.make()) as master:
-            address: Address = master.hear()
-            for name, way in _sized(WAYS, effort):
-                yield from rates(f"Python, {name}", "facts", [master.ask(way) for _ in range(effort.rounds)])
-                yield from rates(f"HTTP, {name}", "facts", [_post(master, address, way) for _ in range(effort.rounds)])
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure each workload, through Python and then through HTTP."""
+    with database_kinds() as (sqlite, *shared):
+        with ChildProcess(serve_master, sqlite.make()) as master:
+            address: MasterAddress = master.call(address_of)
+            for name, workload in _sized(WORKLOADS, options):
+                yield from rates(f"Python, {name}", "facts", options, master.call, _append, workload)
+                yield from rates(f"HTTP, {name}", "facts", options, _post, master, address, workload)
         for kind in shared:
-            with Child(_write, kind.make()) as master:
-                master.hear()
-                for name, way in _sized(SHARED, effort):
-                    yield from rates(f"{kind.name}, {name}", "facts", [master.ask(way) for _ in range(effort.rounds)])
-            yield from _measure_together(kind, effort)
+            with ChildProcess(serve_master, kind.make()) as master:
+                for name, workload in _sized(SHARED, options):
+                    yield from rates(f"{kind.name}, {name}", "facts", options, master.call, _append, workload)
+            yield from _measure_together(kind, options)
 
 
-def _measure_together(kind: Kind, effort: Effort) -> Iterator[Series]:
-    """Measure several processes that write one stream at once."""
+def _measure_together(kind: DatabaseKind, options: BenchOptions) -> Iterator[Series]:
+    """Measure several processes that write one stream at the same time."""
     database = kind.make()
     with ExitStack() as stack:
-        masters: list[Child] = []
-        for number in range(PROCESSES):
-            masters.append(stack.enter_context(Child(_write, database, f"writer{number}")))
-            masters[-1].hear()
-        for name, way in _sized(TOGETHER, effort):
-            laps = []
-            for _ in range(effort.rounds):
-                for each in masters:
-                    each.say(way)
-                every: list[Lap] = [each.hear() for each in masters]
-                count, cpu = sum(each.count for each in every), sum(each.cpu for each in every)
-                laps.append(Lap(count, max(each.wall for each in every), cpu))
-            yield from rates(f"{kind.name}, {PROCESSES} writers, {name}", "facts", laps)
+        names = [f"writer{number}" for number in range(PROCESSES)]
+        masters = [stack.enter_context(ChildProcess(serve_master, database, name)) for name in names]
+        for each in masters:
+            each.call(address_of)  # it has started
+        for name, workload in _sized(TOGETHER, options):
+            variant = f"{kind.name}, {PROCESSES} writers, {name}"
+            yield from rates(variant, "facts", options, _append_together, masters, workload)
 
 
-def _sized(ways: Sequence[tuple[str, Way]], effort: Effort) -> list[tuple[str, Way]]:
-    return [(name, attrs.evolve(way, batches=effort.size(way.batches, 2))) for name, way in ways]
+def _append_together(masters: Sequence[ChildProcess], workload: Workload) -> Sample:
+    for each in masters:
+        each.begin(_append, workload)
+    every: list[Sample] = [each.result() for each in masters]
+    count, cpu = sum(each.count for each in every), sum(each.cpu for each in every)
+    return Sample(count, max(each.wall for each in every), cpu)
 
 
-async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, name: str = WRITER) -> None:
-    master, address = await serve_master(reactor, database, name)
-    pipe.send(address)
-    while True:
-        way: Way | None = await hear(reactor, pipe)
-        pipe.send(time.process_time() if way is None else await _append(master.stream(STREAM), way))
+def _sized(workloads: Sequence[tuple[str, Workload]], options: BenchOptions) -> list[tuple[str, Workload]]:
+    return [(name, attrs.evolve(workload, batches=options.size(workload.batches, 2))) for name, workload in workloads]
 
 
-async def _append(writer: StreamWriter, way: Way) -> Lap:
-    facts = [[short_row(number)] for number in range(way.batch)]
+async def _append(master: BenchMaster, workload: Workload) -> Sample:
+    facts = [[short_row(number)] for number in range(workload.batch)]
 
     async def call() -> None:
-        for _ in range(way.batches):
-            if way.statement:
-                async with writer.reserve() as fact:
+        for _ in range(workload.batches):
+            if workload.statement:
+                async with master.writer.reserve() as fact:
                     await fact.execute("SELECT 1")
                     await fact.write(*facts[0])
             else:
-                await writer.append(facts)
+                await master.writer.append(facts)
 
-    watch = Stopwatch.start()
-    await gatherResults([Deferred.fromCoroutine(call()) for _ in range(way.callers)])
-    return watch.lap(way.facts)
+    watch = Stopwatch()
+    await gatherResults([Deferred.fromCoroutine(call()) for _ in range(workload.callers)])
+    return watch.sample(workload.facts)
 
 
-def _post(master: Child, address: Address, way: Way) -> Lap:
-    body = b"\n".join([f'{{"rows":[{spell_row(short_row(number))}]}}'.encode() for number in range(way.batch)])
+def _post(master: ChildProcess, address: MasterAddress, workload: Workload) -> Sample:
+    body = b"\n".join([f'{{"rows":[{encode_row(short_row(number))}]}}'.encode() for number in range(workload.batch)])
 
     def call(_: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", address.http)
-        for _ in range(way.batches):
-            headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
-            connection.request("POST", f"/v1/streams/{STREAM}/facts", body, headers)
-            with connection.getresponse() as answer:
-                said = answer.read()
-            if answer.status != http.HTTPStatus.OK:
-                raise BenchError(f"an append was answered {answer.status}: {said.decode()}")
-        connection.close()
+        with closing(HttpClient(address.url)) as client:
+            for _ in range(workload.batches):
+                headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
+                client.request("POST", f"/v1/streams/{STREAM}/facts", body, headers)
 
-    with ThreadPoolExecutor(way.callers) as callers:
-        cpu: float = master.ask(None)
-        watch = Stopwatch.start()
-        list(callers.map(call, range(way.callers)))
-        wall = watch.lap(way.facts).wall
-        return Lap(way.facts, wall, master.ask(None) - cpu)
+    with ThreadPoolExecutor(workload.callers) as callers:
+        cpu: float = master.call(cpu_time)
+        watch = Stopwatch()
+        list(callers.map(call, range(workload.callers)))
+        wall = watch.sample(workload.facts).wall
+        return Sample(workload.facts, wall, master.call(cpu_time) - cpu)

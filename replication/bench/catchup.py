@@ -1,88 +1,86 @@
-"""A master's store to the function of a worker that has nothing yet, over HTTP, from either database, from segments.
+"""Catch-up of a new worker: over HTTP, from each database, from segments.
 
-From ``start()`` to the moment when the last fact is applied: its rows decoded by the function, the position in SQLite.
+Measured from ``start()`` until the last fact is applied: rows decoded by the function, position stored in SQLite.
 """
 
 from __future__ import annotations
 
 import time
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from replication.bench.children import PATIENCE, BenchError, Child, hear
-from replication.bench.daemons import Address, Wiring, make_worker, serve_master
-from replication.bench.databases import kinds
-from replication.bench.rows import STREAM, WRITER, short_row
+from replication.bench.cluster import database_kinds
+from replication.bench.daemons import (
+    STREAM,
+    BenchMaster,
+    BenchWorker,
+    MasterAddress,
+    make_worker,
+    serve_master,
+    short_row,
+)
+from replication.bench.processes import PATIENCE, BenchError, ChildProcess
 from replication.bench.series import Stopwatch, rates
-from replication.replay.job import has_spark
-from replication.replay.run import Request, run_here
+from replication.segments.run import ReplayRequest, run_in_process
+from replication.spark.job import has_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
-    from replication.bench.databases import Kind
-    from replication.bench.series import Effort, Lap, Series
+    from replication.bench.cluster import DatabaseKind
+    from replication.bench.series import BenchOptions, Sample, Series
 
-BATCH: Final = 1_000  # facts in one transaction of the history
-_LOOK_EVERY: Final = 0.1  # seconds
+BATCH: Final = 1_000  # facts in one transaction
+_POLL_INTERVAL: Final = 0.1  # seconds
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure each source, with one history, a row a fact."""
-    rows = effort.size(200_000, 2 * BATCH)
-    with kinds() as (sqlite, *shared):
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure each source with the same facts of one row."""
+    rows = options.size(200_000, 2 * BATCH)
+    with database_kinds() as (sqlite, *shared):
         history = sqlite.make()
-        with Child(_write, history, rows) as master:
-            address: Address = master.hear()
+        with ChildProcess(serve_master, history) as master:
+            address: MasterAddress = master.call(_write, rows)
             for name, source in (("HTTP", address.url), ("database", history)):
-                yield from rates(name, "rows", _laps(address, source, sqlite, rows, effort))
+                yield from rates(name, "rows", options, _catch_up_once, address, source, sqlite, rows)
             if has_spark():
                 with TemporaryDirectory(prefix="replication-bench-") as folder:
                     _replay(history, folder, rows + 1)
-                    yield from rates("segments", "rows", _laps(address, folder, sqlite, rows, effort))
+                    yield from rates("segments", "rows", options, _catch_up_once, address, folder, sqlite, rows)
         for kind in shared:
             history = kind.make()
-            with Child(_write, history, rows) as master:
-                address = master.hear()
-                yield from rates(kind.name, "rows", _laps(address, history, sqlite, rows, effort))
+            with ChildProcess(serve_master, history) as master:
+                address = master.call(_write, rows)
+                yield from rates(kind.name, "rows", options, _catch_up_once, address, history, sqlite, rows)
 
 
-def _laps(address: Address, source: str, place: Kind, rows: int, effort: Effort) -> list[Lap]:
-    """Let a fresh worker catch up, once a round."""
-    laps = []
-    for _ in range(effort.rounds):
-        with Child(_catch_up, Wiring(address.endpoint, source, place.make()), rows) as worker:
-            lap: Lap = worker.hear()
-        if lap.count != rows:
-            raise BenchError(f"there are {rows} rows, {lap.count} came to the function")
-        laps.append(lap)
-    return laps
+def _catch_up_once(address: MasterAddress, source: str, kind: DatabaseKind, rows: int) -> Sample:
+    """Start a new worker and let it catch up."""
+    with ChildProcess(make_worker, address, kind.make(), source) as worker:
+        sample: Sample = worker.call(_catch_up, rows)
+    if sample.count != rows:
+        raise BenchError(f"there are {rows} rows, but the function received {sample.count}")
+    return sample
 
 
 def _replay(history: str, folder: str, upto: int) -> None:
-    """Write segments up to an ID, which the master stores as its position soon."""
+    """Write segments up to an ID, which the master is about to store as its position."""
     deadline = time.monotonic() + PATIENCE
     reached = 0
     while reached < upto:
         if time.monotonic() > deadline:
             raise BenchError(f"the master has stored no position beyond {reached} for {PATIENCE:.0f} s")
-        time.sleep(_LOOK_EVERY)
-        reached = max([reached, *[each.upto for each in run_here(Request(history, folder, [STREAM]))]])
+        time.sleep(_POLL_INTERVAL)
+        reached = max([reached, *[each.upto for each in run_in_process(ReplayRequest(history, folder, [STREAM]))]])
 
 
-async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, rows: int) -> None:
-    master, address = await serve_master(reactor, database)
+async def _write(master: BenchMaster, rows: int) -> MasterAddress:
     for start in range(0, rows, BATCH):
-        await master.stream(STREAM).append([[short_row(number)] for number in range(start, start + BATCH)])
-    pipe.send(address)
-    await hear(reactor, pipe)  # until we are ended
+        await master.writer.append([[short_row(number)] for number in range(start, start + BATCH)])
+    return master.address
 
 
-async def _catch_up(reactor: Any, pipe: Connection[Any, Any], wiring: Wiring, rows: int) -> None:
-    worker, taken = make_worker(reactor, wiring)
-    watch = Stopwatch.start()
-    await worker.start()
-    await worker.wait_for(STREAM, WRITER, rows + 1, timeout=PATIENCE)
-    pipe.send(watch.lap(sum(taken)))
-    await worker.stop()
+async def _catch_up(worker: BenchWorker, rows: int) -> Sample:
+    watch = Stopwatch()
+    await worker.start(rows + 1)
+    return watch.sample(sum(worker.taken))

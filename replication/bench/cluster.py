@@ -1,6 +1,6 @@
-"""A PostgreSQL server of our own: made in a temporary folder, and removed with it.
+"""The measured databases: SQLite files and, if PostgreSQL is installed, a server; both in temporary folders.
 
-Root starts it as another user, since PostgreSQL refuses to run as root.
+PostgreSQL refuses to run as root, so root starts it as another user.
 """
 
 from __future__ import annotations
@@ -11,32 +11,40 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
-from itertools import islice
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from replication.bench.children import BenchError
+import attrs
+
+from replication.bench.daemons import database_in
+from replication.bench.processes import BenchError
+from replication.errors import install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+POSTGRES: Final = "PostgreSQL"
 CURE: Final = "apt-get install postgresql, or put initdb and pg_ctl on the PATH"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _SETTINGS: Final[Mapping[str, object]] = {"listen_addresses": "127.0.0.1", "shared_buffers": "64MB"}
 
 
 def find_binaries() -> Path | None:
-    """Return the folder of ``initdb`` and ``pg_ctl``: the newest that Debian has, or else that of the PATH."""
+    """Return the folder of ``initdb`` and ``pg_ctl``: Debian's newest version, or else the one on the PATH."""
     versions = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda each: float(each.parts[-3]))
     found = str(versions[-1]) if versions else shutil.which("initdb")
     return Path(found).resolve().parent if found else None
 
 
 class Cluster:
-    """A server on a free port of 127.0.0.1; anybody of this machine is its superuser, ``postgres``.
+    """A server on a free port of 127.0.0.1, to which every local user may connect as superuser ``postgres``.
 
-    ``settings`` are the server's own.  BenchError if there is no PostgreSQL, or it does not start.
+    ``settings`` go into postgresql.conf.  BenchError if PostgreSQL is not installed, or does not start.
     """
 
     def __init__(self, **settings: object) -> None:
@@ -64,7 +72,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it, and remove all traces."""
+        """Stop the server and delete its folder."""
         self.remove()
 
     def start(self) -> None:
@@ -72,14 +80,14 @@ class Cluster:
         self._run("pg_ctl", "start", "--wait", "--timeout=600", "--silent", f"--log={self.folder}/log")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it: ``fast`` ends every session and writes all out; ``immediate`` is a crash of all its processes."""
+        """Stop the server: ``fast`` ends every session and shuts down cleanly; ``immediate`` is a crash."""
         self._run("pg_ctl", "stop", "--wait", "--timeout=600", "--silent", f"--mode={mode}")
 
     def remove(self) -> None:
-        """Stop it if it runs, and delete its folder."""
+        """Stop the server if it runs, and delete its folder."""
         if (self.folder / "data/postmaster.pid").exists():
             self.stop("immediate")
-        shutil.rmtree(self.folder, ignore_errors=True)  # a server that was killed may still take files away
+        shutil.rmtree(self.folder, ignore_errors=True)  # a killed server may still be deleting files
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
         """Return the URL of a database."""
@@ -95,7 +103,7 @@ class Cluster:
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._binaries / program), f"--pgdata={self.folder}/data", *arguments]
-        done = subprocess.run(  # noqa: S603 (our own words)
+        done = subprocess.run(  # noqa: S603 (constant arguments)
             command,
             cwd=self.folder,
             env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
@@ -107,12 +115,12 @@ class Cluster:
         )
         if done.returncode:
             log = self.folder / "log"
-            said = (done.stderr or b"").decode() + (log.read_text()[-2000:] if log.exists() else "")
-            raise BenchError(f"{' '.join(command)}: exit status {done.returncode}\n{said}")
+            output = (done.stderr or b"").decode() + (log.read_text()[-2000:] if log.exists() else "")
+            raise BenchError(f"{' '.join(command)}: exit status {done.returncode}\n{output}")
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Return what makes a child of root another user; nothing for anybody else."""
+    """Return the arguments that make root's child process run as another user; none if this user is not root."""
     if os.geteuid():
         return {}
     for name in ("postgres", "nobody"):
@@ -121,18 +129,18 @@ def _unprivileged() -> dict[str, Any]:
         except KeyError:
             continue
         return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    raise BenchError("PostgreSQL does not run as root, and there is no user postgres or nobody here")
+    raise BenchError("PostgreSQL does not run as root, and there is no user postgres or nobody")
 
 
 def _place(other: Mapping[str, Any]) -> Path:
-    """Return where temporary folders are; another place if ``other`` users cannot enter it, as root's home."""
+    """Return the folder for temporary folders; /tmp if the ``other`` user cannot enter it, as in root's home."""
     place = Path(tempfile.gettempdir())
     closed = other and not all(each.stat().st_mode & 1 for each in (place, *place.parents))
     return Path("/tmp") if closed else place  # noqa: S108 (mkdtemp makes it safe)
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on, below those that a system gives to whoever asks for any."""
+    """Return free ports of 127.0.0.1, below the range of ephemeral ports."""
     chances = random.SystemRandom().sample(range(10_000, 32_000), 1_000)
     return list(islice((port for port in chances if _is_free(port)), number))
 
@@ -143,3 +151,42 @@ def _is_free(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@attrs.frozen
+class DatabaseKind:
+    """A kind of database; ``make`` returns the URL of an empty one."""
+
+    name: str
+    make: Callable[[], str]
+
+
+@contextmanager
+def database_kinds() -> Iterator[list[DatabaseKind]]:
+    """Give the kinds of databases on this machine; without PostgreSQL, print the reason on standard error."""
+    numbers = count(1)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="replication-bench-"))
+        found = [DatabaseKind("SQLite", lambda: database_in(folder, f"bench{next(numbers)}"))]
+        why = missing()
+        if why:
+            print(f"PostgreSQL is not measured: {why}", file=sys.stderr)
+        else:
+            cluster = stack.enter_context(Cluster())
+
+            def make() -> str:
+                name = f"bench{next(numbers)}"
+                cluster.sql(f"CREATE DATABASE {name}")
+                return cluster.url(name)
+
+            found.append(DatabaseKind(POSTGRES, make))
+        yield found
+
+
+def missing() -> str | None:
+    """Return why PostgreSQL cannot be measured, None if it can."""
+    if find_binaries() is None:
+        return f"it is not installed: {CURE}"
+    if find_spec("psycopg") is None:
+        return f"psycopg is not installed: {install_command('postgres')}"
+    return None

@@ -1,24 +1,48 @@
-"""A master and a worker as they run in an application's process, on real sockets."""
+"""A master and a worker on real sockets, embedded as in an application, and the rows that they write and read."""
 
 from __future__ import annotations
 
+import time
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet.endpoints import serverFromString
+from twisted.internet.task import deferLater
 
-from replication.bench.rows import STREAM, WRITER
-from replication.master import Master
+from replication.bench.processes import PATIENCE
+from replication.bench.series import Stopwatch
+from replication.follower.worker import Worker
 from replication.web.site import make_site
-from replication.worker import Worker
+from replication.wire.grammar import InstanceName, StreamName
+from replication.writer.master import Master
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.interfaces import IProtocolFactory
 
+    from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
+    from replication.writer.stream import StreamWriter
+
+STREAM: Final = StreamName("events")
+WRITER: Final = InstanceName("master")
+
+
+def short_row(number: int) -> list[object]:
+    """Return a row like those of Synapse's caches stream, which has most rows."""
+    return ["get_user_by_id", [f"@u{number % 100_000:05}:example.com"], 1700000000000 + number]
+
+
+def long_row(number: int) -> list[object]:
+    """Return a row like those of Synapse's events stream."""
+    event = f"$2s{number:09}xmJk7QmW9rVbT4yHc0LpZe6NfUaGdSiXo1BkR4w"
+    return ["ev", [event, "!hTqYwLbVzDnRkPcMaE:example.com", "m.room.message", None, None, None, None, False]]
+
+
+ROWS: Final[Mapping[str, Callable[[int], list[object]]]] = {"84-byte lines": short_row, "167-byte lines": long_row}
 
 
 def database_in(folder: str, name: str) -> str:
@@ -27,58 +51,87 @@ def database_in(folder: str, name: str) -> str:
 
 
 @attrs.frozen
-class Wiring:
-    """What a worker connects to, where it catches up, and where it keeps its position."""
+class MasterAddress:
+    """The port of a master's wire on this machine, and the URL of its HTTP API."""
 
-    connect: str
-    source: str
-    database: str
+    wire: int
+    url: str
 
 
 @attrs.frozen
-class Address:
-    """Where a master is reached: ports of this machine."""
+class BenchMaster:
+    """A started master of a child process."""
 
-    wire: int
-    http: int
-
-    @property
-    def endpoint(self) -> str:
-        """What a worker connects to."""
-        return f"tcp:127.0.0.1:{self.wire}"
+    reactor: Any
+    master: Master
+    address: MasterAddress
 
     @property
-    def url(self) -> str:
-        """Where its HTTP is."""
-        return f"http://127.0.0.1:{self.http}"
-
-    def wire_up(self, folder: str) -> Wiring:
-        """Return what a worker needs that follows this master and keeps its database in ``folder``."""
-        return Wiring(self.endpoint, self.url, database_in(folder, "worker"))
+    def writer(self) -> StreamWriter:
+        """The writer of STREAM."""
+        return self.master.stream(STREAM)
 
 
-async def serve_master(reactor: Any, database: str, name: str = WRITER) -> tuple[Master, Address]:
-    """Return a master that has started, and where it listens."""
-    master = Master(database=database, instance_name=name, streams=[STREAM], reactor=reactor)
+address_of: Final = attrgetter("address")
+
+
+async def serve_master(
+    reactor: Any, database: str, name: str = WRITER, streams: Sequence[str | StreamDefinition] = (STREAM,)
+) -> BenchMaster:
+    """Return a started master."""
+    master = Master(database=database, instance_name=name, streams=streams, reactor=reactor)
     await master.start()
     wire = await listen(reactor, master.factory())
-    return master, Address(wire, await listen(reactor, make_site(master, secret=None, reactor=reactor)))
+    http = await listen(reactor, make_site(master.served, secret=None, reactor=reactor))
+    return BenchMaster(reactor, master, MasterAddress(wire, f"http://127.0.0.1:{http}"))
 
 
 async def listen(reactor: Any, factory: IProtocolFactory) -> int:
-    """Serve on a free port of this machine, and return which."""
+    """Listen on a free port of this machine, and return it."""
     port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
     number: int = port.getHost().port
     return number
 
 
-def make_worker(reactor: Any, wiring: Wiring) -> tuple[Worker, list[int]]:
-    """Return a worker whose function decodes every row, and the list whose sum is how many it got."""
-    worker = Worker(connect=[wiring.connect], catch_up=[wiring.source], database=wiring.database, reactor=reactor)
+@attrs.frozen
+class BenchWorker:
+    """A worker of a child process; its function decodes every row, and adds the numbers of rows to ``taken``."""
+
+    reactor: Any
+    worker: Worker
+    taken: list[int]
+
+    async def start(self, upto: int) -> None:
+        """Start the worker, and wait until it has applied the facts up to ``upto``."""
+        await self.worker.start()
+        await self.wait_for(upto)
+
+    async def wait_for(self, token: int) -> None:
+        """Wait until a fact is applied."""
+        await self.worker.wait_for(STREAM, WRITER, token, timeout=PATIENCE)
+
+
+def make_worker(reactor: Any, master: MasterAddress, database: str, source: str | None = None) -> BenchWorker:
+    """Return a worker; it fetches missed facts from ``source``, by default from the master."""
+    connect = [f"tcp:127.0.0.1:{master.wire}"]
+    worker = Worker(connect=connect, catch_up=[source or master.url], database=database, reactor=reactor)
     taken: list[int] = []
 
     @worker.on(STREAM)
-    def apply(facts: Sequence[Fact], txn: object) -> None:  # noqa: ARG001 (the database has nothing but the position)
+    def apply(facts: Sequence[Fact], txn: object) -> None:  # noqa: ARG001 (the database holds only the position)
         taken.append(sum([len(fact.rows) for fact in facts]))
 
-    return worker, taken
+    return BenchWorker(reactor, worker, taken)
+
+
+async def rest(daemon: BenchMaster | BenchWorker, seconds: int) -> float:
+    """Wait, and return the share of a core that was used."""
+    watch = Stopwatch()
+    await deferLater(daemon.reactor, seconds)
+    sample = watch.sample(1)
+    return sample.cpu / sample.wall
+
+
+def cpu_time(_: object) -> float:
+    """Return the CPU time of this process in seconds."""
+    return time.process_time()

@@ -1,76 +1,78 @@
-"""Bytes to the application's function, its rows decoded: one worker process, fed over a socket as fast as it reads.
+"""Bytes to the application's function: one worker process receives lines over a socket as fast as it reads.
 
-The sender is another process, which only sends: lines that were spelt before.  The worker is whole: it parses, checks,
-orders, hands facts to a function that decodes every row, and moves its position in SQLite in the same transaction.
+The sender is another process with lines that were encoded before.  The worker is complete: it parses, checks, orders,
+calls a function that decodes every row, and stores its position in SQLite in the same transaction.
 """
 
 from __future__ import annotations
 
 import socket
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from replication.bench.children import PATIENCE, BenchError, Child, hear
-from replication.bench.daemons import Wiring, database_in, make_worker
-from replication.bench.rows import SHAPES, STREAM, WRITER
+from replication.bench.daemons import ROWS, STREAM, WRITER, BenchWorker, MasterAddress, database_in, make_worker
+from replication.bench.processes import BenchError, ChildProcess
 from replication.bench.series import Stopwatch, rates
-from replication.session.feed import spell_facts
+from replication.session.encoder import encode_facts
 from replication.streams.facts import Fact
-from replication.wire.grammar import Token, spell_row
+from replication.wire.grammar import Token, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
-    from replication.bench.series import Effort, Lap, Series
+    from replication.bench.series import BenchOptions, Sample, Series
 
-GREETING: Final = f"SERVER localhost\nPOSITION {STREAM} {WRITER} 0 1\n"  # 0: a worker that knows nothing misses nothing
-NOWHERE: Final = (
-    "http://127.0.0.1:1"  # where the sender's facts could be caught up with; a worker that asks is too slow
-)
+GREETING: Final = f"SERVER localhost\nPOSITION {STREAM} {WRITER} 0 1\n"  # from 0, so nothing is missing
+NOWHERE: Final = "http://127.0.0.1:1"  # a catch-up source that does not exist: none is needed
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure each shape of rows, a row a fact."""
-    rows = effort.size(500_000, 2_000)
-    for shape in SHAPES:
-        yield from rates(shape, "rows", [_follow_once(shape, rows) for _ in range(effort.rounds)])
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure each length of rows, one row per fact."""
+    rows = options.size(500_000, 2_000)
+    for shape in ROWS:
+        yield from rates(shape, "rows", options, _follow_once, shape, rows)
 
 
-def _follow_once(shape: str, rows: int) -> Lap:
-    with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_send, shape, rows) as sender:
-        wiring = Wiring(f"tcp:127.0.0.1:{sender.hear()}", NOWHERE, database_in(folder, "worker"))
-        sender.hear()  # all is spelt
-        with Child(_follow, wiring, rows) as worker:
-            worker.hear()  # it is connected
-            worker.say("go")
-            sender.say("go")
-            lap: Lap = worker.hear()
-    if lap.count != rows:
-        raise BenchError(f"{rows} rows were sent, {lap.count} came to the function")
-    return lap
+def _follow_once(shape: str, rows: int) -> Sample:
+    with TemporaryDirectory(prefix="replication-bench-") as folder, ChildProcess(_Sender, shape, rows) as sender:
+        address = MasterAddress(sender.call(_Sender.port), NOWHERE)
+        with ChildProcess(make_worker, address, database_in(folder, "worker")) as worker:
+            sender.begin(_Sender.greet)
+            worker.call(BenchWorker.start, 1)
+            sender.result()
+            worker.begin(_follow, rows)
+            sender.call(_Sender.send)
+            sample: Sample = worker.result()
+    if sample.count != rows:
+        raise BenchError(f"{rows} rows were sent, but the function received {sample.count}")
+    return sample
 
 
-def _send(pipe: Connection[Any, Any], shape: str, rows: int) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    pipe.send(listener.getsockname()[1])
-    make_row = SHAPES[shape]
-    facts = [Fact(Token(number), (spell_row(make_row(number)),)) for number in range(2, rows + 2)]
-    lines = b"".join(each.data for each in spell_facts(STREAM, WRITER, facts, after=Token(1), upto=Token(rows + 1)))
-    pipe.send("spelt")
-    peer, _ = listener.accept()
-    peer.sendall(GREETING.encode())
-    pipe.recv()
-    peer.sendall(lines)
-    pipe.recv()  # until we are ended
+class _Sender:
+    def __init__(self, _: object, shape: str, rows: int) -> None:
+        """Encode all lines."""
+        make_row = ROWS[shape]
+        facts = [Fact(Token(number), (encode_row(make_row(number)),)) for number in range(2, rows + 2)]
+        chunks = encode_facts(STREAM, WRITER, facts, after=Token(1), upto=Token(rows + 1))
+        self._lines = b"".join(each.data for each in chunks)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+    def port(self) -> int:
+        """Return the port on which the worker is awaited."""
+        number: int = self._listener.getsockname()[1]
+        return number
+
+    def greet(self) -> None:
+        """Wait for the worker, and send what a writer sends first."""
+        self._peer, _ = self._listener.accept()
+        self._peer.sendall(GREETING.encode())
+
+    def send(self) -> None:
+        """Send all lines."""
+        self._peer.sendall(self._lines)
 
 
-async def _follow(reactor: Any, pipe: Connection[Any, Any], wiring: Wiring, rows: int) -> None:
-    worker, taken = make_worker(reactor, wiring)
-    await worker.start()
-    pipe.send("connected")
-    await hear(reactor, pipe)
-    watch = Stopwatch.start()
-    await worker.wait_for(STREAM, WRITER, rows + 1, timeout=PATIENCE)
-    pipe.send(watch.lap(sum(taken)))
-    await worker.stop()
+async def _follow(worker: BenchWorker, rows: int) -> Sample:
+    watch = Stopwatch()
+    await worker.wait_for(rows + 1)
+    return watch.sample(sum(worker.taken))

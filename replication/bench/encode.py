@@ -1,49 +1,47 @@
-"""Facts to wire lines: from rows as Python objects, and from spelt rows, as a writer has them when it announces."""
+"""Facts to RDATA lines: from rows as Python objects, and from rows that are JSON text, as a writer publishes them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from replication.bench.rows import SHAPES, STREAM, WRITER
+from replication.bench.daemons import ROWS, STREAM, WRITER
 from replication.bench.series import Stopwatch, rates
-from replication.session.feed import spell_facts
+from replication.session.encoder import encode_facts
 from replication.streams.facts import Fact
-from replication.wire.grammar import Token, spell_row
+from replication.wire.grammar import Token, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replication.bench.series import Effort, Lap, Series
+    from replication.bench.series import BenchOptions, Sample, Series
 
 TURN: Final = 1_000  # facts that settle together
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure each shape of rows, a row a fact."""
-    turns = effort.size(300, 2)
-    for shape, make_row in SHAPES.items():
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure each length of rows, one row per fact."""
+    turns = options.size(300, 2)
+    for shape, make_row in ROWS.items():
         rows = [make_row(number) for number in range(TURN)]
-        yield from rates(f"rows, {shape}", "lines", [_spell_rows(rows, turns) for _ in range(effort.rounds)])
-        facts = [Fact(Token(number), (spell_row(row),)) for number, row in enumerate(rows, 2)]
-        yield from rates(f"spelt rows, {shape}", "lines", [_spell_facts(facts, turns) for _ in range(effort.rounds)])
+        yield from rates(f"rows, {shape}", "lines", options, _encode_rows, rows, turns)
+        facts = _facts(rows)
+        yield from rates(f"JSON texts, {shape}", "lines", options, _encode_facts, facts, turns)
 
 
-def _spell_rows(rows: Sequence[object], turns: int) -> Lap:
-    watch = Stopwatch.start()
-    lines = 0
-    for _ in range(turns):
-        lines += _lines([Fact(Token(number), (spell_row(row),)) for number, row in enumerate(rows, 2)])
-    return watch.lap(lines)
+def _encode_rows(rows: Sequence[object], turns: int) -> Sample:
+    watch = Stopwatch()
+    return watch.sample(sum(_lines(_facts(rows)) for _ in range(turns)))
 
 
-def _spell_facts(facts: Sequence[Fact], turns: int) -> Lap:
-    watch = Stopwatch.start()
-    lines = 0
-    for _ in range(turns):
-        lines += _lines(facts)
-    return watch.lap(lines)
+def _encode_facts(facts: Sequence[Fact], turns: int) -> Sample:
+    watch = Stopwatch()
+    return watch.sample(sum(_lines(facts) for _ in range(turns)))
+
+
+def _facts(rows: Sequence[object]) -> list[Fact]:
+    return [Fact(Token(number), (encode_row(row),)) for number, row in enumerate(rows, 2)]
 
 
 def _lines(facts: Sequence[Fact]) -> int:
-    chunks = spell_facts(STREAM, WRITER, facts, after=Token(1), upto=facts[-1].token)
+    chunks = encode_facts(STREAM, WRITER, facts, after=Token(1), upto=facts[-1].token)
     return sum(chunk.lines for chunk in chunks)

@@ -1,8 +1,8 @@
-"""Settled facts to 1, 10 and 100 connections that read as fast as they can, in another process that counts lines.
+"""Settled facts to 1, 10 and 100 connections; another process reads as fast as it can and counts lines.
 
-The master begins where a commit has just returned: IDs complete, facts settle, are spelt from the texts that they have,
-joined a reactor turn, and written to every connection.  Storing them is not included (see ``append``).  It pauses while
-a megabyte waits for some connection, as an application would that does not want to lose its slowest follower.
+The measurement begins after the commit: IDs are completed, facts settle, are encoded from their texts, joined for a
+reactor turn, and written to every connection.  Storing is not included (see ``append``).  The master pauses while a
+connection has more than a megabyte of unsent data.
 """
 
 from __future__ import annotations
@@ -10,83 +10,81 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from twisted.internet.task import deferLater
 
-from replication.bench.children import Child, hear
-from replication.bench.daemons import serve_master
-from replication.bench.rows import STREAM, short_row
-from replication.bench.series import Lap, Stopwatch, rates
+from replication.bench.daemons import BenchMaster, MasterAddress, address_of, cpu_time, serve_master, short_row
+from replication.bench.processes import ChildProcess
+from replication.bench.series import Sample, Stopwatch, rates
 from replication.streams.facts import facts_of
-from replication.wire.grammar import Token, spell_row
+from replication.wire.grammar import Token, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
-    from replication.bench.series import Effort, Series
+    from replication.bench.series import BenchOptions, Series
 
 TURN: Final = 1_000  # facts that settle in one reactor turn
-WAITING: Final = 2**20  # bytes
+MAX_QUEUED: Final = 2**20  # bytes
 READ: Final = 256 * 1024  # bytes
 
 
-def measure(effort: Effort) -> Iterator[Series]:
+def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure each number of connections."""
     for connections, facts in ((1, 1_000_000), (10, 500_000), (100, 100_000)):
-        count = effort.size(facts, 2 * TURN)
-        laps = [_announce_once(connections, count) for _ in range(effort.rounds)]
-        yield from rates(f"{connections} connection{'s'[: connections - 1]}", "deliveries", laps)
+        count = options.size(facts, 2 * TURN)
+        variant = f"{connections} connection{'s'[: connections - 1]}"
+        yield from rates(variant, "deliveries", options, _publish_once, connections, count)
 
 
-def _announce_once(connections: int, facts: int) -> Lap:
-    with Child(_announce, facts) as master, Child(_count_lines, master.hear(), connections, facts) as readers:
-        readers.hear()  # all are connected
-        started: float = master.ask("go")
-        ended: float = readers.hear()
-        cpu: float = master.ask("done")
-    return Lap(connections * facts, ended - started, cpu)
+def _publish_once(connections: int, facts: int) -> Sample:
+    with (
+        ChildProcess(serve_master, "sqlite://") as master,
+        ChildProcess(_subscribe, master.call(address_of), connections) as readers,
+    ):
+        readers.call(len)  # all are connected
+        readers.begin(_count_lines, facts)
+        start: Stopwatch = master.call(_publish, facts)
+        ended: float = readers.result()
+        return Sample(connections * facts, ended - start.wall, master.call(cpu_time) - start.cpu)
 
 
-async def _announce(reactor: Any, pipe: Connection[Any, Any], facts: int) -> None:
-    master, address = await serve_master(reactor, "sqlite://")
-    writer = master.stream(STREAM)
-    texts = [(spell_row(short_row(number)),) for number in range(TURN)]
-    pipe.send(address.wire)
-    await hear(reactor, pipe)
-    watch = Stopwatch.start()
-    pipe.send(watch.wall)
+async def _publish(master: BenchMaster, facts: int) -> Stopwatch:
+    """Publish facts, and return the clocks at the start."""
+    texts = [(encode_row(short_row(number)),) for number in range(TURN)]
+    watch = Stopwatch()
     for _ in range(facts // TURN):
-        while max(peer.queued_bytes for peer in master.peer_statuses()) > WAITING:
-            await deferLater(reactor, 0.001)
-        tokens = [Token(each) for each in writer.pending.reserve(TURN)]
-        writer.complete(tokens, facts_of(tokens, texts))
-        await deferLater(reactor, 0)
-    await hear(reactor, pipe)
-    pipe.send(watch.lap(facts).cpu)
-    await master.stop()
+        while max(peer.queued_bytes for peer in master.master.served.peer_statuses()) > MAX_QUEUED:
+            await deferLater(master.reactor, 0.001)
+        tokens = [Token(each) for each in master.writer.publisher.ids.pending.reserve(TURN)]
+        master.writer.outgoing.complete(tokens, facts_of(tokens, texts))
+        await deferLater(master.reactor, 0)
+    return watch
 
 
-def _count_lines(pipe: Connection[Any, Any], port: int, connections: int, facts: int) -> None:
-    """Read on all connections until each has had as many RDATA lines as there are facts."""
+def _subscribe(_: object, address: MasterAddress, connections: int) -> list[socket.socket]:
+    """Connect, and wait until the master publishes to all connections: after SERVER and PING."""
+    peers = [socket.create_connection(("127.0.0.1", address.wire)) for _ in range(connections)]
+    for peer in peers:
+        greeting = b""
+        while b"PING" not in greeting or greeting[-1:] != b"\n":
+            greeting += peer.recv(1_000)
+    return peers
+
+
+def _count_lines(peers: list[socket.socket], facts: int) -> float:
+    """Read until each connection has received as many RDATA lines as there are facts; return the time."""
     buffer = bytearray(READ)
+    missing = dict.fromkeys(peers, facts)
     with selectors.DefaultSelector() as selector:
-        missing = {}
-        for _ in range(connections):
-            peer = socket.create_connection(("127.0.0.1", port))
-            said = b""
-            while b"PING" not in said or said[-1:] != b"\n":  # SERVER, PING: from then on it is told everything
-                said += peer.recv(1_000)
+        for peer in peers:
             selector.register(peer, selectors.EVENT_READ)
-            missing[peer] = facts
-        pipe.send("connected")
         while missing:
             for key, _ in selector.select():
-                peer = key.fileobj  # type: ignore[assignment]  # we registered nothing but sockets
+                peer = key.fileobj  # type: ignore[assignment]  # only sockets are registered
                 missing[peer] -= buffer.count(b"\n", 0, peer.recv_into(buffer))
                 if missing[peer] <= 0:
                     selector.unregister(peer)
                     del missing[peer]
-    pipe.send(time.monotonic())
-    pipe.recv()  # our end of the connections stays open until we are ended
+    return time.monotonic()

@@ -1,136 +1,122 @@
-"""What costs while nothing happens, and what a peer costs that does not read.
+"""The cost of being idle, and of a peer that does not read.
 
-CPU of a worker that follows a quiet master; memory of a master per connection that has introduced itself and is quiet;
-and how far a master grows while it appends and announces at full rate and one peer never reads (it is cut off when its
-queue is full).  Memory is resident memory of the process, as Linux counts it.
+CPU of a worker whose master publishes nothing.  Memory of a master per connection at rest.  Growth of a master that
+publishes at full rate while one peer never reads, until that peer's queue is full and it is disconnected.  Memory is
+resident memory, which Linux reports.
 """
 
 from __future__ import annotations
 
+import re
 import resource
 import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from twisted.internet.task import deferLater
-
-from replication.bench.children import BenchError, Child, hear
-from replication.bench.daemons import Address, Wiring, database_in, make_worker, serve_master
-from replication.bench.rows import STREAM, WRITER, short_row
-from replication.bench.series import Series, Stopwatch
+from replication.bench.daemons import (
+    BenchMaster,
+    BenchWorker,
+    MasterAddress,
+    address_of,
+    database_in,
+    make_worker,
+    rest,
+    serve_master,
+    short_row,
+)
+from replication.bench.processes import BenchError, ChildProcess
+from replication.bench.series import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
-    from replication.bench.series import Effort
+    from replication.bench.series import BenchOptions
 
 BATCH: Final = 1_000  # facts in one append
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure the three."""
-    seconds = effort.size(20, 1)
-    yield Series("worker of a quiet master", "CPU", "cores", [_rest_once(seconds) for _ in range(effort.rounds)])
-    peers = effort.size(1_000, 20)
-    memory = [_gather(peers) for _ in range(effort.rounds)]
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure all three."""
+    seconds = options.size(20, 1)
+    yield Series("worker of a quiet master", "CPU", "cores", [_idle_once(seconds) for _ in range(options.rounds)])
+    peers = options.size(1_000, 20)
+    memory = [_connection_memory(peers) for _ in range(options.rounds)]
     yield Series(f"{peers:,} quiet connections", "memory per connection", "bytes", memory)
-    batches = effort.size(400, 5)
-    memory = [_stuff(batches) for _ in range(effort.rounds)]
+    batches = options.size(400, 5)
+    memory = [_growth(batches) for _ in range(options.rounds)]
     yield Series("a peer that never reads", "memory", "bytes", memory)
 
 
-async def _serve(reactor: Any, pipe: Connection[Any, Any], folder: str) -> None:
-    """Serve, and append so many batches as often as asked."""
+async def _serve(reactor: Any, folder: str) -> BenchMaster:
     _allow_open_files()
-    master, address = await serve_master(reactor, database_in(folder, "master"))
+    return await serve_master(reactor, database_in(folder, "master"))
+
+
+async def _append(master: BenchMaster, batches: int) -> None:
     rows = [[short_row(number)] for number in range(BATCH)]
-    pipe.send(address)
-    while True:
-        batches: int = await hear(reactor, pipe)
-        for _ in range(batches):
-            await master.stream(STREAM).append(rows)
-        pipe.send("done")
+    for _ in range(batches):
+        await master.writer.append(rows)
 
 
-# ---- a worker at rest
-
-
-def _rest_once(seconds: int) -> float:
-    with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_serve, folder) as master:
-        address: Address = master.hear()
-        with Child(_rest, address.wire_up(folder), seconds) as worker:
-            share: float = worker.hear()
+def _idle_once(seconds: int) -> float:
+    with (
+        TemporaryDirectory(prefix="replication-bench-") as folder,
+        ChildProcess(_serve, folder) as master,
+        ChildProcess(make_worker, master.call(address_of), database_in(folder, "worker")) as worker,
+    ):
+        worker.call(BenchWorker.start, 1)
+        share: float = worker.call(rest, seconds)
     return share
 
 
-async def _rest(reactor: Any, pipe: Connection[Any, Any], wiring: Wiring, seconds: int) -> None:
-    worker, _ = make_worker(reactor, wiring)
-    await worker.start()
-    await worker.wait_for(STREAM, WRITER, 1)
-    watch = Stopwatch.start()
-    await deferLater(reactor, seconds)
-    lap = watch.lap(1)
-    pipe.send(lap.cpu / lap.wall)
-    await worker.stop()
-
-
-# ---- connections at rest
-
-
-def _gather(peers: int) -> float:
-    """Return how many bytes a connection takes."""
-    with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_serve, folder) as master:
-        address: Address = master.hear()
+def _connection_memory(peers: int) -> float:
+    """Return the bytes of memory per connection."""
+    with TemporaryDirectory(prefix="replication-bench-") as folder, ChildProcess(_serve, folder) as master:
+        address = master.call(address_of)
         before = _resident(master, "VmRSS")
-        with Child(_connect, address.wire, peers) as connections:
-            connections.hear()
+        with ChildProcess(_connect, address, peers) as connections:
+            connections.call(len)  # all are connected
             return (_resident(master, "VmRSS") - before) / peers
 
 
-def _connect(pipe: Connection[Any, Any], port: int, peers: int) -> None:
+def _connect(_: object, address: MasterAddress, peers: int) -> list[socket.socket]:
     _allow_open_files()
     opened = []
     for _ in range(peers):
-        peer = socket.create_connection(("127.0.0.1", port))
+        peer = socket.create_connection(("127.0.0.1", address.wire))
         peer.sendall(b"NAME quiet\nPING 1\nREPLICATE\n")
         opened.append(peer)
     for peer in opened:
-        said = b""
-        while b"POSITION" not in said:
-            said += peer.recv(1_000)
-    pipe.send("connected")
-    pipe.recv()  # until we are ended
+        greeting = b""
+        while b"POSITION" not in greeting:
+            greeting += peer.recv(1_000)
+    return opened
 
 
-# ---- a peer that never reads
-
-
-def _stuff(batches: int) -> float:
-    """Return how many bytes the master grew."""
-    with TemporaryDirectory(prefix="replication-bench-") as folder, Child(_serve, folder) as master:
-        address: Address = master.hear()
-        master.ask(batches // 4)  # what appending takes by itself
+def _growth(batches: int) -> float:
+    """Return the bytes by which a master grows that has a peer that never reads."""
+    with TemporaryDirectory(prefix="replication-bench-") as folder, ChildProcess(_serve, folder) as master:
+        address: MasterAddress = master.call(address_of)
+        master.call(_append, batches // 4)  # warm-up: the memory that appending needs by itself
         before = _resident(master, "VmRSS")
         with socket.create_connection(("127.0.0.1", address.wire)):
-            master.ask(batches)
+            master.call(_append, batches)
         return float(_resident(master, "VmHWM") - before)
 
 
-def _resident(child: Child, which: str) -> int:
-    """Return the resident memory of a process in bytes: VmRSS what it is, VmHWM the most that it was."""
+def _resident(child: ChildProcess, which: str) -> int:
+    """Return the resident memory of a process in bytes: VmRSS is the current value, VmHWM the peak."""
     status = Path(f"/proc/{child.pid}/status")
     if not status.exists():
-        raise BenchError("idle: memory is read from /proc, which only Linux has; name the other scenarios")
-    for line in status.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == which:
-            return int(value.removesuffix("kB")) * 1024
-    raise BenchError(f"{status} does not say {which}")
+        raise BenchError("idle: memory is read from /proc, which only Linux has; run the other scenarios by name")
+    found = re.search(rf"^{which}:\s*(\d+) kB", status.read_text(), re.MULTILINE)
+    if found is None:
+        raise BenchError(f"{status} has no {which}")
+    return int(found[1]) * 1024
 
 
 def _allow_open_files() -> None:
-    """Let this process have as many files as it may."""
+    """Raise this process's limit of open files to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

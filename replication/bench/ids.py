@@ -1,6 +1,6 @@
-"""IDs reserved and completed per second, while 1, 100 or 10,000 are outstanding; the settled ID is asked for each time.
+"""IDs reserved and completed per second with 1, 100 or 10,000 outstanding; the settled ID is read each time.
 
-With several outstanding, any of them is completed next, whichever chance picks.
+With several outstanding, a random one is completed next.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from replication.streams.pending import PendingIds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replication.bench.series import Effort, Lap, Series
+    from replication.bench.series import BenchOptions, Sample, Series
 
 
-def measure(effort: Effort) -> Iterator[Series]:
+def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure each number of outstanding IDs."""
-    pairs = effort.size(500_000, 500)
+    pairs = options.size(500_000, 500)
     for outstanding in (1, 100, 10_000):
-        laps = [_churn(outstanding, pairs) for _ in range(effort.rounds)]
-        yield from rates(f"{outstanding:,} outstanding", "pairs", laps)
+        yield from rates(f"{outstanding:,} outstanding", "pairs", options, _reserve_and_complete, outstanding, pairs)
 
 
-def _churn(outstanding: int, pairs: int) -> Lap:
+def _reserve_and_complete(outstanding: int, pairs: int) -> Sample:
     chance = random.Random(outstanding)  # noqa: S311 (nothing is secret)
-    victims = [chance.randrange(outstanding) for _ in range(pairs)]
+    indexes = [chance.randrange(outstanding) for _ in range(pairs)]
     pending = PendingIds(1)
     ids = [pending.reserve() for _ in range(outstanding)]
     reserve, complete = pending.reserve, pending.complete
-    watch = Stopwatch.start()
-    for victim in victims:
-        complete(ids[victim])
-        pending.settled  # noqa: B018 (a writer asks for it)
-        ids[victim] = reserve()
-    return watch.lap(pairs)
+    watch = Stopwatch()
+    for index in indexes:
+        complete(ids[index])
+        pending.settled  # noqa: B018 (a writer reads it)
+        ids[index] = reserve()
+    return watch.sample(pairs)

@@ -1,80 +1,83 @@
-"""Complete to applied by a worker in another process, at a steady pace, with one kind of database on both sides.
+"""Time from completing an ID to ``wait_for`` at a worker in another process, at 200 facts/s, on each database.
 
-From the moment when the writer's ``async with`` block is left (the fact is durable, its ID complete) to the moment when
-``wait_for`` fires at the worker: its function has run, and its position is durable too.  Both read one clock, the
-machine's.  p99.9 rests on few facts a round.
+It begins when the writer's ``async with`` block ends: the fact is durable and its ID complete.  It ends when
+``wait_for`` fires at the worker: its function has run and its position is durable.  Both processes read the machine's
+monotonic clock.  p99.9 depends on few facts per round.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from twisted.internet.task import deferLater
 
-from replication.bench.children import PATIENCE, Child, hear
-from replication.bench.daemons import Address, Wiring, make_worker, serve_master
-from replication.bench.databases import POSTGRES, kinds
-from replication.bench.rows import STREAM, WRITER, short_row
+from replication.bench.cluster import POSTGRES, database_kinds
+from replication.bench.daemons import BenchMaster, BenchWorker, address_of, make_worker, serve_master, short_row
+from replication.bench.processes import ChildProcess
 from replication.bench.series import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable, Iterator, Sequence
 
-    from replication.bench.databases import Kind
-    from replication.bench.series import Effort
+    from replication.bench.cluster import DatabaseKind
+    from replication.bench.series import BenchOptions
 
 PACE: Final = 200  # facts a second
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
 
 
-def measure(effort: Effort) -> Iterator[Series]:
-    """Measure one worker that follows one writer, on each kind of database."""
-    facts = effort.size(2_000, 20)
-    with kinds() as every:
+def measure(options: BenchOptions) -> Iterator[Series]:
+    """Measure one worker of one writer, on each kind of database."""
+    facts = options.size(2_000, 20)
+    with database_kinds() as every:
         for kind in every:
-            rounds = [_delays(kind, facts) for _ in range(effort.rounds)]
+            rounds = [_delays(kind, facts) for _ in range(options.rounds)]
             variant = f"{kind.name}, {PACE} facts/s" if kind.name == POSTGRES else f"{PACE} facts/s"
-            for name, share in QUANTILES:
-                values = [delays[min(int(len(delays) * share), len(delays) - 1)] for delays in rounds]
-                yield Series(variant, name, "s", values)
+            yield from quantiles(variant, rounds, QUANTILES)
 
 
-def _delays(kind: Kind, facts: int) -> list[float]:
-    """Return, shortest first, how long each fact took."""
-    with Child(_write, kind.make(), facts) as master:
-        address: Address = master.hear()
-        with Child(_apply, Wiring(address.endpoint, address.url, kind.make()), facts) as worker:
-            worker.hear()  # it is connected
-            completed: Sequence[float] = master.ask("go")
-            applied: Sequence[float] = worker.hear()
-    return sorted(there - here for here, there in zip(completed, applied, strict=True))
+def quantiles(variant: str, rounds: Sequence[Sequence[float]], shares: Sequence[tuple[str, float]]) -> Iterator[Series]:
+    """Yield a series for each of ``shares``, from the delays of each round."""
+    for name, share in shares:
+        values = [sorted(delays)[min(int(len(delays) * share), len(delays) - 1)] for delays in rounds]
+        yield Series(variant, name, "s", values)
 
 
-async def _write(reactor: Any, pipe: Connection[Any, Any], database: str, facts: int) -> None:
-    master, address = await serve_master(reactor, database)
-    pipe.send(address)
-    await hear(reactor, pipe)
+def _delays(kind: DatabaseKind, facts: int) -> list[float]:
+    """Return the time of each fact in seconds."""
+    with (
+        ChildProcess(serve_master, kind.make()) as master,
+        ChildProcess(make_worker, master.call(address_of), kind.make()) as worker,
+    ):
+        return delays_between(master, _write, worker, 1, facts)
+
+
+def delays_between(
+    writer: ChildProcess, write: Callable[..., object], worker: ChildProcess, first: int, facts: int
+) -> list[float]:
+    """Let ``writer`` write the ``facts`` after ``first``; return the seconds until ``worker`` has applied each."""
+    worker.call(BenchWorker.start, first)
+    worker.begin(_apply, first, facts)
+    written: Sequence[float] = writer.call(write, facts)
+    applied: Sequence[float] = worker.result()
+    return [there - here for here, there in zip(written, applied, strict=True)]
+
+
+async def _write(master: BenchMaster, facts: int) -> list[float]:
     completed = []
     start = time.monotonic()
     for number in range(facts):
-        await deferLater(reactor, max(0.0, start + number / PACE - time.monotonic()))
-        async with master.stream(STREAM).reserve() as fact:
+        await deferLater(master.reactor, max(0.0, start + number / PACE - time.monotonic()))
+        async with master.writer.reserve() as fact:
             await fact.write(short_row(number))
         completed.append(time.monotonic())
-    pipe.send(completed)
-    await hear(reactor, pipe)  # until we are ended
+    return completed
 
 
-async def _apply(reactor: Any, pipe: Connection[Any, Any], wiring: Wiring, facts: int) -> None:
-    worker, _ = make_worker(reactor, wiring)
-    await worker.start()
-    await worker.wait_for(STREAM, WRITER, 1)
-    pipe.send("connected")
+async def _apply(worker: BenchWorker, first: int, facts: int) -> list[float]:
     applied = []
-    for token in range(2, facts + 2):
-        await worker.wait_for(STREAM, WRITER, token, timeout=PATIENCE)
+    for token in range(first + 1, first + 1 + facts):
+        await worker.wait_for(token)
         applied.append(time.monotonic())
-    pipe.send(applied)
-    await worker.stop()
+    return applied

@@ -1,7 +1,7 @@
-"""The batch on Spark, on all cores, against a plain scan of the same table; the start of the session is left out.
+"""The replay on Spark with all cores, compared with a plain scan of the same table; the start of Spark is not included.
 
-The scan is one process that reads all columns into Arrow batches and drops them.  Rows are like those of a Synapse's
-events, of two writers; every tenth fact has three.  A mapped table has the same rows as real columns, of one writer.
+The scan is one process that reads all columns into Arrow batches and drops them.  Rows are like those of Synapse's
+events stream, of two writers; every tenth fact has three.  A mapped table has the same rows as columns, of one writer.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import shutil
-import sqlite3
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,58 +20,56 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from replication.bench.children import Child
-from replication.bench.databases import kinds
-from replication.bench.series import Lap, Series
-from replication.replay.history import FULL, SEGMENT_ROWS, Shape
-from replication.replay.job import check_installed, open_session, replay
-from replication.replay.run import Request, run_here
-from replication.replay.segments import SUFFIXES
-from replication.storage.connection import LOWER_POSITION, STEPS
-from replication.storage.migrate import upgrade
-from replication.storage.tables import GenericTable
+from replication.bench.cluster import POSTGRES, database_kinds
+from replication.bench.daemons import STREAM
+from replication.bench.processes import ChildProcess
+from replication.bench.series import Sample, Series
+from replication.segments.compression import SUFFIXES
+from replication.segments.run import FILL, SEGMENT_ROWS, ReplayRequest, SegmentOptions, run_in_process
+from replication.spark.job import check_installed, open_session, replay
+from replication.storage import open_store
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
-from replication.streams.registry import StreamDefinition
-from replication.wire.grammar import InstanceName, Token, spell_row
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, Token, encode_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from replication.bench.series import Effort
-    from replication.replay.segments import Segment
+    from replication.bench.series import BenchOptions
+    from replication.segments.manifest import Segment
+    from replication.streams.interfaces import IStreamStore
 
-STREAM: Final = "events"
 WRITERS: Final = (InstanceName("master"), InstanceName("worker1"))
-TABLE: Final = GenericTable(StreamDefinition(STREAM))
-COLUMNS: Final = ", ".join(f'"{each}"' for each in GenericTable.COLUMNS)
+TABLE: Final = f"stream_{STREAM}"
+JSON_FIELDS: Final = ("json_extract(\"row\", '$[1][{}]')", '"row"::json -> 1 ->> {}')  # of SQLite and PostgreSQL
 FIELDS: Final = ("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership")
 MAPPED: Final = StreamDefinition("messages", table="messages", id_column="id", row=FIELDS)
-SPANS: Final = 4  # for each core, so that none waits long for the last one of another
-AT_ONCE: Final = 10_000  # facts that are written together
+RANGES: Final = 4  # per core, so that no core waits long for the last range of another
+BATCH: Final = 10_000  # facts that are inserted together
 
 
-def measure(effort: Effort) -> Iterator[Series]:
+def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure each database and compression."""
     check_installed()
-    rows = effort.size(3_000_000, 2_000)
+    rows = options.size(3_000_000, 2_000)
     with (
-        kinds() as (sqlite, *shared),
+        database_kinds() as kinds,
         TemporaryDirectory(prefix="replication-bench-") as folder,
-        open_session(None) as spark,
+        open_session(None, lambda _: None) as spark,
     ):
-        part, whole = FULL
-        shape = min(SEGMENT_ROWS, rows * whole // (part * SPANS * spark.sparkContext.defaultParallelism) + 1)
-        bench = _Bench(spark, Path(folder, "segments"), shape, effort.rounds, rows // 2)
-        history = sqlite.make()
-        _write_sqlite(history, rows)
-        yield from bench.measure(sqlite.name, history)
-        for kind in shared:
+        part, whole = FILL
+        segment_rows = min(SEGMENT_ROWS, rows * whole // (part * RANGES * spark.sparkContext.defaultParallelism) + 1)
+        bench = _Bench(spark, Path(folder, "segments"), segment_rows, options.rounds, rows // 2)
+        for kind, field in zip(kinds, JSON_FIELDS, strict=False):
             url = kind.make()
-            _write_postgres(url, history)
+            with ChildProcess(_open, url) as writer:
+                writer.call(_write, rows, field)
+            if kind.name == POSTGRES:
+                _vacuum(url)
             yield from bench.measure(kind.name, url)
 
 
@@ -85,83 +82,77 @@ class _Bench:
     mapped_upto: int
 
     def measure(self, name: str, url: str) -> Iterator[Series]:
-        """Measure one database, everything in each round."""
+        """Measure one database, all variants in each round."""
         on_spark = partial(self._on_spark, url)
-        on_spark()  # Spark's workers start, and import what they need
-        scans: list[Lap] = []
-        batches: dict[str, list[Lap]] = {each: [] for each in SUFFIXES}
-        mapped: list[Lap] = []
-        alone: list[Lap] = []
-        for _ in range(self.rounds):
-            with Child(_scan, url) as scanning:
-                scans.append(scanning.hear())
-            for compression, laps in batches.items():
-                laps.append(on_spark(compression=compression))
-            mapped.append(
-                on_spark(
-                    streams=[MAPPED.name],
-                    definitions=[MAPPED],
-                    upto=self.mapped_upto,
-                    segment_rows=self.segment_rows // 2,
-                )
-            )
-            alone.append(self._time(lambda out: run_here(Request(url, out, [STREAM], shape=Shape(self.segment_rows)))))
-        yield _rate(f"{name}, plain scan", scans)
-        for compression, laps in batches.items():
-            yield _rate(f"{name}, {compression}", laps)
+        on_spark()  # warm-up: Spark's workers start and import modules
+        mapped = {"streams": [MAPPED.name], "definitions": [MAPPED], "upto": self.mapped_upto}
+        variants: dict[str, Callable[[], Sample]] = {
+            "plain scan": partial(_scan_once, url),
+            **{each: partial(on_spark, compression=each) for each in SUFFIXES},
+            "zstd, mapped": partial(on_spark, **mapped, segment_rows=self.segment_rows // 2),
+            "zstd, one process": partial(self._time, partial(_replay_in_process, url, self.segment_rows)),
+        }
+        rounds = [{variant: run() for variant, run in variants.items()} for _ in range(self.rounds)]
+        for variant in variants:
+            rates = [each[variant].count / each[variant].wall for each in rounds]
+            yield Series(f"{name}, {variant}", "rows", "rows/s", rates)
         yield Series(f"{name}, a worker of Spark", "memory at most", "bytes", [float(_memory(self.spark))])
-        yield _rate(f"{name}, zstd, mapped", mapped)
-        yield _rate(f"{name}, zstd, one process", alone)
 
-    def _on_spark(self, url: str, **options: Any) -> Lap:
-        asked = {"streams": [STREAM], "segment_rows": self.segment_rows, **options}
-        return self._time(lambda out: replay(self.spark, url, out, **asked))
+    def _on_spark(self, url: str, **options: Any) -> Sample:
+        arguments = {"streams": [STREAM], "segment_rows": self.segment_rows, **options}
+        return self._time(lambda out: replay(self.spark, url, out, **arguments))
 
-    def _time(self, run: Callable[[str], list[Segment]]) -> Lap:
-        """Time a whole run, from its plan to its manifest."""
+    def _time(self, run: Callable[[str], list[Segment]]) -> Sample:
+        """Time a run, from its plan to its manifest."""
         began = time.monotonic()
         rows = sum(each.rows for each in run(str(self.out)))
-        lap = Lap(rows, time.monotonic() - began, 0.0)
+        sample = Sample(rows, time.monotonic() - began, 0.0)
         shutil.rmtree(self.out)
-        return lap
+        return sample
 
 
 def _memory(spark: SparkSession) -> int:
-    """Return the most bytes that a Python worker has ever held."""
+    """Return the peak memory of a Python worker in bytes."""
 
-    def ask(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa  # noqa: PLC0415 (this runs elsewhere)
+    def peak(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 (runs on an executor)
 
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"peak": [getrusage(RUSAGE_SELF).ru_maxrss * 1024]})
 
     cores = spark.sparkContext.defaultParallelism
-    return max(int(row.peak) for row in spark.range(0, cores, 1, cores).mapInArrow(ask, "peak long").collect())
+    return max(int(row.peak) for row in spark.range(0, cores, 1, cores).mapInArrow(peak, "peak long").collect())
 
 
-def _rate(variant: str, laps: Sequence[Lap]) -> Series:
-    return Series(variant, "rows", "rows/s", [lap.count / lap.wall for lap in laps])
+def _replay_in_process(url: str, segment_rows: int, out: str) -> list[Segment]:
+    return run_in_process(ReplayRequest(url, out, [STREAM], options=SegmentOptions(segment_rows)))
 
 
-def _scan(pipe: Connection[Any, Any], url: str) -> None:
-    """Read the table as the driver gives it, with its own settings."""
-    if url.startswith("sqlite:"):
-        from adbc_driver_sqlite import dbapi  # noqa: PLC0415 (an extra)
+def _scan_once(url: str) -> Sample:
+    with ChildProcess(_connect, url) as scanning:
+        sample: Sample = scanning.call(_scan)
+    return sample
 
-        connection = dbapi.connect(f"file:{_path(url)}?mode=ro")
-    else:
-        from adbc_driver_postgresql import dbapi  # noqa: PLC0415 (likewise)
 
-        connection = dbapi.connect(url)
-    with closing(connection), closing(connection.cursor()) as cursor:
+def _connect(_: object, url: str) -> Any:
+    """Open a database with the driver's default settings."""
+    from adbc_driver_postgresql import dbapi as postgres  # noqa: PLC0415 (an extra)
+    from adbc_driver_sqlite import dbapi as sqlite  # noqa: PLC0415
+
+    _, is_file, path = url.partition("sqlite:///")
+    return sqlite.connect(f"file:{path}?mode=ro") if is_file else postgres.connect(url)
+
+
+def _scan(connection: Any) -> Sample:
+    with closing(connection.cursor()) as cursor:
         began = time.monotonic()
-        cursor.execute(f'SELECT {COLUMNS} FROM "{TABLE.name}"')  # noqa: S608 (names of our own)
+        cursor.execute(f"SELECT * FROM {TABLE}")  # noqa: S608 (a constant name)
         rows = sum(batch.num_rows for batch in cursor.fetch_record_batch())
-        pipe.send(Lap(rows, time.monotonic() - began, 0.0))
+        return Sample(rows, time.monotonic() - began, 0.0)
 
 
 def _facts(rows: int) -> Iterator[Fact]:
-    """Yield facts with so many rows in all."""
+    """Yield facts with ``rows`` rows in total."""
     token, left = 1, rows
     while left:
         token += 1
@@ -172,53 +163,35 @@ def _facts(rows: int) -> Iterator[Fact]:
 
 def _text(token: int, place: int) -> str:
     name = base64.urlsafe_b64encode(hashlib.blake2b(b"%d %d" % (token, place), digest_size=32).digest()).decode()
-    return spell_row(["ev", [f"${name}", f"!room{token % 300}:example.com", "m.room.message", None, None, None, None]])
+    return encode_row(["ev", [f"${name}", f"!room{token % 300}:example.com", "m.room.message", None, None, None, None]])
 
 
-def _path(url: str) -> str:
-    return url.removeprefix("sqlite:///")
+async def _open(reactor: Any, url: str) -> IStreamStore:
+    store = open_store(url, reactor)
+    await store.open()
+    await store.declare(StreamDefinition(STREAM))
+    return store
 
 
-def _write_sqlite(url: str, rows: int) -> None:
+async def _write(store: IStreamStore, rows: int, field: str) -> None:
+    """Store ``rows`` rows, and create the mapped table from the first row of each fact."""
     facts = _facts(rows)
-    last = Token(1)
-    with closing(sqlite3.connect(_path(url))) as database, database:
-        database.execute("PRAGMA synchronous = OFF")
-        upgrade(lambda sql: database.execute(sql).fetchall(), nullcontext, STEPS)
-        TABLE.declare(database, may_create=True)
-        while some := list(islice(facts, AT_ONCE)):
-            for number, writer in enumerate(WRITERS):
-                TABLE.insert(database, writer, [each for each in some if each.token % len(WRITERS) == number])
-            last = some[-1].token
-        for writer in WRITERS:
-            database.execute(LOWER_POSITION, (STREAM, writer, last))
-        _map(database.execute, "json_extract(\"row\", '$[1][{}]')")
-
-
-def _map(execute: Callable[[str], object], field: str) -> None:
-    """Make the mapped table of the first row of each fact."""
+    while some := list(islice(facts, BATCH)):
+        writes = [
+            Write(STREAM, writer, some[-1].token, [each for each in some if each.token % len(WRITERS) == number])
+            for number, writer in enumerate(WRITERS)
+        ]
+        await store.transaction().commit(writes)
+    transaction = store.transaction()
     columns = ", ".join(f"{field.format(place)} AS {name}" for place, name in enumerate(FIELDS))
-    execute(f'CREATE TABLE messages AS SELECT stream_id AS id, {columns} FROM "{TABLE.name}" WHERE ord = 0')  # noqa: S608
-    execute("CREATE UNIQUE INDEX messages_id ON messages (id)")
+    await transaction.execute(f"CREATE TABLE messages AS SELECT stream_id AS id, {columns} FROM {TABLE} WHERE ord = 0")  # noqa: S608
+    await transaction.execute("CREATE UNIQUE INDEX messages_id ON messages (id)")
+    await transaction.commit([])
 
 
-def _write_postgres(url: str, history: str) -> None:
-    """Copy what SQLite has."""
+def _vacuum(url: str) -> None:
+    """Finish the work that PostgreSQL would otherwise do in the background, while the bench measures."""
     import psycopg  # noqa: PLC0415 (an extra)
 
-    with closing(sqlite3.connect(_path(history))) as source, psycopg.connect(url) as target:
-        target.execute(
-            f'CREATE TABLE "{TABLE.name}" (stream_id bigint, ord integer, instance_name text NOT NULL, '
-            '"row" text NOT NULL, PRIMARY KEY (stream_id, ord))'
-        )
-        target.execute(
-            "CREATE TABLE stream_positions (stream_name text NOT NULL, instance_name text NOT NULL, "
-            "stream_id bigint NOT NULL, PRIMARY KEY (stream_name, instance_name))"
-        )
-        for table in (TABLE.name, "stream_positions"):
-            with target.cursor().copy(f'COPY "{table}" FROM STDIN') as rows:
-                for row in source.execute(f'SELECT * FROM "{table}"'):  # noqa: S608 (see above)
-                    rows.write_row(row)
-        _map(target.execute, '"row"::json -> 1 ->> {}')
-    with psycopg.connect(url, autocommit=True) as target:
-        target.execute("VACUUM ANALYZE")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")

@@ -1,31 +1,35 @@
-"""What was measured, over its rounds, and what is said of it."""
+"""Measured values over rounds, and their report: the machine, median and spread."""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import sqlite3
 import time
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-_MILLISECOND: Final = 1e-3
-_KIB: Final = 1024
-_FEW: Final = 10  # of which the tenths matter, too
+_FEW: Final = 10  # values below it are printed with one decimal
 
 
 @attrs.frozen
-class Effort:
-    """How much to do: how many rounds, and whether of the quick size or of so many ``times`` the full one."""
+class BenchOptions:
+    """How much to measure: the number of rounds, and the quick size or ``times`` the full size."""
 
     rounds: int
     quick: bool = attrs.field(kw_only=True)
     times: int = 1
 
     def size(self, full: int, quick: int) -> int:
-        """Return how much one round does."""
+        """Return the size of one round."""
         return quick if self.quick else full * self.times
 
 
@@ -44,7 +48,7 @@ class Result:
 
 @attrs.frozen
 class Series:
-    """One figure, as often as it was measured."""
+    """The values of one figure, one for each round."""
 
     variant: str
     metric: str
@@ -59,8 +63,8 @@ class Series:
 
 
 @attrs.frozen
-class Lap:
-    """So many things were done in so many seconds, of the clock on the wall and of this process's CPU."""
+class Sample:
+    """One round: ``count`` operations in ``wall`` seconds of time and ``cpu`` seconds of this process's CPU."""
 
     count: int
     wall: float
@@ -69,43 +73,61 @@ class Lap:
 
 @attrs.frozen
 class Stopwatch:
-    """Both clocks as they stood at the start."""
+    """The values of both clocks at the start."""
 
-    wall: float
-    cpu: float
+    wall: float = attrs.field(factory=time.monotonic)
+    cpu: float = attrs.field(factory=time.process_time)
 
-    @classmethod
-    def start(cls) -> Self:
-        """Start both."""
-        return cls(time.monotonic(), time.process_time())
-
-    def lap(self, count: int) -> Lap:
-        """Return what they say, for ``count`` things done."""
-        return Lap(count, time.monotonic() - self.wall, time.process_time() - self.cpu)
+    def sample(self, count: int) -> Sample:
+        """Return the time since the start, for ``count`` operations."""
+        return Sample(count, time.monotonic() - self.wall, time.process_time() - self.cpu)
 
 
-def rates(variant: str, things: str, laps: Sequence[Lap]) -> Iterator[Series]:
-    """Yield ``things`` per second, and per second of CPU of the process that was measured.
+def rates(
+    variant: str, things: str, options: BenchOptions, measure: Callable[..., Sample], *arguments: object
+) -> Iterator[Series]:
+    """Measure in each round; yield ``things`` per second, and per CPU second of the measured process.
 
-    The second is what the first would be with a core to itself, if all of the work is the processor's.
+    If the work is limited by the CPU, the second is the rate on a machine with a free core.
     """
+    samples = [measure(*arguments) for _ in range(options.rounds)]
     unit = f"{things}/s"
-    yield Series(variant, things, unit, [lap.count / lap.wall for lap in laps])
-    yield Series(variant, f"{things} per CPU second", unit, [lap.count / lap.cpu for lap in laps])
+    yield Series(variant, things, unit, [sample.count / sample.wall for sample in samples])
+    yield Series(variant, f"{things} per CPU second", unit, [sample.count / sample.cpu for sample in samples])
 
 
-def spell_result(result: Result) -> str:
-    """Return a line of the table."""
-    figure = f"{_spell_value(result.value, result.unit):>20}"
+def encode_result(result: Result) -> str:
+    """Return the line of a result in the table."""
+    figure = f"{_encode_value(result.value, result.unit):>20}"
     return f"{result.scenario:8} {result.variant:40} {result.metric:28} {figure}   spread {result.spread:.0%}"
 
 
-def _spell_value(value: float, unit: str) -> str:
+def _encode_value(value: float, unit: str) -> str:
     match unit:
         case "s":
-            return f"{value / _MILLISECOND:,.3f} ms"
+            return f"{value * 1000:,.3f} ms"
         case "bytes":
-            return f"{value / _KIB:,.1f} KiB"
+            return f"{value / 1024:,.1f} KiB"
         case "cores":
             return f"{value:.3%} of a core"
     return f"{value:,.{0 if value >= _FEW else 1}f} {unit}"
+
+
+def describe_machine() -> dict[str, str | int | float]:
+    """Return the versions and hardware that affect the figures; ``load`` is the load average of the last minute."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 1,
+        "load": round(os.getloadavg()[0], 2),
+        "twisted": version("twisted"),
+        "sqlite": sqlite3.sqlite_version,
+    }
+
+
+def _cpu() -> str:
+    """Return the processor's name, on Linux from /proc/cpuinfo."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:(.*)", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -1,1 +1,1 @@
-"""`replication COMMAND`: a file per command, each a thin skin over the rest of the package."""
+"""`replication COMMAND`: one module per command, each of which calls the rest of the package."""

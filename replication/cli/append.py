@@ -1,7 +1,7 @@
-"""``replication append``: rows to a stream, from the command line or a line each from standard input.
+"""``replication append``: append rows to a stream, from the command line or from the lines of standard input.
 
-Lines travel in batches, each under an Idempotency-Key of its own: a batch whose answer was lost is sent again, but not
-appended twice.  An ID is printed per line once the master has made it durable.
+Lines are sent in batches.  Each batch has an idempotency key, so a batch whose answer was lost is sent again and
+appended once (docs/http.md, Idempotency keys).  One ID is printed per line, once its fact is durable.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import select
 import signal
 import stat
 import sys
-import time
 import uuid
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from replication.cli.http import HttpApi, HttpError, add_http_options, open_api
+from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, ReplicationError
+from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 BATCH_LINES: Final = 1_000
 BATCH_BYTES: Final = 1024 * 1024
-READ_BYTES: Final = 64 * 1024  # a pipe gives no more at once
-LAST_DELAY: Final = 2.0  # seconds between two attempts, at most
+READ_BYTES: Final = 64 * 1024  # bytes: the most that one read of a pipe returns
 
 
 class AppendError(ReplicationError):
-    """Not everything was appended; the message says what was."""
+    """Not all rows were appended; the message states how many were."""
 
 
 @attrs.frozen
 class Batch:
-    """Lines that are sent in one call, blank ones left out; ``numbers`` says where each stood, counted from 1.
+    """Lines that are sent in one request, without blank ones.
 
-    The row of the command line is number 0.  ``size`` in bytes, as they were read.
+    ``numbers`` are the lines' numbers, counted from 1; a row from the command line has number 0.  ``size`` is in bytes,
+    with the blank lines.
     """
 
     numbers: Sequence[int]
@@ -53,26 +53,35 @@ class Batch:
     size: int
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Append, and print IDs."""
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
     parser = Parser(
         prog="replication append",
-        description="Append rows to a stream; print the ID of each once it is durable.",
+        description="Append rows to a stream. Print the ID of each fact once it is durable.",
         epilog="""example: replication append orders '["o1","placed"]'""",
     )
-    parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("row", metavar="ROW", nargs="?", default="-", help="JSON; -, the default: a row per input line")
-    parser.add_argument("--facts", action="store_true", help="""a line is not a row but a fact: {"rows": [row, …]}""")
+    parser.add_argument("stream", metavar="STREAM", help="name of the stream")
+    parser.add_argument("row", metavar="ROW", nargs="?", default="-", help="one row, JSON; -: one per input line [-]")
+    parser.add_argument("--facts", action="store_true", help="""an input line is a fact: {"rows": [row, …]}""")
     parser.add_argument(
         "--retry",
         metavar="SECONDS",
         type=read_patience,
         default=60.0,
-        help="how long to try again while the master is away [%(default)g]",
+        help="how long to retry while the master does not answer [%(default)g]",
     )
-    add_http_options(parser)
-    found = parser.parse_args(arguments)
+    parser.add_http_options()
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Append rows, and print the IDs of their facts."""
+    parser = make_parser()
+    found = parser.parse_intermixed_args(arguments)  # options may stand before ROW
     if found.row == "-":
+        if sys.stdin.isatty():
+            rows = "facts" if found.facts else "rows"
+            report(f"{parser.prog}: reading {rows}, one a line, until Ctrl-D")
         batches = read_batches(sys.stdin.fileno())
     else:
         line = os.fsencode(found.row)
@@ -83,16 +92,22 @@ def main(arguments: Sequence[str]) -> int:
         batches = iter([Batch([0], [line], len(line))])
     template = b"%b" if found.facts else b'{"rows":[%b]}'
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
-    with closing(open_api(parser, found)) as api, _progress(shown=shown) as advance, _sigterm_as_interruption():
-        Appender(api, found.stream, template, found.retry).run(batches, advance)
+    client = parser.open_client(found, patience=found.retry, on_retry=_report_retry)
+    with closing(client), _progress(shown=shown) as advance, _interrupted_by_sigterm():
+        Appender(client, found.stream, template).run(batches, advance)
     return 0
 
 
+def _report_retry(error: UnavailableError) -> None:
+    if sys.stderr.isatty():
+        report(f"{error}; retrying")
+
+
 def read_patience(text: str) -> float:
-    """Return a number of seconds, which may be infinite."""
+    """Return a number of seconds, perhaps infinite."""
     seconds = float(text)
     if not seconds >= 0:  # nor NaN
-        raise argparse.ArgumentTypeError(f"not a number of seconds from 0 up: {text}")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds, 0 or more")
     return seconds
 
 
@@ -105,7 +120,7 @@ def check_json(line: bytes) -> None:
 
 
 def read_batches(source: int) -> Iterator[Batch]:
-    """Yield the lines of a file descriptor: many at once if many are there, and none is kept waiting for more."""
+    """Yield the lines of a file descriptor, in batches of those that can be read without waiting."""
     rest, lines, number = b"", list[bytes](), 0
 
     def take() -> Batch:
@@ -132,20 +147,21 @@ def read_batches(source: int) -> Iterator[Batch]:
         yield take()
 
 
+@attrs.define
 class Appender:
-    """Sends batches to one stream, and knows what was acknowledged."""
+    """Sends batches to one stream, and records what is acknowledged; ``template`` makes a fact's JSON from a line."""
 
-    def __init__(self, api: HttpApi, stream: str, template: bytes, patience: float) -> None:
-        """Append to ``stream``; ``template`` makes a fact of a line.  A master may be away for ``patience`` seconds."""
-        self._api = api
-        self._path = f"/v1/streams/{quote(stream, safe='')}/facts"
-        self._template = template
-        self._patience = patience
-        self._so_far = "nothing was appended"
-        self._count = 0
+    client: HttpClient
+    stream: str
+    template: bytes
+    _count: int = 0
+    _so_far: str = "nothing was appended"
 
     def run(self, batches: Iterable[Batch], advance: Callable[[int, int], None]) -> None:
-        """Append all, and print an ID per line; AppendError says what was wrong, and how far it got."""
+        """Append all batches and print their IDs; AppendError states the reason and what was appended.
+
+        ``advance`` is called after each batch with its number of facts and bytes.
+        """
         try:
             for batch in batches:
                 ids = self._append(batch)
@@ -156,7 +172,7 @@ class Appender:
 
     def _print(self, ids: Sequence[int]) -> None:
         try:
-            print("".join([f"{each}\n" for each in ids]), end="", flush=True)
+            print("".join([f"{each}\n" for each in ids]), end="", flush=True)  # noqa: T201 (numbers)
         except BrokenPipeError as error:
             raise AppendError(f"standard output is closed; {self._so_far}") from error
         except OSError as error:
@@ -170,31 +186,20 @@ class Appender:
                 raise AppendError(f"line {number}: {error}; {self._so_far}") from error
         if not batch.lines:
             return []
+        body = b"\n".join([self.template % line for line in batch.lines])
+        path = f"/v1/streams/{quote(self.stream, safe='')}/facts"
+        headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
         try:
-            ids: list[int] = self._send(b"\n".join([self._template % line for line in batch.lines]))["ids"]
+            ids: list[int] = self.client.call("POST", path, body, headers)["ids"]
+        except UnavailableError as error:
+            unknown = f"{_place(batch.numbers[0])} and what follows are not acknowledged"
+            raise AppendError(f"{error}; {self._so_far}; {unknown}") from error
         except HttpError as error:
             text = re.sub(r"\bline (\d+)", lambda found: _place(batch.numbers[int(found[1]) - 1]), str(error), count=1)
-            after = f"{_place(batch.numbers[0])} and what follows are not acknowledged" if error.passing else ""
-            raise AppendError("; ".join(filter(None, [text, self._so_far, after]))) from error
+            raise AppendError(f"{text}; {self._so_far}") from error
         self._count += len(ids)
         self._so_far = f"appended: {self._count}, up to {_place(batch.numbers[-1])} with ID {ids[-1]}"
         return ids
-
-    def _send(self, body: bytes) -> Any:
-        """Post ``body`` until there is an answer, always under one key: it is appended once, however often it goes."""
-        headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
-        deadline, delay = time.monotonic() + self._patience, 0.1
-        while True:
-            try:
-                return self._api.call("POST", self._path, body, headers)
-            except HttpError as error:
-                left = deadline - time.monotonic()
-                if not error.passing or left <= 0:
-                    raise
-                if sys.stderr.isatty():
-                    print(f"{error}; trying again", file=sys.stderr)
-            time.sleep(min(delay, left))
-            delay = min(delay * 2, LAST_DELAY)
 
 
 def _place(number: int) -> str:
@@ -202,8 +207,8 @@ def _place(number: int) -> str:
 
 
 @contextmanager
-def _sigterm_as_interruption() -> Iterator[None]:
-    """Have SIGTERM raise KeyboardInterrupt as SIGINT does: whoever ends us wants to know how far we got."""
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt, as SIGINT does, so that the error states what was appended."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -213,9 +218,9 @@ def _sigterm_as_interruption() -> Iterator[None]:
 
 @contextmanager
 def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error, if at all; what it yields takes how many facts and bytes are done more.
+    """Show a progress bar on standard error; yield a function that advances it by a number of facts and of bytes.
 
-    The end of a file is known, so that it can be a percentage; a pipe's is not.
+    A file has a known size, so the bar shows a percentage; a pipe has none.
     """
     if not shown:
         yield lambda _facts, _bytes: None
@@ -223,7 +228,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
     source = os.fstat(sys.stdin.fileno())
     total = source.st_size if stat.S_ISREG(source.st_mode) else None
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[facts]} facts"), TimeElapsedColumn())
-    # Where IDs go to the same terminal, rich prints them above the bar.
+    # If the IDs go to the same terminal, rich prints them above the bar.
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=total, facts=0)
         yield lambda facts, size: bar.update(task, advance=size, facts=bar.tasks[0].fields["facts"] + facts)

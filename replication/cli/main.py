@@ -1,6 +1,6 @@
-"""``replication COMMAND``: which command it is, and how it ends.
+"""``replication COMMAND``: runs a command, and turns its errors into an exit status (docs/command-line.md).
 
-Exit status 0: done; 1: failed, with one line on standard error that says what and what to do; 2: wrong usage.
+Exit status 0: done; 1: failed, with one line on standard error that has the reason and the cure; 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -12,27 +12,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from replication import __version__
+from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.errors import ReplicationError
+from replication.urls import hide_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import ModuleType
 
-# Each is a module with main(arguments) -> exit status, imported when it is asked for.
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "tail": ("replication.cli.tail", "print facts as they come"),
-    "append": ("replication.cli.append", "append rows to a stream"),
-    "status": ("replication.cli.status", "show streams, writers, positions and connections"),
-    "streams": ("replication.cli.streams", "check tables that streams are mapped onto"),
-    "replay": ("replication.cli.replay", "write history as segments, on Spark"),
-    "rooms": ("replication.cli.rooms", "show a room, or draw its graph"),
-    "bench": ("replication.bench", "measure this machine"),
+# Each is a module of this package with make_parser() and main(arguments) -> exit status, imported at first use.
+COMMANDS: Final[Mapping[str, str]] = {
+    "tail": "print facts as they come",
+    "append": "append rows to a stream",
+    "status": "show streams, writers, positions and connections",
+    "streams": "check tables that streams are mapped onto",
+    "replay": "write history as segments, on Spark",
+    "rooms": "show a room, or draw its graph",
+    "bench": "measure this machine",
+    "completion": "print a script that completes commands and options in a shell",
 }
 
 
+def load(command: str) -> ModuleType:
+    """Import the module of a command."""
+    return import_module(f"replication.cli.{command}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
-    listing = "\n".join(f"  {name:8} {meaning}" for name, (_, meaning) in COMMANDS.items())
+    """Run one command and return its exit status; without any argument, show the commands and return 2."""
+    if "_ARGCOMPLETE" in os.environ:
+        load("completion").complete()  # a shell requests completions
+    if arguments is None:
+        arguments = sys.argv[1:]
+        hide_arguments()
+    listing = "\n".join(f"  {name:10} {meaning}" for name, meaning in COMMANDS.items())
     parser = Parser(
         prog="replication",
         usage="replication COMMAND …",
@@ -43,16 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"replication {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
     found = parser.parse_args(arguments)
-    module = import_module(COMMANDS[found.command][0])
     try:
-        status: int = module.main(found.rest)
+        status: int = load(found.command).main(found.rest)
     except ReplicationError as error:
         status = _fail(found.command, str(error))
     except KeyboardInterrupt:
         status = 1
     except BrokenPipeError:
-        status = 0  # whoever reads our output has had enough
+        status = 0  # the reader of the output has closed it
     except OSError as error:
         status = _fail(found.command, str(error))
     try:
@@ -65,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(command: str, text: str) -> int:
-    print(f"replication {command}: {text}", file=sys.stderr)
+    report(f"replication {command}: {text}")
     return 1
 
 

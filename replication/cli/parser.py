@@ -1,18 +1,42 @@
-"""The one way in which our commands read their command lines."""
+"""The parser of all commands, and the options that several of them have."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import re
+from typing import Any, NoReturn
+
+from replication.errors import ConfigError, did_you_mean, escape
+from replication.urls import hide_secrets
+from replication.web.address import DEFAULT_URL, read_secret
+from replication.web.blocking_client import HttpClient
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one line, and ends with status 2."""
-
-    def format_help(self) -> str:
-        """Return the help, where a module's docstring serves as one, without its marks of code."""
-        return super().format_help().replace("``", "")
+    """Reports a wrong command line in one line, and ends the process with status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """End."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """End the process; for an unknown option or word the message has the nearest known one."""
+        near = ""
+        if unknown := re.match(r"unrecognized arguments: ([^ =]+)", message):
+            near = did_you_mean(unknown[1], re.findall(r"--[a-z-]+", self.format_usage()))
+            message = hide_secrets(message)
+        elif unknown := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            near = did_you_mean(unknown[1], re.findall(r"[\w-]+", unknown[2]))
+            message = hide_secrets(message)
+        self.exit(2, f"{self.prog}: {escape(message)}{near}; see {self.prog} --help\n")
+
+    def add_http_options(self) -> None:
+        """Add ``--http`` and ``--secret-file``."""
+        self.add_argument(
+            "--http", metavar="URL", default=DEFAULT_URL, help="HTTP API of a master or worker [%(default)s]"
+        )
+        self.add_argument("--secret-file", metavar="FILE", help="file with the secret that this API requires")
+
+    def open_client(self, found: argparse.Namespace, **options: Any) -> HttpClient:
+        """Return a client for the API that ``found`` names, with the ``options`` of HttpClient."""
+        secret = None if found.secret_file is None else read_secret(found.secret_file)
+        try:
+            return HttpClient(found.http, secret, **options)
+        except ConfigError as error:
+            self.error(str(error))

@@ -1,6 +1,6 @@
-"""``replication replay``: history as segments, written by Spark; and a check of what was written.
+"""``replication replay``: write streams as segments, or verify segments (docs/command-line.md).
 
-On a terminal a bar shows how far it is, read from the receipts that the workers leave in the folder.
+Progress goes to standard error: a bar on a terminal, otherwise a line for every 10 finished ranges.
 """
 
 from __future__ import annotations
@@ -15,62 +15,89 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from replication import config
+from replication.cli.output import report, write_line
 from replication.cli.parser import Parser
-from replication.replay.folders import open_folder
-from replication.replay.history import SEGMENT_ROWS, Shape
-from replication.replay.job import do_tasks, open_session
-from replication.replay.run import ORIGIN, Request, begin, read_receipt
-from replication.replay.segments import SUFFIXES, verify
+from replication.errors import ConfigError, StoreError
+from replication.segments.compression import SUFFIXES
+from replication.segments.files import verify
+from replication.segments.folders import open_folder, read_index
+from replication.segments.manifest import WORK
+from replication.segments.run import ORIGIN, SEGMENT_ROWS, ReplayRequest, SegmentOptions, read_receipt, start_run
+from replication.spark.job import check_installed, do_tasks, open_session
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from replication.replay.run import Run
+    from replication.segments.run import Run
 
-LOOK_EVERY: Final = 0.5  # seconds
-HERE: Final = "none"  # the --master that is no Spark
+POLL_INTERVAL: Final = 0.5  # seconds
+LINE_RANGES: Final = 10  # finished ranges between two lines of progress
+IN_PROCESS: Final = "none"  # the --master that stands for no Spark
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write segments, or check them."""
+def make_parser() -> Parser:
+    """Return the parser of ``replication replay``."""
     parser = Parser(
         prog="replication replay",
-        description="Write the history of streams as RDATA lines in segments, from which workers catch up.",
+        description="Write the facts of streams as segments, from which workers catch up.",
         epilog="example: replication replay --database sqlite:///replication.db --out segments",
     )
-    parser.add_argument("--database", metavar="URL", help="the writer's: sqlite:///FILE or postgresql://…")
-    parser.add_argument("--out", metavar="DIR", help="where segments and manifest.json are, or will be")
-    parser.add_argument("--config", metavar="FILE", help="the master's TOML file: its database and [[streams]]")
-    parser.add_argument("--stream", metavar="S", action="append", default=[], help="only this one; may be repeated")
-    parser.add_argument("--instance", metavar="I", action="append", default=[], help="only this writer; likewise")
-    parser.add_argument("--from", metavar="A", dest="after", type=int, default=ORIGIN, help="begin after ID A [0]")
+    parser.add_argument("--database", metavar="URL", help="the writer's database: sqlite:///FILE or postgresql://…")
+    parser.add_argument("--out", metavar="DIR", help="the folder of segments and manifest.json: a path or URL")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file: a master's database and [[streams]], or a worker's [[streams]]"
+    )
+    parser.add_argument("--stream", metavar="S", action="append", default=[], help="only this stream; may be repeated")
+    parser.add_argument(
+        "--instance", metavar="I", action="append", default=[], help="only this writer; may be repeated"
+    )
+    parser.add_argument(
+        "--from", metavar="A", dest="after", type=int, default=ORIGIN, help="begin after ID A where a chain is new [0]"
+    )
     parser.add_argument("--upto", metavar="B", type=int, help="end with ID B [the streams' current IDs]")
     parser.add_argument(
-        "--segment-rows", metavar="N", type=int, default=SEGMENT_ROWS, help="rows in a segment, at most [%(default)s]"
+        "--segment-rows", metavar="N", type=int, default=SEGMENT_ROWS, help="the most rows in a segment [%(default)s]"
     )
     parser.add_argument("--compression", choices=SUFFIXES, default="zstd", help="[%(default)s]")
     parser.add_argument(
-        "--compact", action="store_true", help="of streams that are declared with a key, keep the last fact per key"
+        "--compact", action="store_true", help="of streams with a key, keep the last fact per key within a range"
     )
     parser.add_argument(
-        "--master", metavar="M", help="where Spark runs [local[*]]; none: without Spark, in this process"
+        "--access-tokens", action="store_true", help="keep the access tokens in a Synapse's caches stream"
     )
-    parser.add_argument("--verify", metavar="DIR", help="check sums, order and ranges of what was written, and stop")
+    parser.add_argument(
+        "--master", metavar="M", help="where Spark runs [local[*]]; none: in this process, without Spark"
+    )
+    parser.add_argument("--verify", metavar="DIR", help="check the checksums, order and ranges of a folder, and stop")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or verify segments; 130 if interrupted, 1 if a segment is damaged or missing."""
+    parser = make_parser()
     found = parser.parse_args(arguments)
     if found.verify is not None:
         return _verify(found.verify)
     if found.out is None:
-        parser.error("--out DIR says where to write to")
+        parser.error("give --out DIR, the folder to write to")
     if found.database is None and found.config is None:
-        parser.error("--database URL says what to read, or --config FILE")
-    return _replay(_request(found), found.master)
+        parser.error("give --database URL or --config FILE")
+    try:
+        return _replay(_request(found), found.master)
+    except KeyboardInterrupt:
+        _report("interrupted; finished ranges are kept: run the same command again to continue")
+        return INTERRUPTED
 
 
-def _request(found: argparse.Namespace) -> Request:
+def _request(found: argparse.Namespace) -> ReplayRequest:
     options = {} if found.database is None else {"database": found.database}
-    settings = config.load("master", found.config, options)
-    return Request(
+    role: config.Role = "master" if found.config is None else config.role_of(found.config)
+    if role == "worker" and found.database is None:
+        raise ConfigError(f"{found.config} is a worker's: give --database URL, the database of the writers")
+    settings = config.load(role, found.config, options)
+    return ReplayRequest(
         settings.database,
         found.out,
         streams=found.stream,
@@ -78,26 +105,37 @@ def _request(found: argparse.Namespace) -> Request:
         instances=found.instance,
         after=found.after,
         upto=found.upto,
-        shape=Shape(found.segment_rows, found.compression, settings.line_limit, found.compact),
+        options=SegmentOptions(
+            found.segment_rows, found.compression, settings.line_limit, found.compact, found.access_tokens
+        ),
     )
 
 
-def _replay(request: Request, master: str | None) -> int:
+def _report(text: str) -> None:
+    report(f"replication replay: {text}")
+
+
+def _replay(request: ReplayRequest, master: str | None) -> int:
+    check_installed(spark=master != IN_PROCESS)
     began = time.monotonic()
-    with begin(request) as run:
+    with start_run(request) as run:
+        if run.tasks:
+            streams = sorted({task.range.definition.name for task in run.tasks})
+            _report(f"{len(run.tasks)} ranges to write, of {', '.join(streams)}")
         if not run.tasks:
-            new = run.finish([])
-        elif master == HERE:
+            receipts = []
+        elif master == IN_PROCESS:
             with _progress(run, request.out):
                 receipts = [task.do() for task in run.tasks]
-            new = run.finish(receipts)
         else:
-            with open_session(master) as spark, _progress(run, request.out):
+            with open_session(master, _report) as spark, _progress(run, request.out):
                 receipts = do_tasks(spark, run.tasks)
-            new = run.finish(receipts)
+        new = run.finish(receipts)
     rows = sum(each.rows for each in new)
     seconds = time.monotonic() - began
-    print(f"{request.out}: " + (f"{rows} rows in {len(new)} new segments, {seconds:.1f} s" if new else "up to date"))
+    write_line(
+        f"{request.out}: " + (f"{rows} rows in {len(new)} new segments, {seconds:.1f} s" if new else "up to date")
+    )
     return 0
 
 
@@ -110,50 +148,48 @@ def _verify(out: str) -> int:
             rows += segment.rows
         if fault is not None:
             faults.append(fault)
-            print(fault, file=sys.stderr)
+            report(fault)
     if faults:
-        cure = "bring its file back from a copy, or replay into a new folder, with another --out"
-        print(f"{out}: what is damaged or missing stays so, however often you replay into it: {cure}", file=sys.stderr)
+        cure = "restore the files from a copy, or replay into a new folder"
+        report(f"{out}: a replay does not repair damaged or missing segments: {cure}")
         return 1
-    print(f"{out}: {segments} segments with {rows} rows are whole")
+    write_line(f"{out}: {segments} segments with {rows} rows are whole")
     return 0
 
 
 @contextmanager
 def _progress(run: Run, out: str) -> Iterator[None]:
-    """Show on a terminal how far ``run`` is, until the block is left."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    columns = (
-        BarColumn(),
-        TextColumn("{task.fields[rows]} rows, {task.fields[segments]} segments, {task.fields[rate]:.0f} rows/s"),
-        TimeRemainingColumn(),
-    )
+    """Report finished ranges until the block is left; tasks leave their receipts in the folder."""
     folder, waiting = open_folder(out), {task.receipt for task in run.tasks}
+    total, on_terminal = len(waiting), sys.stderr.isatty()
     ended = Event()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task("", total=len(waiting), rows=0, segments=0, rate=0.0)
-        began = time.monotonic()
+    began = time.monotonic()
 
-        def look() -> None:
-            rows = segments = 0
-            while not ended.wait(LOOK_EVERY):
-                for name in sorted(waiting):
-                    if folder.size(name) is None:
-                        continue
+    def poll() -> None:
+        rows = segments = reported = 0
+        while not ended.wait(POLL_INTERVAL):
+            try:
+                for name in waiting.intersection(folder.names(WORK)):
+                    written = read_receipt(read_index(folder, name))
                     waiting.remove(name)
-                    with folder.open(name) as receipt:
-                        written = read_receipt(receipt.read())
                     rows += sum(each.rows for each in written)
                     segments += len(written)
-                rate = rows / (time.monotonic() - began)
-                bar.update(shown, completed=len(run.tasks) - len(waiting), rows=rows, segments=segments, rate=rate)
+            except (OSError, StoreError):
+                continue  # the task that fails for the same reason reports it
+            finished, rate = total - len(waiting), rows / (time.monotonic() - began)
+            text = f"{rows} rows in {segments} segments, {rate:.0f} rows/s"
+            bar.update(shown, completed=finished, text=text)
+            if not on_terminal and finished - reported >= LINE_RANGES:
+                reported = finished
+                _report(f"{finished} of {total} ranges, {text}")
 
-        looking = Thread(target=look, daemon=True)
-        looking.start()
+    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not on_terminal) as bar:
+        shown = bar.add_task("", total=total, text="")
+        polling = Thread(target=poll, daemon=True)
+        polling.start()
         try:
             yield
         finally:
             ended.set()
-            looking.join()
+            polling.join()

@@ -1,4 +1,4 @@
-"""``replication rooms``: a room's extremities, depth, gaps and current state; or its graph as a picture."""
+"""``replication rooms``: print a room's extremities, depth, gaps and current state, or draw its graph."""
 
 from __future__ import annotations
 
@@ -9,38 +9,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from replication.cli.http import DEFAULT_URL, add_http_options, open_api
+from replication.cli.output import write_line
 from replication.cli.parser import Parser
-from replication.rooms.drawing import Mark, spell_dot, spell_svg, whole
-from replication.storage.roomfiles import read_rooms
+from replication.cli.tables import FittingTable, make_console, plain
+from replication.errors import StoreError
+from replication.rooms.drawing import EventMark, encode_dot, encode_svg, with_missing
+from replication.storage.tables.blocking_rooms import read_rooms
+from replication.web.address import DEFAULT_URL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.cli.http import HttpApi
-    from replication.storage.roomreads import RoomReads
+    from replication.storage.tables.room_queries import RoomReads
+    from replication.web.blocking_client import HttpClient
 
-DRAWN: Final = 100  # events, unless the caller says
+LIMIT: Final = 100  # events, unless --limit is given
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="replication rooms",
+        description="Show a room's extremities, depth, gaps and current state, or draw its graph.",
+        epilog="example: replication rooms '!abc:example.com' --svg room.svg",
+    )
+    parser.add_argument("room", metavar="ROOM", help="the room's ID, as in '!abc:example.com'")
+    parser.add_http_options()
+    parser.add_argument("--database", metavar="URL", help="read the master's database instead of its HTTP API")
+    for option, form in (("--dot", "for Graphviz"), ("--svg", "as SVG")):
+        written = f"write the graph {form} to FILE; without FILE to standard output"
+        parser.add_argument(option, metavar="FILE", nargs="?", const="-", help=written)
+    parser.add_argument("--limit", type=int, default=LIMIT, metavar="N", help="draw the latest N events [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show a room."""
-    parser = Parser(prog="replication rooms", description=__doc__)
-    parser.add_argument("room", metavar="ROOM", help="its ID, as in '!abc:example.com'")
-    add_http_options(parser)
-    parser.add_argument("--database", metavar="URL", help="read the master's database itself, not its HTTP")
-    parser.add_argument(
-        "--dot", metavar="FILE", nargs="?", const="-", help="write the graph for Graphviz [to - : stdout]"
-    )
-    parser.add_argument(
-        "--svg", metavar="FILE", nargs="?", const="-", help="write the graph as a picture [to - : stdout]"
-    )
-    parser.add_argument("--limit", type=int, default=DRAWN, metavar="N", help="draw the latest N events [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    """Print or draw a room."""
+    parser = make_parser()
     found = parser.parse_args(arguments)
     if found.limit < 1:
         parser.error(f"--limit: {found.limit} is not 1 or more")
@@ -49,28 +55,33 @@ def main(arguments: Sequence[str]) -> int:
     draws = found.dot is not None or found.svg is not None
     limit = found.limit if draws else 0
     if found.database is not None:
-        view, events = read_rooms(found.database, lambda rooms: _from_database(rooms, found.room, limit))
+        try:
+            view, events = read_rooms(found.database, lambda rooms: _from_database(rooms, found.room, limit))
+        except StoreError as error:
+            if "room_summaries" not in str(error):
+                raise
+            raise StoreError(f"{error}: no rooms are kept in this database; start its master with --rooms") from error
     else:
-        with closing(open_api(parser, found)) as api:
-            view, events = _from_http(api, found.room, limit)
+        with closing(parser.open_client(found)) as client:
+            view, events = _from_http(client, found.room, limit)
     if draws:
-        marks = whole(map(mark_of, events), view["backward_extremities"])
-        for spell, target in ((spell_dot, found.dot), (spell_svg, found.svg)):
+        marks = with_missing(map(mark_of, events), view["backward_extremities"])
+        for encode, target in ((encode_dot, found.dot), (encode_svg, found.svg)):
             if target is not None:
-                _write(target, spell(found.room, marks, view["forward_extremities"]))
+                _write(target, encode(found.room, marks, view["forward_extremities"]))
     elif found.json:
-        print(json.dumps(view, separators=(",", ":")))
+        write_line(json.dumps(view, separators=(",", ":")))
     else:
         show(view)
     return 0
 
 
-def mark_of(event: dict[str, Any]) -> Mark:
-    """Return how an event is drawn."""
+def mark_of(event: dict[str, Any]) -> EventMark:
+    """Return the mark that draws an event, in the form of ``GET /v1/rooms/ROOM/events/EVENT``."""
     key = f" {event['state_key']}" if event["state_key"] else ""
     is_state = event["state_key"] is not None
     flags = [each for each in ("rejected", "soft_failed", "outlier") if event[each]]
-    return Mark(
+    return EventMark(
         event_id=event["event_id"],
         label=f"{event['type']}{key}",
         depth=event["depth"],
@@ -82,33 +93,31 @@ def mark_of(event: dict[str, Any]) -> Mark:
 
 
 def show(view: dict[str, Any]) -> None:
-    """Print what a room is."""
-    console = Console() if sys.stdout.isatty() else Console(force_terminal=False, color_system=None, width=100_000)
-    console.print(Text(f"{view['room_id']}, version {view['room_version'] or '-'}, depth from {view['min_depth']}"))
-    console.print(Text(f"forward extremities: {', '.join(view['forward_extremities']) or 'none'}"))
-    console.print(Text(f"backward extremities: {', '.join(view['backward_extremities']) or 'none'}"))
+    """Print a room, in the form of ``GET /v1/rooms/ROOM``."""
+    console = make_console()
+    console.print(plain(f"{view['room_id']}, version {view['room_version'] or '-'}, depth from {view['min_depth']}"))
+    console.print(plain(f"forward extremities: {', '.join(view['forward_extremities']) or 'none'}"))
+    console.print(plain(f"backward extremities: {', '.join(view['backward_extremities']) or 'none'}"))
     for gap in view["gaps"]:
-        console.print(Text(f"gap: {gap['event_id']} is missing below depth {gap['depth']}"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("TYPE", "STATE KEY", "EVENT"):
-        table.add_column(title, overflow="fold")
+        console.print(plain(f"gap: {gap['event_id']} is missing below depth {gap['depth']}"))
+    table = FittingTable("TYPE", "STATE KEY", "EVENT")
     for row in view["current_state"]:
-        table.add_row(*[Text(each) for each in row])
+        table.add(*row)
     console.print(table)
 
 
-def _from_http(api: HttpApi, room: str, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _from_http(client: HttpClient, room: str, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     path = f"/v1/rooms/{quote(room, safe='')}"
-    view = api.call("GET", path)
-    events = api.call("GET", f"{path}/events?whole=true&limit={limit}")["events"] if limit else []
+    view = client.call("GET", path)
+    events = client.call("GET", f"{path}/events?whole=true&limit={limit}")["events"] if limit else []
     return view, events
 
 
 def _from_database(rooms: RoomReads, room: str, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     view = rooms.view(room)
     nodes = rooms.history(room, None, limit, backwards=True, whole=True) if limit else []
-    gaps = rooms.gaps(room, DRAWN)
-    return view.describe(gaps), [node.describe() for node in nodes]
+    gaps = rooms.gaps(room, LIMIT)
+    return view.to_json(gaps), [node.to_json() for node in nodes]
 
 
 def _write(target: str, text: str) -> None:

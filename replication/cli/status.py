@@ -1,67 +1,95 @@
-"""``replication status``: streams, writers, positions, connections and lag, once or again and again."""
+"""``replication status``: streams, writers, positions, lag and connections of one process (docs/command-line.md)."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from replication.cli.http import HttpApi, HttpError, add_http_options, open_api
 from replication.cli.parser import Parser
+from replication.cli.tables import FittingTable, make_console, plain
+from replication.web.blocking_client import HttpError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
-PERIOD: Final = 1.0  # seconds between two looks of --watch
-_NOBODY: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
+    from replication.web.blocking_client import HttpClient
+
+PERIOD: Final = 1.0  # seconds between two requests of --watch
+_NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="replication status",
+        description="Show streams, writers, positions, lag and connections of a master or worker.",
+        epilog="example, in a script: replication status --check > /dev/null && deploy",
+    )
+    parser.add_http_options()
+    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+    parser.add_argument("--json", action="store_true", help="one JSON object: {streams, connections, …}")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with status 1 if the database cannot be written, a stream is stopped or a writer is not connected",
+    )
+    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show how things stand."""
-    parser = Parser(prog="replication status", description="Show streams, writers, positions, lag and connections.")
-    add_http_options(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    parser.add_argument("--json", action="store_true", help="one JSON object: {streams, connections}")
+    """Print the status, once or every second."""
+    parser = make_parser()
     found = parser.parse_args(arguments)
+    if found.watch and found.check:
+        parser.error("--check and --watch: give one of them")
     render = as_json if found.json else as_tables
-    # A pipe gets no colours, and lines as long as they are.
-    console = Console() if sys.stdout.isatty() else Console(force_terminal=False, color_system=None, width=100_000)
-    with closing(open_api(parser, found)) as api:
+    console = make_console()
+    with closing(parser.open_client(found)) as client:
         if not found.watch:
-            console.print(render(look(api)), soft_wrap=found.json)
+            status = fetch(client)
+            console.print(render(status), soft_wrap=found.json)
+            if found.check and status["not_ready"]:
+                raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
         try:
-            watch(api, render, console)
+            watch(client, render, console)
         except KeyboardInterrupt:
             return 0
 
 
-def look(api: HttpApi) -> dict[str, Any]:
-    """Return what the API says of itself, its streams and its connections."""
-    return {**api.call("GET", "/health"), **api.call("GET", "/v1/streams"), **api.call("GET", "/v1/connections")}
+def fetch(client: HttpClient) -> dict[str, Any]:
+    """Return the answers of ``/health``, ``/v1/streams`` and ``/v1/connections`` in one dict.
+
+    ``not_ready`` is why ``/health/ready`` answers 503, or None.
+    """
+    paths = "/health", "/v1/streams", "/v1/connections"
+    status = {key: value for path in paths for key, value in client.call("GET", path).items()}
+    status["not_ready"] = None
+    try:
+        client.call("GET", "/health/ready")
+    except HttpError as error:
+        status["not_ready"] = error.detail or str(error)
+    return status
 
 
-def watch(api: HttpApi, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> NoReturn:
-    """Show it every second, on a terminal in one place.  A daemon that is away is waited for."""
+def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> NoReturn:
+    """Print the status every second, also while the daemon does not answer; a terminal is redrawn in place."""
     live = Live(console=console, auto_refresh=False)
     with live if console.is_terminal else nullcontext():
         while True:
             try:
-                shown = render(look(api))
-            except HttpError as error:
-                if not error.passing:
-                    raise
-                shown = Text(str(error))
+                shown = render(fetch(client))
+            except UnavailableError as error:
+                shown = plain(str(error))
             if console.is_terminal:
                 live.update(shown, refresh=True)
             else:
@@ -69,42 +97,37 @@ def watch(api: HttpApi, render: Callable[[dict[str, Any]], RenderableType], cons
             time.sleep(PERIOD)
 
 
-def as_json(seen: dict[str, Any]) -> Text:
-    """Return one line."""
-    return Text(json.dumps(seen, separators=(",", ":")))
+def as_json(status: dict[str, Any]) -> Text:
+    """Return one line of JSON."""
+    return plain(json.dumps(status, separators=(",", ":")))
 
 
-def as_tables(seen: dict[str, Any]) -> Group:
-    """Return a heading, a table of streams by writer, what is to be said of them, and a table of connections."""
-    stopped = [each["name"] for each in seen["streams"] if any(writer["error"] for writer in each["writers"])]
-    how = f"{', '.join(stopped)} stopped" if stopped else seen["status"]
-    heading = Text(f"{seen['role']} {seen['instance_name']} of {seen['server_name']}: {how}")
-    streams = _table("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN")
+def as_tables(status: dict[str, Any]) -> Group:
+    """Return a heading, a table of streams by writer, errors and warnings, and a table of connections."""
+    summary = status["not_ready"] or status["status"]
+    heading = plain(f"{status['role']} {status['instance_name']} of {status['server_name']}: {summary}")
+    streams = FittingTable(
+        *("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN"), optional=["OLDEST OPEN", "OPEN"]
+    )
     notes = []
-    for stream in seen["streams"]:
+    for stream in status["streams"]:
         oldest = stream["oldest_open"]
         age = f"{oldest['id']} for {oldest['age']:.0f} s" if oldest else "-"
-        for writer in stream["writers"] or [_NOBODY]:
-            place = (stream["name"], writer["instance"], writer["position"], writer["lag"], writer["state"])
-            _add(streams, *place, stream["open"], age)
+        for writer in stream["writers"] or [_NO_WRITER]:
+            position = [writer[key] for key in ("instance", "position", "lag", "state")]
+            streams.add(stream["name"], *position, stream["open"], age)
             if writer["error"]:
-                notes.append(Text(f"{stream['name']} of {writer['instance']}: {writer['error']}"))
-        notes += [Text(each) for each in stream.get("notes", ())]
-    peers = _table("CONNECTION", "ADDRESS", "SINCE", "#LINES OUT", "#BYTES OUT", "#QUEUED", "LAST")
-    for peer in seen["connections"]:
+                notes.append(plain(f"{stream['name']} of {writer['instance']}: {writer['error']}"))
+            if lost := writer.get("lost_and_found"):
+                what = f"{lost} facts were lost on the way here, and found in the database"
+                notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
+        notes += [plain(each) for each in stream.get("notes", ())]
+    peers = FittingTable(
+        *("CONNECTION", "ADDRESS", "SINCE", "#LINES OUT", "#BYTES OUT", "#QUEUED", "LAST"),
+        optional=["LAST", "BYTES OUT", "LINES OUT", "SINCE"],
+    )
+    for peer in status["connections"]:
         since = datetime.fromtimestamp(peer["since"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        figures = (peer["lines_out"], peer["bytes_out"], peer["queued_bytes"])
-        _add(peers, peer["name"] or "-", peer["address"], since, *figures, peer["last_command"] or "-")
+        sizes = [peer[key] for key in ("lines_out", "bytes_out", "queued_bytes")]
+        peers.add(peer["name"] or "-", peer["address"], since, *sizes, peer["last_command"] or "-")
     return Group(heading, streams, *notes, peers)
-
-
-def _table(*titles: str) -> Table:
-    """Return a table without lines; a title with # in front is of numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in titles:
-        table.add_column(title.removeprefix("#"), justify="right" if title.startswith("#") else "left", overflow="fold")
-    return table
-
-
-def _add(table: Table, *cells: object) -> None:
-    table.add_row(*[Text(str(each)) for each in cells])

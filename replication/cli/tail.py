@@ -1,99 +1,119 @@
-"""``replication tail``: facts as they come, from any writer's wire, with what was missed fetched over HTTP.
+"""``replication tail``: follow a process over the wire and print its facts; missed facts are fetched over HTTP.
 
-Only whole facts are printed, each once and in order, over as many connections as it takes.
+It prints whole facts only, each once and in order, also over several connections (docs/command-line.md).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
 import sys
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel, formatEvent, globalLogPublisher
+from twisted.python.failure import Failure
 
+from replication.cli.output import report
 from replication.cli.parser import Parser
-from replication.config import read_secret
-from replication.errors import CatchUpError, ConfigError, ReplicationError, RowError
-from replication.net.link import WriterLink, http_beside
+from replication.deferreds import Lifetime
+from replication.errors import CatchUpError, ConfigError, ReplicationError, RowError, did_you_mean
+from replication.follower.stream import FollowMode, StreamFollower
+from replication.net.client import WriterClient
+from replication.net.clock import use_monotonic_clock
+from replication.net.endpoints import default_http_url
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
-from replication.session.feed import spell_facts
-from replication.streams.cursor import CatchUp, Cursor, Reset
-from replication.streams.seams import Page
-from replication.synapse import STREAMS
+from replication.session.encoder import encode_facts
+from replication.storage import open_store
+from replication.streams.access_tokens import hide_access_tokens
+from replication.streams.cursor import Reset
+from replication.streams.interfaces import Page
+from replication.synapse import STREAMS, since_1_159
+from replication.web.address import read_secret
 from replication.web.client import HttpCatchUp, NotAllowedError
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from twisted.logger import ILogObserver, LogEvent
-    from twisted.python.failure import Failure
 
-    from replication.net.protocol import ReplicationProtocol
-    from replication.session.connection import Fault, Heard
+    from replication.session.connection import Fault, Received
+    from replication.streams.cursor import Apply, CatchUp
     from replication.streams.facts import Fact
-    from replication.streams.seams import ICatchUp
-    from replication.streams.typed import Row, TypedStream
+    from replication.streams.interfaces import ICatchUp
+    from replication.streams.typed_rows import Row, TypedStream
 
-PAGE_ROWS: Final = 5_000
-PATIENCE: Final = 60.0  # seconds in which somebody must have said SERVER for the first time
-LOOK_EVERY: Final = 1.0  # seconds between two looks at our output and at the peer
-LOOKS: Final = 2  # after which a peer has said SERVER, and the first POSITIONs: a writer says them at once
-FIRST_DELAY: Final = 0.25  # seconds until a fetch that failed is tried again; doubled at each failure in a row
-LAST_DELAY: Final = 5.0
-_TYPED: Final[Mapping[str, TypedStream[Row]]] = {each.name: each for each in STREAMS}
-_HTTP: Final = "unknown command: 'HTTP/"  # what a web server's first line is to us
+PATIENCE: Final = 60.0  # seconds in which a writer must send the first SERVER
+POLL_INTERVAL: Final = 1.0  # seconds between two checks of the output and of the peer
+POLLS: Final = 2  # checks after which a writer has sent SERVER and its first POSITIONs
+_TYPED: Final[Sequence[TypedStream[Any]]] = (*since_1_159.STREAMS, *STREAMS)  # rows of newer releases have more fields
+_ODD: Final = re.compile(rb"[^\n\t -~]")
+_HTTP: Final = "unknown command: 'HTTP/"  # the fault in the first line of a web server
 
 
 class TailError(ReplicationError):
-    """Nothing can be followed there; the message says why."""
+    """The process cannot be followed; the message has the reason."""
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="replication tail",
+        description="Follow a process over the wire, and print facts as they arrive.",
+        epilog="example: replication tail tcp:127.0.0.1:9092 --stream orders --from beginning",
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="wire of the process: tcp:HOST:PORT, unix:PATH, tls:…")
+    parser.add_argument("--stream", metavar="S", action="append", default=[], help="this stream only; may be repeated")
+    parser.add_argument(
+        "--from", metavar="TOKEN", dest="start", help="first print the facts after TOKEN or `beginning`"
+    )
+    parser.add_argument("--http", metavar="URL", help="where missed facts are fetched [the wire's host, next port]")
+    parser.add_argument("--secret-file", metavar="FILE", help="file with the secret that this HTTP requires")
+    parser.add_argument(
+        "--access-tokens", action="store_true", help="print the access tokens in a Synapse's caches stream, too"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a line per row: {stream, instance, token, row, fields}")
+    form.add_argument("--typed", action="store_true", help="a line per row, with field names (streams of a Synapse)")
+    return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print facts until interrupted."""
-    parser = Parser(
-        prog="replication tail",
-        description="Print facts as they come.",
-        epilog="example: replication tail tcp:127.0.0.1:9092 --stream orders --from beginning",
-    )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the wire of a writer: tcp:HOST:PORT, unix:PATH, tls:…")
-    parser.add_argument("--stream", metavar="S", action="append", default=[], help="only this one; may be repeated")
-    parser.add_argument("--from", metavar="TOKEN", dest="start", help="print what follows TOKEN, or `beginning`, first")
-    parser.add_argument("--http", metavar="URL", help="where what was missed is fetched [the wire's host, next port]")
-    parser.add_argument("--secret-file", metavar="FILE", help="holds the secret that this HTTP wants")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a line per row: {stream, instance, token, row, fields}")
-    form.add_argument(
-        "--typed", action="store_true", help="a line per row, with its fields by name (a Synapse's streams)"
-    )
+    parser = make_parser()
     found = parser.parse_args(arguments)
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
     try:
-        url = found.http or http_beside(found.endpoint)
+        url = found.http or default_http_url(found.endpoint)
         secret = None if found.secret_file is None else read_secret(found.secret_file)
         tail = Tail(
             reactor,
             found.endpoint,
             streams=[grammar.stream_name(each) for each in found.stream],
-            start=read_start(found.start),
+            after=read_start(found.start),
             source=HttpCatchUp(reactor, url, secret) if url else None,
-            spell=spell_json if found.json else spell_typed if found.typed else spell_rdata,
+            encode=encode_json if found.json else encode_typed if found.typed else encode_rdata,
+            access_tokens=found.access_tokens,
         )
     except ReplicationError as error:
         parser.error(str(error))
+    use_monotonic_clock(reactor)
     return tail.run()
 
 
 def read_start(text: str | None) -> Token | None:
-    """Return what ``--from`` says; ConfigError if it is no token."""
+    """Return the token of ``--from``; ConfigError if it is not one."""
     if text is None:
         return None
     token = Token(int(text)) if text.isascii() and text.isdigit() else None
@@ -102,235 +122,259 @@ def read_start(text: str | None) -> Token | None:
     return token or Token(0)
 
 
-def spell_rdata(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return the lines that a master sends for ``facts``."""
-    zero = Token(0)  # no POSITION beside them
+@attrs.define(eq=False, slots=False)
+class Tail:
+    """Follows the process at one endpoint, which may have any server name, and prints facts.
+
+    ConfigError if ``endpoint`` is not a client endpoint, or if ``after`` is given without a ``source``.
+
+    Attributes:
+        reactor: for the connection and all timers.
+        endpoint: the wire of the process.
+        streams: the streams to print; all if empty.
+        after: print the facts after this token first; None prints new facts only.  It is one token for all streams: a
+            stream with a lower position is followed from that position.
+        source: where missed facts are fetched.
+        encode: makes the output from facts.
+        access_tokens: print the access tokens in facts of the caches stream (docs/protocol/streams.md C4).
+        output: the file descriptor to print on.
+
+    """
+
+    reactor: Any
+    endpoint: str
+    streams: Sequence[StreamName] = attrs.field(kw_only=True)
+    after: Token | None = attrs.field(kw_only=True)
+    source: ICatchUp | None = attrs.field(kw_only=True)
+    encode: Callable[[StreamName, InstanceName, Sequence[Fact]], bytes] = attrs.field(kw_only=True)
+    access_tokens: bool = attrs.field(default=False, kw_only=True)
+    output: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        if self.source is None and self.after is not None:
+            raise ConfigError(f"--from: the HTTP of {self.endpoint} cannot be derived; give --http URL")
+        self._instance_name = InstanceName(f"tail-{os.getpid()}")
+        self._lifetime = Lifetime(self.reactor)
+        self._followers: dict[StreamName, StreamFollower] = {}
+        self._first: dict[tuple[StreamName, InstanceName], Token] = {}  # the first position that was received
+        self._error: ReplicationError | None = None
+        self._greeted = False  # a SERVER was received, on any connection
+        self._polls = 0  # of the present connection
+        self._ending = False
+        self._reported: dict[object, set[str]] = {}  # the last warning of each subject, until the subject works again
+        self._link = WriterClient(
+            reactor=self.reactor,
+            endpoint=self.endpoint,
+            server_name=None,
+            instance_name=self._instance_name,
+            streams=self.streams,
+            limits=Limits(),
+            on_received=self._received,
+            on_lost=self._lost,
+            on_fault=self._faulted,
+        )
+        self._observer = cast("ILogObserver", self._log)
+        self._polling = LoopingCall(self._poll)
+        self._polling.clock = self.reactor
+
+    def run(self) -> int:
+        """Print until a signal arrives or the reader of the output closes it, then return 0; or raise TailError."""
+        self.reactor.callWhenRunning(self.start)
+        self.reactor.addSystemEventTrigger("before", "shutdown", self.stop)
+        self.reactor.run()
+        if self._error is not None:
+            raise self._error
+        return 0
+
+    def start(self) -> None:
+        """Start to connect."""
+        globalLogPublisher.addObserver(self._observer)
+        self._since = self.reactor.seconds()
+        self._link.start()
+        self._polling.start(POLL_INTERVAL, now=False)
+
+    def stop(self) -> Deferred[None]:
+        """Close the connection."""
+        if self._polling.running:
+            self._polling.stop()
+            globalLogPublisher.removeObserver(self._observer)
+        self._lifetime.end()
+        return self._link.stop()
+
+    # ---- events of the connection
+
+    def _received(self, link: WriterClient, received: Sequence[Received]) -> None:
+        self._greeted = True
+        for each in received:
+            if not isinstance(each, Rows | Position) or (self.streams and each.stream not in self.streams):
+                continue
+            follower = self._followers.get(each.stream)
+            if isinstance(each, Position):
+                self._first.setdefault((each.stream, each.instance), each.new)
+                self._reported.pop(None, None)
+                if self._reported.pop(link, None):
+                    report(f"replication tail: connected to {self.endpoint}")
+                (follower or self._follow(each.stream)).position_received(link, each)
+            elif follower is not None and follower.rows_received(link, each):
+                link.pause_reading()
+
+    def _follow(self, stream: StreamName) -> StreamFollower:
+        follower = self._followers[stream] = StreamFollower(
+            name=stream,
+            mode=FollowMode.POSITION_ONLY,
+            instance_name=self._instance_name,
+            store=open_store("sqlite://", self.reactor),  # POSITION_ONLY: it is never opened
+            lifetime=self._lifetime,
+            fetch=self._fetch,
+            moved=lambda *_: self._link.resume_reading(),
+            first=partial(self._print_step, stream),
+            begin=lambda command: command.new if self.after is None else min(self.after, command.new),
+        )
+        Deferred.fromCoroutine(follower.open())
+        return follower
+
+    def _lost(self, link: WriterClient) -> None:
+        self._polls = 0
+        for follower in self._followers.values():
+            follower.connection_lost(link)
+
+    def _faulted(self, fault: Fault) -> None:
+        if _HTTP in fault.text and not self._greeted:
+            self._end(TailError(f"{self.endpoint} is an HTTP port; the wire is usually the port before it"))
+
+    # ---- what the followers do
+
+    async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        """Fetch missed facts, and report an error; the follower retries."""
+        if self.source is None:
+            missed = f"({step.after}, {step.upto}]"
+            self._report(f"{stream} of {writer}: {missed} was missed; give --http URL to fetch missed facts")
+            return Page((), step.upto, limited=False)
+        try:
+            page = await self.source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
+        except NotAllowedError as error:
+            self._end(TailError(str(error)))
+            raise
+        except CatchUpError as error:
+            self._report(f"{stream} of {writer} waits at {step.after}: {error}; retrying", (stream, writer))
+            raise
+        self._reported.pop((stream, writer), None)
+        return page
+
+    def _print_step(self, stream: StreamName, writer: InstanceName, step: Apply | Reset) -> None:
+        if isinstance(step, Reset):
+            self._report(f"{stream} of {writer} went back from {step.after} to {step.to}; following from there")
+            return
+        try:
+            facts = step.facts if self.access_tokens else hide_access_tokens(stream, step.facts)
+            self._print(escape_rows(self.encode(stream, writer, facts)))
+        except BrokenPipeError:
+            self._end(None)
+        except OSError as error:
+            self._end(TailError(f"cannot write to standard output: {error.strerror}"))
+        except Exception:  # noqa: BLE001 (the follower would retry it)
+            self._end(TailError(f"a bug: {Failure().getTraceback()}"))
+
+    def _print(self, lines: bytes) -> None:
+        while lines:
+            lines = lines[os.write(self.output, lines) :]
+
+    # ---- checks without an event
+
+    def _poll(self) -> None:
+        """Check whether the output is closed, and whether the peer has sent what a writer sends first."""
+        poll = select.poll()
+        poll.register(self.output, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            self._end(None)
+        elif not self._greeted and self.reactor.seconds() - self._since > PATIENCE:
+            self._end(TailError(f"no writer answers at {self.endpoint}: is its daemon running there?"))
+        elif self._link.peer is not None:
+            self._polls += 1
+            if self._polls == POLLS and not self._greeted:
+                # a web server answers only at the end of a request; a writer ignores blank lines
+                self._link.peer.write(b"\r\n\r\n", 0)
+            elif self._polls == POLLS:
+                self._report_positions()
+
+    def _report_positions(self) -> None:
+        """Report streams that the writer does not have, and a ``--from`` that is beyond the end."""
+        for stream in sorted({*self.streams} - self._followers.keys()):
+            near = did_you_mean(stream, self._followers)
+            self._report(f"the writer at {self.endpoint} has no stream {stream!r}{near}; waiting for it", stream)
+        short = {key: first for key, first in self._first.items() if first < (self.after or 0)}
+        if not self.streams and len(short) < len(self._first):
+            return  # some stream has reached the token
+        for (stream, instance), first in sorted(short.items(), key=lambda each: each[1])[0 if self.streams else -1 :]:
+            text = f"--from {self.after} is beyond {stream} of {instance}, which is at {first}: printing from there"
+            self._report(text, (stream, "from"))
+
+    def _log(self, event: LogEvent) -> None:
+        """Print warnings of the connection: followers have their own reports, and Twisted logs at a lower level."""
+        text = formatEvent(event)
+        is_reported = isinstance(event.get("log_source"), StreamFollower) or (_HTTP in text and not self._greeted)
+        if event.get("log_level", LogLevel.debug) >= LogLevel.warn and not is_reported:
+            self._report(text, self._link)
+
+    def _report(self, text: str, about: object = None) -> None:
+        """Print ``text`` to standard error, once until its subject works again; the query of a URL is not compared."""
+        reported, gist = self._reported.setdefault(about, set()), re.sub(r"\?\S*", "", text)
+        if gist not in reported:
+            reported.add(gist)
+            report(f"replication tail: {text}")
+
+    def _end(self, error: ReplicationError | None) -> None:
+        self._lifetime.end()
+        if self._error is None:
+            self._error = error
+        if self.reactor.running and not self._ending:
+            self._ending = True
+            self.reactor.stop()
+
+
+def encode_rdata(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
+    """Return the RDATA lines of ``facts``, as a master sends them (docs/protocol/wire.md A4)."""
+    zero = Token(0)  # no POSITION line
     return b"".join(
-        [each.data for each in spell_facts(stream, instance, facts, after=zero, upto=zero, line_limit=sys.maxsize)]
+        [each.data for each in encode_facts(stream, instance, facts, after=zero, upto=zero, line_limit=sys.maxsize)]
     )
 
 
-def spell_json(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return a JSON object per row and line; a row is the text that it always was.
+def encode_json(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
+    """Return a line per row: ``{"stream", "instance", "token", "row"}``, with the row's own JSON text.
 
-    Rows of a Synapse's streams have ``fields``, too: the same by name.
+    Rows of Synapse's streams have ``fields`` as well: the same values by name.
     """
-    head = f'{{"stream":{grammar.spell_row(stream)},"instance":{grammar.spell_row(instance)},"token":'
+    head = f'{{"stream":{grammar.encode_row(stream)},"instance":{grammar.encode_row(instance)},"token":'
     lines = []
     for token, texts in facts:
         for text in texts:
             row = _read_row(stream, text)
-            fields = "" if row is None else f',"fields":{grammar.spell_row(row.named())}'
+            fields = "" if row is None else f',"fields":{grammar.encode_json(row.named())}'
             lines.append(f'{head}{token},"row":{text}{fields}}}\n')
     return "".join(lines).encode()
 
 
-def spell_typed(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return a line per row: where it stands, and its fields by name; of streams that only others know, its text."""
+def encode_typed(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
+    """Return a line per row: stream, writer, token, and the fields by name; the JSON text for other streams."""
     lines = [
         f"{stream} {instance} {token} {_read_row(stream, text) or text}\n" for token, texts in facts for text in texts
     ]
     return "".join(lines).encode(errors="backslashreplace")
 
 
+def escape_rows(lines: bytes) -> bytes:
+    """Return lines of facts without characters that a terminal obeys: as JSON escapes them, so that rows stay equal."""
+    if _ODD.search(lines) is None:
+        return lines
+    text = lines.decode().replace("\r", " ")  # it can only be white space between values
+    return "".join([each if each.isprintable() or each in "\n\t" else json.dumps(each)[1:-1] for each in text]).encode()
+
+
 def _read_row(stream: StreamName, text: str) -> Row | None:
-    """Return a typed row, None if the stream is none of a Synapse's or has another row of that name."""
-    typed = _TYPED.get(stream)
-    try:
-        return None if typed is None else typed.read_row(text)
-    except RowError:
-        return None
-
-
-class Tail:
-    """Follows the writer at one endpoint, whatever its server is called, and prints what it writes."""
-
-    def __init__(
-        self,
-        reactor: Any,
-        endpoint: str,
-        *,
-        streams: Sequence[StreamName],
-        start: Token | None,
-        source: ICatchUp | None,
-        spell: Callable[[StreamName, InstanceName, Sequence[Fact]], bytes],
-        output: int = 1,
-    ) -> None:
-        """Print, on the file descriptor ``output``, what follows ``start`` or else is new; ConfigError: no endpoint.
-
-        A stream that has not got as far as ``start``, which is one token for all, is followed from where it is.
-        """
-        if source is None and start is not None:
-            raise ConfigError(f"--from: it cannot be told where the HTTP of {endpoint} is; say --http URL")
-        self._reactor = reactor
-        self._streams = frozenset(streams)
-        self._start = start
-        self._source = source
-        self._spell = spell
-        self._output = output
-        self._cursors: dict[tuple[StreamName, InstanceName], Cursor] = {}
-        self._driving: set[tuple[StreamName, InstanceName]] = set()
-        self._error: ReplicationError | None = None
-        self._welcome = False  # somebody has said SERVER
-        self._looks = 0  # at the present peer
-        self._ending = False
-        self._told: dict[object, set[str]] = {}  # by what it is about, until that works again
-        self._link = WriterLink(
-            reactor,
-            endpoint,
-            server_name=None,
-            instance_name=InstanceName(f"tail-{os.getpid()}"),
-            streams=streams,
-            limits=Limits(),
-            on_heard=self._heard,
-            on_lost=self._lost,
-            on_fault=self._faulted,
-        )
-        self._looking = LoopingCall(self._look)
-        self._looking.clock = reactor
-
-    def run(self) -> int:
-        """Print until a signal comes or nobody reads any more (0), or TailError."""
-        observer = cast("ILogObserver", self._log)
-        globalLogPublisher.addObserver(observer)
-        self._reactor.callWhenRunning(self.start)
-        self._reactor.addSystemEventTrigger("before", "shutdown", self.stop)
-        try:
-            self._reactor.run()
-        finally:
-            globalLogPublisher.removeObserver(observer)
-        if self._error is not None:
-            raise self._error
-        return 0
-
-    def start(self) -> None:
-        """Begin to connect."""
-        self._since = self._reactor.seconds()
-        self._link.start()
-        self._looking.start(LOOK_EVERY, now=False)
-
-    def stop(self) -> Deferred[None]:
-        """Hang up."""
-        if self._looking.running:
-            self._looking.stop()
-        return self._link.stop()
-
-    # ---- what the link says
-
-    def _heard(self, link: WriterLink, heard: Sequence[Heard]) -> None:
-        self._welcome = True
-        for each in heard:
-            if not isinstance(each, Rows | Position) or (self._streams and each.stream not in self._streams):
-                continue
-            key = each.stream, each.instance
-            cursor = self._cursors.get(key)
-            if isinstance(each, Position):
-                if cursor is None:
-                    start = each.new if self._start is None else min(self._start, each.new)
-                    cursor = self._cursors[key] = Cursor(start)
-                self._told.pop(None, None)
-                cursor.position_heard(link, each.prev, each.new)
-            elif cursor is not None:
-                cursor.rows_heard(link, each.places, each.texts)
-            if cursor is not None and key not in self._driving:
-                self._driving.add(key)
-                Deferred.fromCoroutine(self._drive(*key, cursor)).addErrback(self._failed)
-
-    def _lost(self, link: WriterLink) -> None:
-        self._looks = 0
-        for cursor in self._cursors.values():
-            cursor.link_lost(link)
-
-    def _faulted(self, fault: Fault) -> None:
-        if _HTTP in fault.text and not self._welcome:
-            self._end(TailError(f"{self._link.endpoint} is an HTTP port; the wire is usually the port before it"))
-
-    # ---- what is done about it
-
-    async def _drive(self, stream: StreamName, instance: InstanceName, cursor: Cursor) -> None:
-        delay = FIRST_DELAY
-        while (step := cursor.step()) is not None:
-            if isinstance(step, CatchUp):
-                try:
-                    cursor.fetched(step, await self._fetch(stream, instance, step))
-                except NotAllowedError as error:
-                    self._end(TailError(str(error)))
-                    return
-                except CatchUpError as error:
-                    text = f"{stream} of {instance} waits at {step.after}: {error}; trying again"
-                    self._tell(text, about=(stream, instance))
-                    await deferLater(self._reactor, delay)
-                    delay = min(delay * 2, LAST_DELAY)
-                else:
-                    delay = FIRST_DELAY
-                    self._told.pop((stream, instance), None)
-                continue
-            if isinstance(step, Reset):
-                self._tell(f"{stream} of {instance} went back from {step.after} to {step.to}; following from there")
-            elif step.facts and not self._print(self._spell(stream, instance, step.facts)):
-                return
-            cursor.applied(step)
-        self._driving.discard((stream, instance))
-
-    async def _fetch(self, stream: StreamName, instance: InstanceName, step: CatchUp) -> Page:
-        if self._source is None:
-            self._tell(f"{stream} of {instance}: ({step.after}, {step.upto}] was missed; say --http URL to have such")
-            return Page((), step.upto, limited=False)
-        return await self._source.facts(stream, instance, after=step.after, upto=step.upto, limit=PAGE_ROWS)
-
-    def _print(self, lines: bytes) -> bool:
-        """Write all of it; whether anybody reads."""
-        try:
-            while lines:
-                lines = lines[os.write(self._output, lines) :]
-        except BrokenPipeError:
-            self._end(None)
-            return False
-        except OSError as error:
-            self._end(TailError(f"cannot write to standard output: {error.strerror}"))
-            return False
-        return True
-
-    def _look(self) -> None:
-        """Notice what nothing tells us: that nobody reads our output, or that the peer has nothing to say."""
-        poll = select.poll()
-        poll.register(self._output, 0)
-        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-            self._end(None)
-        elif not self._welcome and self._reactor.seconds() - self._since > PATIENCE:
-            self._end(TailError(f"no writer answers at {self._link.endpoint}: is its daemon running there?"))
-        elif self._link.peer is not None:
-            self._looks += 1
-            if self._looks == LOOKS:
-                self._judge(self._link.peer)
-
-    def _judge(self, peer: ReplicationProtocol) -> None:
-        """Say what a peer should have said by now."""
-        if not self._welcome:
-            peer.write(b"\r\n\r\n", 0)  # blank lines to a writer; HTTP takes them for the end of a bad request
-            return
-        for stream in sorted(self._streams - {stream for stream, _ in self._cursors}):
-            self._tell(f"the writer at {self._link.endpoint} has no stream {stream!r}; waiting for it", about=stream)
-
-    def _log(self, event: LogEvent) -> None:
-        """Show what the link has to say, but not what Twisted says of its work."""
-        text = formatEvent(event)
-        if event.get("log_level", LogLevel.debug) >= LogLevel.warn and not (_HTTP in text and not self._welcome):
-            self._tell(text)
-
-    def _tell(self, text: str, about: object = None) -> None:
-        """Say it, but once until what it is about works again; how far was asked for in a URL makes no difference."""
-        told, gist = self._told.setdefault(about, set()), re.sub(r"\?\S*", "", text)
-        if gist not in told:
-            told.add(gist)
-            print(f"replication tail: {text}", file=sys.stderr)
-
-    def _failed(self, failure: Failure) -> None:
-        self._end(TailError(f"a bug: {failure.getTraceback()}"))
-
-    def _end(self, error: ReplicationError | None) -> None:
-        if self._error is None:
-            self._error = error
-        if self._reactor.running and not self._ending:
-            self._ending = True
-            self._reactor.stop()
+    """Return a typed row; None if no stream of a Synapse has this name and this form of row."""
+    for typed in [each for each in _TYPED if each.name == stream]:
+        with suppress(RowError):
+            row: Row = typed.read_row(text)
+            return row
+    return None

@@ -1,10 +1,10 @@
-"""Tells twistd that there is a ``replication`` command.  No ``__init__.py`` beside this file, ever."""
+"""Adds the command ``replication`` to twistd.  There must be no ``__init__.py`` beside this file."""
 
 from twisted.application.service import ServiceMaker
 
 replication = ServiceMaker(
     "replication",
     "replication.service",
-    "Replicate streams of facts: run a master that writes, or a worker that follows.",
+    "Replicate streams of facts: run a master, which writes, or a worker, which follows.",
     "replication",
 )

@@ -1,0 +1,59 @@
+"""``replication bench``: measure this machine; ``replication.bench`` has the scenarios."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import attrs
+
+from replication.bench import SCENARIOS, run
+from replication.bench.series import BenchOptions, describe_machine, encode_result
+from replication.cli.parser import Parser
+from replication.spark.job import has_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def make_parser() -> Parser:
+    """Return the parser of ``replication bench``."""
+    parser = Parser(
+        prog="replication bench",
+        usage="replication bench [--json] [--rounds N] [--quick | --times N] [SCENARIO …]",
+        description="scenarios:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in SCENARIOS.items()),
+        epilog="Without a SCENARIO all are measured, which takes some minutes.  A value is the median of its rounds, "
+        "its spread (max - min) / median.\nTMPDIR decides which disk is measured.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measure everything N times [%(default)s]")
+    parser.add_argument("--quick", action="store_true", help="small sizes, for a check that all works")
+    parser.add_argument("--times", type=int, default=1, metavar="N", help="do N times as much in a round [%(default)s]")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print a table or one JSON object."""
+    parser = make_parser()
+    found = parser.parse_intermixed_args(arguments)  # options may stand between scenarios
+    for option in ("rounds", "times"):
+        if getattr(found, option) < 1:
+            parser.error(f"--{option}: {getattr(found, option)} is not 1 or more")
+    for name in found.scenarios:
+        if name not in SCENARIOS:
+            parser.error(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    options = BenchOptions(found.rounds, quick=found.quick, times=found.times)
+    machine = describe_machine()
+    without = {"replay": not has_spark(), "redis": find_spec("hiredis") is None}
+    results = run(found.scenarios or [each for each in SCENARIOS if not without.get(each)], options)
+    if found.json:
+        print(json.dumps({"machine": machine, "results": [attrs.asdict(each) for each in results]}, indent=2))
+        return 0
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    for result in results:
+        print(encode_result(result), flush=True)
+    return 0

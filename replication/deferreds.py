@@ -1,0 +1,99 @@
+"""Deferreds that are shared, shielded from cancellation, or bound to a process's lifetime."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from twisted.internet.interfaces import IReactorTime
+    from twisted.python.failure import Failure
+
+T = TypeVar("T")
+
+
+def share(original: Deferred[T]) -> Deferred[T]:
+    """Return a new Deferred that fires with the result of ``original``; to cancel it does not cancel ``original``.
+
+    ``original`` keeps its result, so it can be shared any number of times.  A failure of ``original`` goes to the first
+    shared Deferred that is not cancelled; if all are cancelled, Twisted logs the failure.
+    """
+    shared: Deferred[T] = Deferred()
+
+    def succeeded(result: T) -> T:
+        if not shared.called:
+            shared.callback(result)
+        return result
+
+    def failed(failure: Failure) -> Failure | None:
+        if shared.called:
+            return failure
+        shared.errback(failure)
+        return None
+
+    original.addCallbacks(succeeded, failed)
+    return shared
+
+
+class StartDeferred(Deferred[None]):
+    """A Deferred whose repr is the cure of ``asyncio.run(worker.start())``: asyncio's errors contain it.
+
+    ``name`` is the method that returns it.  To cancel it cancels ``work``.
+    """
+
+    def __init__(self, name: str, work: Coroutine[Deferred[Any], Any, None]) -> None:
+        started = Deferred.fromCoroutine(work)
+        super().__init__(lambda _: started.cancel())
+        self._name = name
+        started.chainDeferred(self)
+
+    def __repr__(self) -> str:
+        """Return the method and how asyncio awaits its Deferred."""
+        return (
+            f"<Deferred of {self._name}: await it on Twisted's reactor, or in asyncio as {self._name}.asFuture(loop); "
+            "see docs/how-to/use-from-asyncio.md>"
+        )
+
+
+def shield(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
+    """Start ``work`` and return a Deferred for its result; to cancel that Deferred does not stop the work."""
+    return share(Deferred.fromCoroutine(work))
+
+
+class Lifetime:
+    """The waits of a process: ``end`` cancels them all when the process stops."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self.ended = False
+        self._clock = clock
+        self._waiting: set[Deferred[Any]] = set()
+
+    def add(self, waiting: Deferred[T]) -> Deferred[T]:
+        """Return ``waiting``, and cancel it when ``end`` is called; at once if ``end`` was called before."""
+        self._waiting.add(waiting)
+
+        def forget(result: T) -> T:
+            self._waiting.discard(waiting)
+            return result
+
+        waiting.addBoth(forget)
+        if self.ended:
+            waiting.cancel()
+        return waiting
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after that many seconds, or as soon as ``end`` is called."""
+        with suppress(CancelledError):  # by ``end``
+            await self.add(deferLater(self._clock, seconds))
+
+    def end(self) -> None:
+        """Cancel every Deferred that was added, and from now on each that is added."""
+        self.ended = True
+        for each in list(self._waiting):
+            each.cancel()
