@@ -1,4 +1,4 @@
-"""Stand-ins: a network in memory, a transport with a slow peer behind it, a store that waits and fails when told to."""
+"""Test doubles: a network in memory, a transport with a slow peer, a store that waits or fails as a test wants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from twisted.python.failure import Failure
 from twisted.test.iosim import FakeTransport, IOPump
 from zope.interface import implementer
 
-from replication.storage.memory import MemoryStore, MemoryTransaction
-from replication.streams.seams import Write
-from replication.waiting import share
+from replication.deferreds import share
+from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.contract.memory_store import MemoryStore, MemoryTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IProtocolFactory
     from twisted.internet.protocol import Protocol
 
-    from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import ISequence, Page, Receipt
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
+    from replication.streams.interfaces import ISequence, Page, Receipt
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 def begin(work: Coroutine[Any, Any, Any] | Deferred[Any]) -> list[Any]:
-    """Start ``work``; the list that is returned gets its outcome once it has one."""
+    """Start ``work``, and return a list to which its result, or its Failure, is appended."""
     outcome: list[Any] = []
     deferred = work if isinstance(work, Deferred) else Deferred.fromCoroutine(work)
     deferred.addBoth(outcome.append)
@@ -44,7 +45,7 @@ def begin(work: Coroutine[Any, Any, Any] | Deferred[Any]) -> list[Any]:
 
 
 def now(work: Coroutine[Any, Any, T] | Deferred[T]) -> T:
-    """Return or raise what ``work`` comes to, which must be at once."""
+    """Return the result of ``work``, or raise its error; ``work`` must not wait."""
     outcome = begin(work)
     assert outcome, f"{work} waits"
     if isinstance(outcome[0], Failure):
@@ -53,7 +54,7 @@ def now(work: Coroutine[Any, Any, T] | Deferred[T]) -> T:
 
 
 def error_of(outcome: Sequence[object]) -> BaseException:
-    """Return the error in an outcome that :func:`begin` returned."""
+    """Return the error in a list that :func:`begin` returned."""
     assert outcome, "it waits"
     failure = outcome[0]
     assert isinstance(failure, Failure), failure
@@ -63,20 +64,20 @@ def error_of(outcome: Sequence[object]) -> BaseException:
 
 @contextmanager
 def logged(least: LogLevel = LogLevel.warn) -> Iterator[list[str]]:
-    """Collect what is logged as a warning or worse, or as ``least``; the list is complete once the block is left."""
-    said: list[str] = []
+    """Collect the texts of log events of level ``least`` and above; the list is filled at the end of the block."""
+    lines: list[str] = []
     with capturedLogs() as events:
-        yield said
-    said += [formatEvent(each) for each in events if each["log_level"] >= least]
+        yield lines
+    lines += [formatEvent(each) for each in events if each["log_level"] >= least]
 
 
 # ---- transports
 
 
 class Wire(StringTransport):
-    """What is written waits for a peer that reads when it is told to; ``room`` is how many bytes fit meanwhile.
+    """A transport whose peer reads when ``read`` is called; it pauses the producer beyond ``room`` bytes.
 
-    ``lost`` says whether it is gone: at once after an abort, and once all is read after a close.
+    ``lost`` is true after an abort, or when everything was read after a close.
     """
 
     def __init__(self, protocol: Any, room: int = 64 * 1024) -> None:
@@ -93,13 +94,13 @@ class Wire(StringTransport):
     def write(self, data: bytes) -> None:
         assert not self.lost
         if self.disconnecting:
-            return  # as a real one does
+            return  # as a real transport does
         super().write(data)
         if self.producer is not None and len(self.value()) > self.room:
             self.producer.pauseProducing()
 
     def read(self, size: int | None = None) -> bytes:
-        """Be the peer: take some of what waits, or all."""
+        """Read as the peer: ``size`` bytes, or everything."""
         data: bytes = self.value()
         taken, rest = (data, b"") if size is None else (data[:size], data[size:])
         self.clear()
@@ -116,7 +117,7 @@ class Wire(StringTransport):
         self.lose()
 
     def lose(self) -> None:
-        """Be the network: the connection is gone."""
+        """Lose the connection."""
         if not self.lost:
             self.lost = True
             self.protocol.connectionLost(Failure(ConnectionDone()))
@@ -124,7 +125,7 @@ class Wire(StringTransport):
 
 @implementer(IHostnameResolver)
 class Literal:
-    """Takes every name for an address."""
+    """A resolver that takes every name for an address."""
 
     def resolveHostName(
         self,
@@ -142,18 +143,23 @@ class Literal:
 
 @implementer(IReactorPluggableNameResolver)
 class Net(MemoryReactorClock):
-    """A reactor whose TCP connections reach what is served on the same one, or are refused; ``run`` moves the bytes."""
+    """A reactor with TCP in memory: a connection reaches ``serving[port]`` or is refused; ``run`` moves the bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.serving: dict[int, IProtocolFactory] = {}
-        self.hanging = False  # whether attempts to connect are not answered
+        self.hanging = False  # whether attempts to connect get no answer
         self.nameResolver = Literal()
-        self.attempts = 0
+        self.attempted: list[int] = []  # the port of each attempt to connect
         self._pumps: list[IOPump] = []
 
+    @property
+    def attempts(self) -> int:
+        """The number of attempts to connect."""
+        return len(self.attempted)
+
     def run(self, seconds: float = 0.0) -> None:
-        """Let time pass in small steps, and everything happen that then can."""
+        """Let time pass, and run every timer and move all bytes in between."""
         while True:
             self._settle()
             calls = [each.getTime() - self.seconds() for each in self.getDelayedCalls()]
@@ -164,7 +170,7 @@ class Net(MemoryReactorClock):
             seconds -= step
 
     def cut(self) -> None:
-        """Lose every connection, as a broken network does."""
+        """Lose every connection."""
         for pump in self._pumps:
             for each in (pump.clientIO, pump.serverIO):
                 if not each.disconnected:
@@ -182,14 +188,14 @@ class Net(MemoryReactorClock):
             self._pumps = [p for p in self._pumps if not (p.clientIO.disconnected and p.serverIO.disconnected)]
             if not connected and not any(moved):
                 return
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("the connections never become idle")
 
     def _connect(self) -> bool:
         if self.hanging or not self.tcpClients:
             return False
         clients, self.tcpClients = self.tcpClients, []
         for _host, port, factory, _timeout, _bind in clients:
-            self.attempts += 1
+            self.attempted.append(port)
             if port not in self.serving:
                 factory.clientConnectionFailed(cast("Any", None), Failure(ConnectionRefusedError()))
                 continue
@@ -213,9 +219,9 @@ def _pump(net: Net, server: Any, client: Any, here: IPv4Address, there: IPv4Addr
 
 
 class FragileStore(MemoryStore):
-    """A MemoryStore; the operations named in ``gates`` wait for those, the ones in ``errors`` fail.
+    """A MemoryStore whose operations wait if they are named in ``gates``, and fail if they are in ``errors``.
 
-    ``executed`` are the statements of its transactions, ``ends`` how those ended.
+    ``asked`` are the operations so far, ``executed`` the SQL statements, ``ends`` how each transaction ended.
     """
 
     def __init__(self) -> None:
@@ -251,21 +257,27 @@ class FragileStore(MemoryStore):
         await self.operation("positions")
         return await super().positions(stream)
 
-    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         await self.operation("positions")
-        return await super().applied(stream, follower)
+        return await super().applied_positions(stream, follower)
 
-    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         await self.operation("stored")
-        return await super().stored()
+        return await super().stored_positions()
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         await self.operation("facts")
         return await super().facts(stream, writer, after=after, upto=upto, limit=limit)
 
-    async def recall(self, key: str) -> Sequence[Token] | None:
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        await self.operation("store histories")
+        await super().store_histories(writer, histories, follower)
+
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
         await self.operation("recall")
-        return await super().recall(key)
+        return await super().find_receipt(key)
 
     async def close(self) -> None:
         await self.operation("close")
@@ -276,23 +288,27 @@ class FragileStore(MemoryStore):
 
 
 class SharedStore(FragileStore):
-    """A FragileStore that others write, too: its IDs come from sequences, which wait at the gate ``draw``."""
+    """A FragileStore with several writers: stream IDs come from sequences, whose operation is ``draw``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.drawn: dict[StreamName, int] = {}  # the last ID that anybody has
-        self.there: set[InstanceName] = set()  # who else writes here now
+        self.last_value: dict[StreamName, int] = {}  # the last allocated ID
+        self.claims: list[InstanceName] = []
+        self.there: set[InstanceName] = set()  # the other instances that run now
         self.followers: dict[tuple[StreamName, InstanceName], dict[InstanceName, Token]] = {}
 
     def sequence(self, stream: StreamName) -> ISequence | None:  # type: ignore[override]
         super().sequence(stream)
         return _Sequence(self, stream)
 
-    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+    async def claim(self, instance: InstanceName) -> None:
+        self.claims.append(instance)
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
         await self.operation("present")
         return self.there & {*names}
 
-    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return dict(self.followers.get((stream, follower), {}))
 
     def commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
@@ -302,9 +318,9 @@ class SharedStore(FragileStore):
                 self.followers.setdefault((each.stream, each.follower), {})[each.writer] = each.upto
 
     def others_write(self, stream: str, writer: str, upto: int) -> None:
-        """Let another process draw IDs and store its position."""
+        """Let another process allocate IDs and store its position."""
         name = StreamName(stream)
-        self.drawn[name] = max(self.drawn.get(name, 1), upto)
+        self.last_value[name] = max(self.last_value.get(name, 1), upto)
         self.commit([Write(name, InstanceName(writer), Token(upto))], None)
 
 
@@ -313,9 +329,9 @@ class _Sequence:
         self._store = store
         self._stream = stream
 
-    async def draw(self, count: int) -> Sequence[int]:
-        first = self._store.drawn.get(self._stream, 1) + 1
-        self._store.drawn[self._stream] = first + count - 1
+    async def allocate(self, count: int) -> Sequence[int]:
+        first = self._store.last_value.get(self._stream, 1) + 1
+        self._store.last_value[self._stream] = first + count - 1
         await self._store.operation("draw")
         return range(first, first + count)
 
@@ -356,7 +372,7 @@ def words_of(data: bytes) -> list[str]:
 
 
 def connect(factory: IProtocolFactory, room: int = 64 * 1024) -> Wire:
-    """Connect to what a factory serves; what comes back is read with ``read``."""
+    """Connect to a factory, and return the transport."""
     protocol: Protocol | None = cast("Protocol | None", factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 40_000)))
     assert protocol is not None
     return Wire(protocol, room)

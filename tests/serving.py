@@ -1,4 +1,4 @@
-"""What tests of a process that writes and is followed begin with: one in memory, and peers that speak to it."""
+"""What tests of a master share: a master in memory, and connections to it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.master import Master
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
-from replication.streams.registry import StreamDefinition
-from tests.doubles import FragileStore, Net, Wire, begin, connect, lines_of, now
+from replication.streams.definitions import StreamDefinition
+from replication.writer.master import Master
+from tests.doubles import FragileStore, Net, SharedStore, Wire, begin, connect, lines_of, now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,20 +50,20 @@ class MasterCase(SynchronousTestCase):
     def connect(self, *lines: str, room: int = 64 * 1024) -> Wire:
         wire = connect(self.master.factory(), room)
         self.wires.append(wire)
-        self.say(wire, *lines)
+        self.send(wire, *lines)
         return wire
 
-    def say(self, wire: Wire, *lines: str) -> None:
+    def send(self, wire: Wire, *lines: str) -> None:
         wire.protocol.dataReceived("".join(f"{line}\n" for line in lines).encode())
 
-    def news(self, wire: Wire) -> list[str]:
+    def new_lines(self, wire: Wire) -> list[str]:
         self.net.advance(0)
         return lines_of(wire.read())
 
     def greeted(self, *lines: str) -> Wire:
-        """Connect, and take no notice of the greeting."""
+        """Connect, and drop the greeting."""
         wire = self.connect(*lines)
-        self.news(wire)
+        self.new_lines(wire)
         return wire
 
     def append(self, *states: str) -> Sequence[Token]:
@@ -72,3 +72,15 @@ class MasterCase(SynchronousTestCase):
     def hold(self, stream: str = "orders") -> Any:
         reservation = self.master.stream(stream).reserve()
         return reservation, now(reservation.__aenter__())
+
+
+class SharedCase(MasterCase):
+    """A started master on a database that other processes write too."""
+
+    def make_store(self) -> SharedStore:
+        self.shared = SharedStore()
+        return self.shared
+
+    def setUp(self) -> None:
+        super().setUp()
+        now(self.master.start())

@@ -1,6 +1,6 @@
-"""Hypothesis strategies for what travels: names, tokens, rows, facts, commands, and bytes cut anyhow.
+"""Hypothesis strategies: names, tokens, rows, facts, commands, and bytes in reads of any size.
 
-Everything drawn here can be said on the wire: a line of it stays well under the limit.
+Everything they generate can be sent: its line is far shorter than the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOKEN_MAX = 2**63 - 1
 
-# Names as the wire takes them: anything but white space and control characters.
+# Names that the wire accepts: anything without white space and control characters.
 _names = st.one_of(
     st.sampled_from(["events", "caches", "backfill", "to_device", "master", "worker1", "batch", "RDATA", "%s"]),
     st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp"]), min_size=1, max_size=20),
@@ -28,39 +28,39 @@ _names = st.one_of(
 stream_names: SearchStrategy[StreamName] = _names.map(StreamName)
 instance_names: SearchStrategy[InstanceName] = _names.map(InstanceName)
 
-# Names that may also be declared here: see streams.registry.
+# Names that can be declared: see streams.definitions.
 declared_names: SearchStrategy[StreamName] = st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_.-]{0,15}\Z").map(StreamName)
 
-# Tokens as the wire takes them, and as our own streams count them.
+# Tokens that the wire accepts, and tokens of this package's streams.
 tokens: SearchStrategy[Token] = st.one_of(st.integers(-3, 20), st.integers(-(2**63), TOKEN_MAX)).map(Token)
 positive_tokens: SearchStrategy[Token] = st.one_of(st.integers(1, 50), st.integers(1, TOKEN_MAX)).map(Token)
 
-# Text of one line: what SERVER, NAME, ERROR, PING and REMOTE_SERVER_UP carry.
+# The rest of a line: the argument of SERVER, NAME, ERROR, PING and REMOTE_SERVER_UP.
 line_texts: SearchStrategy[str] = (
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40)
     | st.sampled_from(["", " ", "localhost", "100% %s %(x)s", "1490197665618", "two  spaces "])
-).filter(lambda text: not text.endswith("\r"))  # a CR at the end is a telnet's
+).filter(lambda text: not text.endswith("\r"))  # one CR at the end is dropped
 
-# JSON values as an application may put them into a row, lone surrogates included, and their one spelling.
+# JSON values of an application's row, with lone surrogates, and their texts.
 json_texts: SearchStrategy[str] = st.text(max_size=15) | st.sampled_from(['"', "\\", "\n", "\ud800", "é", "\x00", "😀"])
 rows: SearchStrategy[object] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | json_texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(json_texts, inner, max_size=4),
     max_leaves=8,
 )
-row_texts: SearchStrategy[str] = rows.map(grammar.spell_row)
+row_texts: SearchStrategy[str] = rows.map(grammar.encode_row)
 
 
 @st.composite
 def facts(draw: st.DrawFn, after: int = 0, max_size: int = 8, min_rows: int = 0) -> list[Fact]:
     """Draw facts of one writer: ascending tokens above ``after``, with gaps, each of ``min_rows`` to 4 rows."""
     steps = draw(st.lists(st.integers(1, 4), max_size=max_size))
-    drawn = []
+    made = []
     for step in steps:
         after += step
         texts = draw(st.lists(row_texts, min_size=min_rows, max_size=4))
-        drawn.append(Fact(Token(after), tuple(texts)))
-    return drawn
+        made.append(Fact(Token(after), tuple(texts)))
+    return made
 
 
 _words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" \n\r"), min_size=1, max_size=20)

@@ -1,4 +1,4 @@
-"""Caches: what is remembered, what is forgotten, and that nothing stale is ever put back."""
+"""Caches: hits, evictions, invalidations, and that no stale value is ever stored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.caches import Caches, spell_key
+from replication.caches import Caches, encode_key
 from replication.errors import ConfigError, RowError, StreamError
+from replication.wire.grammar import encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -35,7 +36,7 @@ class Color(enum.StrEnum):
 
 
 class Wine(enum.StrEnum):
-    """The same red, of another type."""
+    """Another type with an equal value."""
 
     RED = "red"
 
@@ -45,32 +46,32 @@ _shelf = Caches()
 
 @_shelf.cached()
 def on_the_shelf(book: int) -> int:
-    """Lie in a module, where pickle looks for functions."""
+    """A function at module level, where pickle finds it."""
     return book
 
 
 class CacheTests(SynchronousTestCase):
-    """What all cases share: caches, and a note of every computation."""
+    """Base class: caches, and a record of every computation."""
 
     def setUp(self) -> None:
         self.caches = Caches()
         self.computed: list[Any] = []
 
     def note(self, *arguments: Any) -> int:
-        """Compute: every result is a new one."""
+        """Compute a new result."""
         self.computed.append(arguments)
         return len(self.computed)
 
     def fact(self, name: str, *keys: str) -> None:
-        """Hear of an invalidation of one key."""
+        """Apply a row that invalidates one key."""
         self.caches.apply([[name, list(keys), NOW]])
 
 
 class FunctionTests(CacheTests):
     """A plain function."""
 
-    def test_remembers(self) -> None:
-        """A second call with equal arguments does not compute, whatever was returned."""
+    def test_the_second_call_does_not_compute(self) -> None:
+        """A second call with equal arguments does not compute, for any value."""
 
         @self.caches.cached()
         def get(order_id: int) -> None:
@@ -82,20 +83,20 @@ class FunctionTests(CacheTests):
         self.assertEqual(self.computed, [(17,), (18,)])
 
     def test_looks_like_the_function(self) -> None:
-        """Name, documentation and signature stay, and the function itself is at hand."""
+        """Name, documentation and signature are the function's, and ``__wrapped__`` is the function."""
 
         def get(order_id: int, *, full: bool = False) -> str:
-            """Get it."""
+            """Return it."""
             return f"{order_id} {full}"
 
         cached = self.caches.cached()(get)
-        self.assertEqual((cached.__doc__, cached.__qualname__), ("Get it.", get.__qualname__))
+        self.assertEqual((cached.__doc__, cached.__qualname__), ("Return it.", get.__qualname__))
         self.assertEqual(getattr(cached, "__name__", None), "get")
         self.assertEqual(inspect.signature(cached), inspect.signature(get))
         self.assertIs(cached.__wrapped__, get)
 
     def test_counts_and_evicts_as_lru_cache_does(self) -> None:
-        """The same calls leave the same figures as with the standard library's."""
+        """The same calls give the same counts as the standard library's ``lru_cache``."""
 
         def get(number: int) -> int:
             return -number
@@ -106,8 +107,8 @@ class FunctionTests(CacheTests):
             self.assertEqual(ours(number), theirs(number))
             self.assertEqual(tuple(ours.cache_info()), tuple(theirs.cache_info()))
 
-    def test_forgets_the_least_recently_used(self) -> None:
-        """A hit makes an entry young again."""
+    def test_evicts_the_least_recently_used(self) -> None:
+        """A hit makes an entry the most recently used one."""
 
         @self.caches.cached(max_entries=2)
         def get(order_id: int) -> int:
@@ -117,8 +118,8 @@ class FunctionTests(CacheTests):
             get(order_id)
         self.assertEqual(self.computed, [(1,), (2,), (3,), (2,)])
 
-    def test_memory_is_bounded(self) -> None:
-        """What is evicted, invalidated or failed leaves no trace, index and flights included."""
+    def test_memory_is_limited(self) -> None:
+        """Evicted, invalidated and failed entries leave nothing in any table."""
 
         @self.caches.cached(max_entries=3)
         def get(order_id: object) -> int:
@@ -134,25 +135,25 @@ class FunctionTests(CacheTests):
                     get(alike)
         memory = get._memory
         self.assertEqual((len(memory.values), len(memory._flights)), (3, 0))
-        self.assertEqual(memory._spelt.keys(), {("19",), ("19.0",)})
+        self.assertEqual(memory._encoded.keys(), {("19",), ("19.0",)})
         self.fact("get", "19")
         self.fact("get", "19.0")
-        self.assertEqual((len(memory.values), len(memory._spelt)), (0, 0))
+        self.assertEqual((len(memory.values), len(memory._encoded)), (0, 0))
 
-    def test_entries_that_are_spelt_alike(self) -> None:
-        """They are evicted one by one, and invalidated together."""
+    def test_entries_with_one_wire_key(self) -> None:
+        """Entries with one wire key are evicted one by one, and invalidated together."""
 
         @self.caches.cached(max_entries=2)
         def get(key: str) -> int:
             return self.note(key)
 
         self.assertEqual([get(each) for each in (Color.RED, Wine.RED, "red", Wine.RED)], [1, 2, 3, 2])
-        self.assertEqual(get._memory._spelt.keys(), {("red",)})
+        self.assertEqual(get._memory._encoded.keys(), {("red",)})
         self.fact("get", "red")
         self.assertEqual([get(each) for each in (Wine.RED, "red")], [4, 5])
 
     def test_keywords_and_defaults_are_the_same_call(self) -> None:
-        """However a call is written, its key is all its arguments in the order of declaration."""
+        """The key of a call is all its arguments in the declared order, in whatever form they are given."""
 
         @self.caches.cached()
         def get(room: str, user: str = "@a", *, full: bool = False) -> int:
@@ -164,7 +165,7 @@ class FunctionTests(CacheTests):
         self.assertEqual((get("!r"), get("!r", full=True)), (3, 2))
 
     def test_any_number_of_arguments(self) -> None:
-        """``*args`` are spelt one by one, keyword-only ones after them."""
+        """Each of ``*args`` is one key; keyword-only arguments follow."""
 
         @self.caches.cached()
         def get(*rooms: str, full: bool = False) -> int:
@@ -185,8 +186,8 @@ class FunctionTests(CacheTests):
         self.fact("get")
         self.assertEqual(get(), 2)
 
-    def test_a_call_that_cannot_be(self) -> None:
-        """Wrong arguments raise TypeError with the function's name, also where an entry has the same arguments."""
+    def test_a_call_with_wrong_arguments(self) -> None:
+        """Wrong arguments raise TypeError with the function's name, even if an entry has the same key."""
 
         @self.caches.cached()
         def get(order_id: int, *, full: bool = False) -> int:
@@ -200,7 +201,7 @@ class FunctionTests(CacheTests):
         self.assertEqual(get.cache_info().currsize, 1)
 
     def test_equal_is_not_enough(self) -> None:
-        """Arguments that are equal share a value only if their types and spellings are equal too."""
+        """Equal arguments share a value only if their types and their ``str()`` are equal too."""
 
         @self.caches.cached()
         def get(key: object) -> int:
@@ -217,8 +218,8 @@ class FunctionTests(CacheTests):
             self.assertEqual(len(set(values)), len(alike))
             self.assertEqual([get(each) for each in alike], values)
 
-    def test_an_exception_is_not_kept(self) -> None:
-        """A call that failed is tried again, and nothing else is lost by it."""
+    def test_an_exception_is_not_stored(self) -> None:
+        """After an exception the next call computes again, and other entries stay."""
         broken = [True]
 
         @self.caches.cached(max_entries=1)
@@ -243,7 +244,7 @@ class FunctionTests(CacheTests):
         self.assertEqual(fibonacci.cache_info().misses, 81)
 
     def test_invalidate_by_hand(self) -> None:
-        """``invalidate`` takes a call's arguments in any form and forgets what the stream would; ``clear`` all."""
+        """``invalidate`` takes the arguments of a call and removes what a row would; ``clear`` removes everything."""
 
         @self.caches.cached()
         def get(order_id: object, limit: int = 10) -> int:
@@ -256,12 +257,12 @@ class FunctionTests(CacheTests):
         self.assertEqual([get(18), get(17)], [6, 7])
 
     def test_copies_and_pickles_as_a_function(self) -> None:
-        """By name, as lru_cache's do; there is only one memory."""
+        """By name, as with ``lru_cache``; there is only one memory."""
         self.assertIs(copy.deepcopy({"f": on_the_shelf})["f"], on_the_shelf)
         self.assertIs(pickle.loads(pickle.dumps(on_the_shelf)), on_the_shelf)
 
     def test_refusals(self) -> None:
-        """What could never be invalidated, or not be told apart, is a ConfigError that says what to do."""
+        """A function whose calls cannot be keyed, and a name that is used twice, are a ConfigError with the cure."""
 
         def get(order_id: int) -> int:
             return order_id
@@ -282,10 +283,10 @@ class FunctionTests(CacheTests):
 
 
 class RaceTests(CacheTests):
-    """A plain function that is called while facts arrive."""
+    """A plain function that is called while invalidations arrive."""
 
-    def test_invalidated_while_it_computes(self) -> None:
-        """The caller gets the value, but it is not kept; other keys' values are."""
+    def test_invalidated_during_a_plain_computation(self) -> None:
+        """The caller gets the value, but it is not stored; values of other keys are."""
 
         @self.caches.cached()
         def get(order_id: int) -> int:
@@ -295,8 +296,8 @@ class RaceTests(CacheTests):
         self.assertEqual([get(17), get(17), get(18), get(18)], [1, 2, 3, 3])
         self.assertEqual(get.cache_info().currsize, 1)
 
-    def test_cleared_while_it_computes(self) -> None:
-        """The same for a whole cache."""
+    def test_cleared_during_a_plain_computation(self) -> None:
+        """The same for ``clear``."""
 
         @self.caches.cached()
         def get(order_id: int) -> int:
@@ -306,7 +307,7 @@ class RaceTests(CacheTests):
         self.assertEqual([get(17), get(17)], [1, 2])
 
     def test_invalidated_while_another_thread_computes(self) -> None:
-        """A value read before the fact came, in whatever thread, is not there after it."""
+        """A value that any thread read before the invalidation is not stored after it."""
         reading, go_on = threading.Event(), threading.Event()
 
         @self.caches.cached()
@@ -325,7 +326,7 @@ class RaceTests(CacheTests):
         self.assertEqual((get(17), get(17)), (2, 2))
 
     def test_two_threads_compute_one_key(self) -> None:
-        """Of two computations the later one is kept, in whatever order they finish; nobody waits for the other."""
+        """Of two computations the later one is stored, in whatever order they finish; neither thread waits."""
         reading, go_on = threading.Event(), threading.Event()
 
         @self.caches.cached()
@@ -342,10 +343,10 @@ class RaceTests(CacheTests):
         self.assertEqual(get(17), 2)
         go_on.set()
         thread.join(10)
-        self.assertEqual((get(17), len(get._memory.values), len(get._memory._spelt)), (2, 1, 1))
+        self.assertEqual((get(17), len(get._memory.values), len(get._memory._encoded)), (2, 1, 1))
 
-    def test_kept_by_one_thread_just_before_another_begins(self) -> None:
-        """A thread that missed the value by a moment keeps its own in the same entry."""
+    def test_stored_by_one_thread_just_after_another_missed(self) -> None:
+        """A thread that begins just before another stores the value stores its own in the same entry."""
 
         @self.caches.cached()
         def get(order_id: int) -> int:
@@ -354,7 +355,7 @@ class RaceTests(CacheTests):
         memory = get._memory
         for value in ("first", "second"):
             memory.keep(memory.flight((17,)), value)
-        self.assertEqual((dict(memory.values), memory._spelt), ({(17,): "second"}, {("17",): [(17,)]}))
+        self.assertEqual((dict(memory.values), memory._encoded), ({(17,): "second"}, {("17",): [(17,)]}))
 
 
 class MethodTests(CacheTests):
@@ -366,13 +367,13 @@ class MethodTests(CacheTests):
 
         @attrs.define
         class Orders:
-            """Equal to others of its shop, and not hashable."""
+            """An instance that is equal to others, and not hashable."""
 
             shop: str
 
             @cached()
             def get(self, order_id: object) -> int:
-                """Get it."""
+                """Return it."""
                 return note(self.shop, order_id)
 
             @cached()
@@ -388,12 +389,12 @@ class MethodTests(CacheTests):
         self.a, self.b = Orders("a"), Orders("a")
 
     def test_instances_do_not_share(self) -> None:
-        """Not even equal ones, nor ones that cannot be hashed; each has room for all its entries."""
+        """Equal instances and unhashable ones have a memory each, with ``max_entries`` entries."""
         self.assertEqual([self.a.get(17), self.b.get(17), self.a.get(17), self.b.get(17)], [1, 2, 1, 2])
         self.assertEqual(tuple(self.a.get.cache_info()), (1, 1, 10_000, 1))
 
     def test_an_instance_is_not_kept_alive(self) -> None:
-        """Its memory goes with it, at once; only what it counted stays."""
+        """Its memory is removed at once with it; its counts stay."""
         self.a.get(17)
         self.a.get(17)
         gone = weakref.ref(self.a)
@@ -403,12 +404,12 @@ class MethodTests(CacheTests):
             self.assertIsNone(gone())
         finally:
             gc.enable()
-        self.assertEqual(self.caches.stats()["get"], (1, 1, 0, 0))
+        self.assertEqual(self.caches.stats()["get"], ((1, 1, 10_000, 0), 0))
         self.assertEqual(len(self.Orders.get._cache._instances), 0)
         self.assertEqual(self.Orders("b").get(18), 2)
 
-    def test_a_fact_reaches_every_instance(self) -> None:
-        """A fact has no ``self``; by hand, an instance's own calls are forgotten, or all of them through the class."""
+    def test_a_row_reaches_every_instance(self) -> None:
+        """A row has no ``self``.  ``invalidate`` on an instance removes its own entries, on the class those of all."""
         get = self.Orders.get
         self.assertEqual([self.a.get(17), self.b.get(17)], [1, 2])
         self.fact("get", "17")
@@ -424,7 +425,7 @@ class MethodTests(CacheTests):
         self.assertEqual(tuple(get.cache_info()), (3, 9, 10_000, 2))
 
     def test_called_through_the_class(self) -> None:
-        """That is the same call of the same instance."""
+        """A call through the class is the same call of the instance."""
         self.assertEqual([self.a.get(17), self.Orders.get(self.a, 17), self.Orders.get(self.a, order_id=17)], [1, 1, 1])
         wrong: Any = self.Orders.get
         self.assertRaisesRegex(TypeError, r"get\(\) is a method", wrong)
@@ -433,7 +434,7 @@ class MethodTests(CacheTests):
         """A method on an instance has no ``self`` in its signature."""
         self.assertEqual(list(inspect.signature(self.a.get).parameters), ["order_id"])
         self.assertEqual(list(inspect.signature(self.Orders.get).parameters), ["self", "order_id"])
-        self.assertEqual((self.a.get.__doc__, self.Orders.get.__doc__), ("Get it.", "Get it."))
+        self.assertEqual((self.a.get.__doc__, self.Orders.get.__doc__), ("Return it.", "Return it."))
 
     def test_coroutine_method(self) -> None:
         """It returns coroutines on an instance and through the class."""
@@ -441,12 +442,12 @@ class MethodTests(CacheTests):
         self.assertEqual([self.successResultOf(ensureDeferred(each)) for each in results], [1, 1, 1, 2])
 
     def test_static_method(self) -> None:
-        """It is a function: the class and every instance share it."""
+        """A static method is a function: the class and every instance share it."""
         on_an_instance: Any = self.a  # mypy takes a static method that is no plain function for a method
         self.assertEqual([on_an_instance.price("x"), self.Orders.price("x")], [1, 1])
 
     def test_an_alias_in_a_class_leaves_the_function_alone(self) -> None:
-        """A function stays one where it is, though some class makes a method of it."""
+        """A function stays a function although a class uses it as a method."""
 
         @self.caches.cached()
         def describe(thing: object) -> int:
@@ -475,7 +476,7 @@ class MethodTests(CacheTests):
         self.assertEqual(dear.get(17), 200)
 
     def test_needs_weak_references(self) -> None:
-        """An instance that cannot be referred to weakly is a ConfigError that says how it could."""
+        """An instance without weak references is a ConfigError with the cure."""
         cached = self.caches.cached
 
         class Small:
@@ -489,7 +490,7 @@ class MethodTests(CacheTests):
 
 
 class WaitingTests(CacheTests):
-    """What functions that return Deferreds and coroutine functions have in common."""
+    """Functions that return Deferreds, and coroutine functions."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -512,7 +513,7 @@ class WaitingTests(CacheTests):
         self.get, self.fetch = get, fetch
 
     def both(self, case: Callable[[Callable[[int], Deferred[str]], str], None]) -> None:
-        """Run a case with either kind of function."""
+        """Run a test with either kind of function."""
         case(self.get, "get")
         self.under_way.clear()
         self.cancelled.clear()
@@ -520,7 +521,7 @@ class WaitingTests(CacheTests):
         case(lambda order_id: ensureDeferred(self.fetch(order_id)), "fetch")
 
     def test_callers_share_a_computation(self) -> None:
-        """Calls that come while it is under way wait for it; later ones have its value; each has its own Deferred."""
+        """Calls during the computation wait for it; later calls get its value; each call has its own Deferred."""
 
         def case(get: Callable[[int], Deferred[str]], name: str) -> None:
             first, second = get(17), get(17)
@@ -533,12 +534,12 @@ class WaitingTests(CacheTests):
             third.addCallback(lambda _: "changed")
             self.assertEqual(self.successResultOf(fourth), "placed")
             self.assertEqual(self.computed, [(17,)])
-            self.assertEqual(self.caches.stats()[name], (3, 1, 1, 0))
+            self.assertEqual(self.caches.stats()[name], ((3, 1, 10_000, 1), 0))
 
         self.both(case)
 
-    def test_everybody_gets_the_exception_and_nobody_later(self) -> None:
-        """A failed computation fails all that wait for it, logs nothing, and is not kept."""
+    def test_every_caller_gets_the_exception_and_no_later_one(self) -> None:
+        """A failed computation fails all its callers, logs nothing, and is not stored."""
 
         def case(get: Callable[[int], Deferred[str]], _: str) -> None:
             first, second = get(17), get(17)
@@ -554,7 +555,7 @@ class WaitingTests(CacheTests):
         self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_cancelling_one_leaves_the_others(self) -> None:
-        """The computation goes on as long as somebody waits."""
+        """The computation continues while one caller waits."""
 
         def case(get: Callable[[int], Deferred[str]], _: str) -> None:
             first, second = get(17), get(17)
@@ -567,7 +568,7 @@ class WaitingTests(CacheTests):
         self.both(case)
 
     def test_cancelling_all_cancels_the_computation(self) -> None:
-        """Nobody joins a computation that is being cancelled; the next caller starts another."""
+        """No call joins a computation that is being cancelled; the next call starts another."""
 
         def case(get: Callable[[int], Deferred[str]], _: str) -> None:
             first, second = get(17), get(17)
@@ -582,8 +583,8 @@ class WaitingTests(CacheTests):
 
         self.both(case)
 
-    def test_a_computation_that_takes_its_time_to_be_cancelled(self) -> None:
-        """Nobody joins it meanwhile, and what it brings in the end is not kept."""
+    def test_a_computation_that_ends_some_time_after_its_cancellation(self) -> None:
+        """No call joins it meanwhile, and its result is not stored."""
         last_words: Deferred[None] = Deferred()
 
         @self.caches.cached()
@@ -604,8 +605,8 @@ class WaitingTests(CacheTests):
         self.assertEqual(self.successResultOf(second), 2)
         self.assertEqual(self.successResultOf(ensureDeferred(slow(17))), 2)
 
-    def test_invalidated_under_way(self) -> None:
-        """Who waited gets the value; it is not kept; who calls after the fact does not even join."""
+    def test_invalidated_during_a_computation(self) -> None:
+        """Callers that wait get the value; it is not stored, and calls after the invalidation do not join."""
 
         def case(get: Callable[[int], Deferred[str]], name: str) -> None:
             first = get(17)
@@ -619,42 +620,42 @@ class WaitingTests(CacheTests):
 
         self.both(case)
 
-    def test_cleared_under_way(self) -> None:
-        """The same for a whole cache, and for a stale value that comes first."""
+    def test_cleared_during_a_computation(self) -> None:
+        """The same for ``clear``, and for a stale value that comes first."""
 
         def case(get: Callable[[int], Deferred[str]], name: str) -> None:
             first = get(17)
             self.caches.apply([[name, None, NOW]])
             self.under_way[0].callback("old")
             self.assertEqual(self.successResultOf(first), "old")
-            self.assertEqual(self.caches.stats()[name].size, 0)
+            self.assertEqual(self.caches.stats()[name][0].currsize, 0)
             self.assertNoResult(get(17))
 
         self.both(case)
 
     def test_a_waiter_may_call_again(self) -> None:
-        """When a waiter hears of the value, it is kept already; it may invalidate it, or cancel its neighbour."""
+        """When a callback gets the value, it is stored already.  The callback may invalidate it, or cancel another."""
 
         def case(get: Callable[[int], Deferred[str]], name: str) -> None:
             first, second, third = get(17), get(17), get(17)
-            heard: list[str] = []
+            received: list[str] = []
 
             def again(_: str) -> None:
-                get(17).addCallback(heard.append)
+                get(17).addCallback(received.append)
                 self.fact(name, "17")
                 second.cancel()
 
             first.addCallback(again)
             self.under_way[0].callback("placed")
-            self.assertEqual(heard, ["placed"])
+            self.assertEqual(received, ["placed"])
             self.failureResultOf(second, CancelledError)
             self.assertEqual(self.successResultOf(third), "placed")
             self.assertNoResult(get(17))
 
         self.both(case)
 
-    def test_a_value_at_once(self) -> None:
-        """A Deferred that has fired before it is returned is as good."""
+    def test_a_deferred_that_has_fired(self) -> None:
+        """A Deferred that fired before it was returned works the same."""
 
         @self.caches.cached()
         def known(order_id: int) -> Deferred[int]:
@@ -662,7 +663,7 @@ class WaitingTests(CacheTests):
 
         self.assertEqual([self.successResultOf(known(17)), self.successResultOf(known(17))], [1, 1])
 
-    def test_a_coroutine_in_disguise(self) -> None:
+    def test_a_plain_function_that_returns_a_coroutine(self) -> None:
         """A plain function that returns a coroutine is cached by the coroutine's result."""
 
         async def look(order_id: int) -> int:
@@ -678,7 +679,7 @@ class WaitingTests(CacheTests):
         self.assertEqual(self.successResultOf(ensureDeferred(twice())), [1, 1])
 
     def test_a_coroutine_does_nothing_before_it_is_awaited(self) -> None:
-        """So it cannot bring what was true when it was made."""
+        """So it cannot return a value from before it is awaited."""
         first = ensureDeferred(self.fetch(17))
         self.under_way[0].callback("old")
         self.assertEqual(self.successResultOf(first), "old")
@@ -690,7 +691,7 @@ class WaitingTests(CacheTests):
 
 
 class StreamTests(CacheTests):
-    """Rows of the caches stream."""
+    """Rows of the stream ``caches``."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -705,24 +706,24 @@ class StreamTests(CacheTests):
 
         self.get_order, self.get_total = get_order, get_total
 
-    def test_keys_are_the_spelling_of_arguments(self) -> None:
-        """A row's strings meet every argument that is spelt like them, and no other."""
+    def test_keys_are_the_str_of_arguments(self) -> None:
+        """The strings of a row match every argument with the same ``str()``, and no other."""
         self.assertEqual([self.get_order(each) for each in (17, "17", None, "None", 2.5, 1, True)], [*range(1, 8)])
         for key in ("17", "None", "2.5", "True"):
             self.fact("get_order", key)
         self.assertEqual((self.get_order(1), self.get_order.cache_info().currsize), (6, 1))
-        self.assertEqual(spell_key((17, True, None, "x")), ("17", "True", "None", "x"))
+        self.assertEqual(encode_key((17, True, None, "x")), ("17", "True", "None", "x"))
 
     def test_null_clears_one_cache(self) -> None:
-        """All of it, and no other."""
+        """Null removes every entry of one cache, and of no other."""
         for order_id in (17, 18):
             self.get_order(order_id)
             self.get_total(order_id)
         self.caches.apply([["get_order", None, NOW]])
-        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 2])
+        self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [0, 2])
 
-    def test_what_is_not_ours_is_ignored(self) -> None:
-        """Unknown names, keys of which there is nothing, fields of a later version."""
+    def test_unknown_names_and_keys_are_ignored(self) -> None:
+        """Unknown names, unknown keys, and fields of a newer release are ignored."""
         self.get_order(17)
         self.caches.apply([["get_user", ["17"], NOW], ["get_order", ["18"], NOW], ["get_order", ["17", "1"], NOW]])
         self.assertEqual(self.get_order(17), 1)
@@ -730,14 +731,14 @@ class StreamTests(CacheTests):
         self.assertEqual(self.get_order(17), 2)
 
     def test_applied_twice(self) -> None:
-        """That is harmless."""
+        """To apply a row twice changes nothing more."""
         row = ["get_order", ["17"], NOW]
         self.get_order(17)
         self.caches.apply([row, row])
         self.assertEqual([self.get_order(17), self.get_order(17)], [2, 2])
 
     def test_malformed_rows(self) -> None:
-        """Each is refused and shown; the rows beside it are applied all the same."""
+        """A malformed row is in the error; the other rows are applied."""
         bad: list[Any] = [
             ["get_total", ["17"]],
             ["get_total", "17", NOW],
@@ -755,14 +756,16 @@ class StreamTests(CacheTests):
             before = self.get_order(17)
             error = self.assertRaises(RowError, self.caches.apply, [row, ["get_order", ["17"], NOW]])
             self.assertIsInstance(error, StreamError)
-            self.assertIn(repr(row), str(error))
+            self.assertIn(encode_row(row), str(error))
             self.assertNotEqual(self.get_order(17), before)
-        self.assertEqual(self.caches.stats()["get_total"], (0, 1, 1, 0))
+        self.assertEqual(self.caches.stats()["get_total"], ((0, 1, 10_000, 1), 0))
+        token = self.assertRaises(RowError, self.caches.apply, [["get_user_by_access_token", ["syt_1"], None]])
+        self.assertIn('["get_user_by_access_token",null,null]', str(token))
         long = self.assertRaises(RowError, self.caches.apply, [["%s" * 10_000]])
         self.assertLess(len(str(long)), 400)
 
     def test_fan_out(self) -> None:
-        """One fact about a special name, several caches: the same keys in each, null for all; late ones included."""
+        """A row about a special name invalidates several caches, with the same keys; later caches too."""
         self.caches.fan_out("order_changed", "get_order", "get_history")
         self.caches.fan_out("order_changed", "get_total")
         self.fact("order_changed", "17")
@@ -777,17 +780,31 @@ class StreamTests(CacheTests):
                 self.get_total(order_id)
                 get_history(order_id)
         self.fact("order_changed", "17")
-        self.assertEqual([each.size for each in self.caches.stats().values()], [1, 1, 1])
+        self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [1, 1, 1])
         self.caches.apply([["order_changed", None, NOW]])
-        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 0, 0])
+        self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [0, 0, 0])
 
     def test_fan_out_of_a_cache(self) -> None:
-        """A cache's own name may fan out: it is invalidated itself, too."""
+        """A cache's own name may fan out; the cache is invalidated too."""
         self.caches.fan_out("get_order", "get_total")
         self.get_order(17)
         self.get_total(17)
         self.fact("get_order", "17")
-        self.assertEqual([each.size for each in self.caches.stats().values()], [0, 0])
+        self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [0, 0])
+
+    def test_fan_out_takes_cached_functions(self) -> None:
+        self.caches.fan_out("order_changed", self.get_order, "get_total")
+        self.get_order(17)
+        self.get_total(17)
+        self.fact("order_changed", "17")
+        self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [0, 0])
+
+    def test_fan_out_refuses_what_names_no_cache(self) -> None:
+        """A tuple, or a function that is not cached, was accepted, and nothing was invalidated."""
+        wrong: list[Any] = [["get_order"], ("get_order", "get_total"), len, None]
+        for each in wrong:
+            self.assertRaisesRegex(ConfigError, f"a {type(each).__name__}", self.caches.fan_out, "changed", each)
+        self.assertRaisesRegex(ConfigError, "itself", self.caches.fan_out, "get_order", self.get_order)
 
     def test_fan_out_has_one_step(self) -> None:
         """A special name among those that another fans out to is a ConfigError, whichever comes first."""
@@ -797,7 +814,7 @@ class StreamTests(CacheTests):
         self.assertRaisesRegex(ConfigError, "itself", self.caches.fan_out, "itself", "itself")
 
     def test_stats(self) -> None:
-        """Per cache: hits, misses, size and invalidations, those that met nothing included."""
+        """Each cache counts hits, misses, size and invalidations, also those without an entry."""
         self.caches.fan_out("order_changed", "get_order", "get_total")
         for order_id in (17, 17, 18):
             self.get_order(order_id)
@@ -805,11 +822,10 @@ class StreamTests(CacheTests):
         self.fact("get_order", "99")
         self.get_order.invalidate(99)
         stats = self.caches.stats()
-        self.assertEqual(dict(stats), {"get_order": (1, 2, 1, 3), "get_total": (0, 0, 0, 1)})
-        self.assertEqual(stats["get_order"]._asdict(), {"hits": 1, "misses": 2, "size": 1, "invalidations": 3})
+        self.assertEqual(dict(stats), {"get_order": ((1, 2, 10_000, 1), 3), "get_total": ((0, 0, 10_000, 0), 1)})
 
     def test_trap_30_applied_when_apply_returns(self) -> None:
-        """A reader that waits for the position finds no old value: nothing of ``apply`` is left for later."""
+        """A reader that waits for the position finds no old value, because ``apply`` does everything at once."""
         self.get_order(17)
         position, seen = 58, []
         self.fact("get_order", "17")
@@ -817,8 +833,8 @@ class StreamTests(CacheTests):
         position = 59
         self.assertEqual((position, seen, self.get_order(17)), (59, [0], 2))
 
-    def test_trap_43_one_fact_many_keys(self) -> None:
-        """All rows of a token count, not only the last."""
+    def test_trap_43_one_fact_with_many_keys(self) -> None:
+        """All rows of a token are applied, not only the last."""
         for order_id in (17, 18, 19):
             self.get_order(order_id)
         self.caches.apply([["get_order", ["17"], NOW], ["get_order", ["18"], NOW]])
@@ -832,7 +848,7 @@ PICKS = st.integers(min_value=0, max_value=1_000)
 
 @attrs.define(eq=False)
 class Started:
-    """The model of a computation under way."""
+    """The model of a computation in progress."""
 
     argument: Any
     version: int
@@ -841,10 +857,10 @@ class Started:
 
 
 class CachesMachine(RuleBasedStateMachine):
-    """Two caches beside a truth that changes, each change a fact.
+    """Two caches of values that change; each change is a row of the stream.
 
-    The model tells stale from fresh by versions, which the code does not have: a value is fresh while the version of
-    what it was read from is the present one.
+    The model has version numbers, which the code has not: a value is stale once the version that it was read from is
+    not the present one.
     """
 
     MAX_ENTRIES = 3
@@ -878,32 +894,32 @@ class CachesMachine(RuleBasedStateMachine):
 
     @staticmethod
     def key(argument: Any) -> tuple[str, str]:
-        """Return what tells arguments apart."""
+        """Return the key of an argument in the model."""
         return type(argument).__name__, str(argument)
 
     def version(self, argument: Any) -> int:
-        """Return what is true of an argument now."""
+        """Return the true value of an argument now."""
         return self.truth.setdefault(str(argument), 0)
 
-    def change(self, spelt: str | None) -> None:
-        """Change what is true of one spelling, or of everything, and say so."""
+    def change(self, encoded: str | None) -> None:
+        """Change the true value of one wire key, or of all, and invalidate it."""
         self.age += 1
-        for each in [spelt] if spelt is not None else list(self.truth):
+        for each in [encoded] if encoded is not None else list(self.truth):
             self.truth[each] = self.age
-        self.caches.apply([["changed", None if spelt is None else [spelt], NOW]])
+        self.caches.apply([["changed", None if encoded is None else [encoded], NOW]])
         for kept in self.kept.values():
-            for key in [key for key in kept if spelt in (None, key[1])]:
+            for key in [key for key in kept if encoded in (None, key[1])]:
                 del kept[key]
 
     def keep(self, name: str, argument: Any, version: int) -> None:
-        """Keep what is still true, and as much as there is room for."""
+        """Store a value that is still true, and evict beyond the limit."""
         if version == self.version(argument):
             self.kept[name][self.key(argument)] = version
             if len(self.kept[name]) > self.MAX_ENTRIES:
                 self.kept[name].popitem(last=False)
 
     def hit(self, name: str, argument: Any) -> bool:
-        """Whether the model has it; that makes it young again."""
+        """Return whether the model has it; that makes it the most recently used."""
         kept = self.key(argument) in self.kept[name]
         if kept:
             self.kept[name].move_to_end(self.key(argument))
@@ -911,7 +927,7 @@ class CachesMachine(RuleBasedStateMachine):
 
     @rule(argument=ARGUMENTS, meanwhile=st.none() | ARGUMENTS.map(str))
     def call(self, argument: Any, meanwhile: str | None) -> None:
-        """Call the plain function; if it computes, something may change meanwhile."""
+        """Call the plain function; if it computes, a value may change meanwhile."""
         now, hit = self.version(argument), self.hit("look", argument)
         self.change_while_looking = meanwhile
         assert self.look(argument) == now
@@ -923,7 +939,7 @@ class CachesMachine(RuleBasedStateMachine):
 
     @rule(argument=ARGUMENTS)
     def call_and_wait(self, argument: Any) -> None:
-        """Call the coroutine function: a kept value, a computation that is still good, or a new one."""
+        """Call the coroutine function: a stored value, a computation that is still valid, or a new one."""
         now, hit, before = self.version(argument), self.hit("fetch", argument), len(self.started)
         good = [each for each in self.started if self.key(each.argument) == self.key(argument) and each.version == now]
         waiter = ensureDeferred(self.fetch(argument))
@@ -941,22 +957,22 @@ class CachesMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.started)
     @rule(pick=PICKS, fails=st.booleans())
     def land(self, pick: int, fails: bool) -> None:
-        """Finish a computation: all that wait for it get what it read, or its exception."""
+        """Finish a computation: all callers get the value that it read, or its exception."""
         started = self.started.pop(pick % len(self.started))
-        heard: list[object] = []
+        received: list[object] = []
         for waiter in started.waiters:
-            waiter.addCallbacks(heard.append, lambda failure: heard.append(failure.type))
+            waiter.addCallbacks(received.append, lambda failure: received.append(failure.type))
         if fails:
             started.answer.errback(LookupError())
         else:
             started.answer.callback(0)
             self.keep("fetch", started.argument, started.version)
-        assert heard == [LookupError if fails else started.version] * len(started.waiters)
+        assert received == [LookupError if fails else started.version] * len(started.waiters)
 
     @precondition(lambda self: self.started)
     @rule(pick=PICKS)
     def cancel(self, pick: int) -> None:
-        """Cancel a waiter; the computation goes with the last one only."""
+        """Cancel a caller; only the last one cancels the computation."""
         started = self.started[pick % len(self.started)]
         waiter = started.waiters.pop(pick % len(started.waiters))
         reasons: list[object] = []
@@ -969,21 +985,21 @@ class CachesMachine(RuleBasedStateMachine):
 
     @rule(argument=ARGUMENTS)
     def invalidate(self, argument: Any) -> None:
-        """Change what is true of one spelling."""
+        """Change the true value of one wire key."""
         self.change(str(argument))
 
     @rule()
     def invalidate_all(self) -> None:
-        """Change everything."""
+        """Change all true values."""
         self.change(None)
 
     @invariant()
     def the_figures_agree(self) -> None:
-        """Each cache has what the model has, no more; and flights are those that could still be joined."""
+        """Each cache has the entries of the model, and the flights that can still be joined."""
         for name, function in (("look", self.look), ("fetch", self.fetch)):
             assert function.cache_info() == (self.hits[name], self.misses[name], self.MAX_ENTRIES, len(self.kept[name]))
             memory = function._memory
-            assert sum(map(len, memory._spelt.values())) == sum(key[0] != "str" for key in self.kept[name])
+            assert sum(map(len, memory._encoded.values())) == sum(key[0] != "str" for key in self.kept[name])
             good = [each for each in self.started if each.version == self.version(each.argument)]
             assert sum(map(len, memory._flights.values())) == (len(good) if name == "fetch" else 0)
 

@@ -1,4 +1,4 @@
-"""What a daemon is told: every wrong key, type and value is named, in one line."""
+"""The configuration: a wrong key, type or value is named in one line."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import pytest
 
 from replication import config, synapse
 from replication.errors import ConfigError
-from replication.streams.registry import StreamDefinition
+from replication.streams.definitions import StreamDefinition
+from replication.urls import Url
 from replication.wire.grammar import StreamName
 
 CONF = Path(__file__).parent.parent / "conf"
 
 
 def refusal(tmp_path: Path, text: str, role: config.Role = "master") -> str:
-    """Return what load() says against a file, and check that it is one line that names the file."""
+    """Return the error of load(), and check that it is one line with the name of the file."""
     path = tmp_path / "r.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         config.load(role, str(path))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert str(path) in said
-    return said.replace(str(path), "FILE")
+    output = str(caught.value)
+    assert "\n" not in output
+    assert str(path) in output
+    return output.replace(str(path), "FILE")
 
 
 def test_a_master_without_options_has_the_documented_defaults() -> None:
     found = config.load("master")
     assert found.server_name == "localhost"
     assert found.instance_name == "master"
-    assert found.database == "sqlite:///replication.db"
+    assert found.database == Url("sqlite:///replication.db")
     assert found.listen == ("tcp:9092:interface=127.0.0.1",)
     assert found.http == "tcp:9093:interface=127.0.0.1"
     assert found.stream == ()
@@ -42,15 +43,15 @@ def test_a_master_without_options_has_the_documented_defaults() -> None:
 def test_a_worker_without_options_has_the_documented_defaults() -> None:
     found = config.load("worker")
     assert found.instance_name == "worker1"
-    assert found.database == "sqlite:///replication-worker1.db"
-    assert found.connect == ("tcp:127.0.0.1:9092",)
+    assert found.database == Url("sqlite:///replication-worker1.db")
+    assert found.connect == (Url("tcp:127.0.0.1:9092"),)
     assert found.listen == ()
     assert found.http is None
     assert found.catch_up == ()
 
 
 def test_a_worker_database_is_named_after_its_instance() -> None:
-    assert config.load("worker", options={"instance_name": "w7"}).database == "sqlite:///replication-w7.db"
+    assert config.load("worker", options={"instance_name": "w7"}).database == Url("sqlite:///replication-w7.db")
 
 
 def test_an_option_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_an_unknown_key_that_is_like_no_other_gets_no_suggestion(tmp_path: Path,
 
 
 @pytest.mark.parametrize("value", ['"orders"', '["orders"]'])
-def test_names_where_tables_belong_are_told_where_names_do(tmp_path: Path, value: str) -> None:
+def test_names_in_streams_are_refused_with_the_key_for_names(tmp_path: Path, value: str) -> None:
     assert refusal(tmp_path, f"streams = {value}") == (
         "FILE: streams: these are [[streams]] tables; did you mean stream, which takes names?"
     )
@@ -87,20 +88,20 @@ def test_names_where_tables_belong_are_told_where_names_do(tmp_path: Path, value
 
 def test_an_unknown_key_inside_a_table_is_named_with_its_place(tmp_path: Path) -> None:
     assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams]]\nname = "b"\ntabel = "t"') == (
-        "FILE: streams[1].tabel: unknown key; did you mean streams[1].table?"
+        "FILE: streams[1].tabel: unknown key; did you mean table?"
     )
     assert refusal(tmp_path, '[[streams]]\nname = "a"\n[[streams.tables]]\ntable = "b"\njoin = "c"') == (
-        "FILE: streams[0].tables[0].join: unknown key; did you mean streams[0].tables[0].joins?"
+        "FILE: streams[0].tables[0].join: unknown key; did you mean joins?"
     )
     assert refusal(tmp_path, '[writers.w2]\nconect = "tcp:a:1"', "worker") == (
-        "FILE: writers.w2.conect: unknown key; did you mean writers.w2.connect?"
+        "FILE: writers.w2.conect: unknown key; did you mean connect?"
     )
 
 
-def test_what_is_no_key_at_all_is_unknown(tmp_path: Path) -> None:
+def test_a_name_that_is_no_key_is_unknown(tmp_path: Path) -> None:
     assert "FILE: secret: unknown key" in refusal(tmp_path, 'secret = "x"')
     assert "FILE: role: unknown key" in refusal(tmp_path, 'role = "master"')
-    assert "FILE: rooms.size: unknown key; [rooms] takes none" in refusal(tmp_path, "[rooms]\nsize = 1")
+    assert "FILE: rooms.size: unknown key; the table [rooms] has no keys" in refusal(tmp_path, "[rooms]\nsize = 1")
 
 
 def test_the_other_roles_key_is_refused_as_such(tmp_path: Path) -> None:
@@ -112,8 +113,13 @@ def test_the_other_roles_key_is_refused_as_such(tmp_path: Path) -> None:
 
 def test_a_worker_that_writes_is_followed_and_one_that_does_not_is_not(tmp_path: Path) -> None:
     for text, why in (
-        ('listen = ["tcp:0"]', "FILE: listen without writes: a worker that writes streams has both keys"),
-        ('writes = ["a"]', "FILE: writes without listen: a worker that writes streams has both keys"),
+        ('listen = ["tcp:0"]', "FILE: a worker that relays what it follows needs http, too"),
+        ("relay = true", "FILE: a worker that relays what it follows needs listen, too"),
+        (
+            'listen = ["tcp:0"]\nrelay = false',
+            "FILE: listen without writes, and relay = false: remove one of these keys",
+        ),
+        ('writes = ["a"]', "FILE: writes without listen: a worker that writes streams needs both keys"),
     ):
         assert refusal(tmp_path, text, "worker") == why
 
@@ -125,7 +131,7 @@ def test_the_default_writer_is_not_connected_to_beside_others_that_are_named(tmp
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("server_name = 1", "FILE: server_name: Expected `str`, got `int`"),
         ('server_name = ""', "FILE: server_name: Expected `str` of length >= 1"),
@@ -144,32 +150,35 @@ def test_the_default_writer_is_not_connected_to_beside_others_that_are_named(tmp
         ("ping_after = 20", "FILE: give_up_after: must be more than ping_after, which is 20"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, text: str, said: str) -> None:
-    assert refusal(tmp_path, text).startswith(said)
+def test_a_wrong_value_is_named_with_its_key(tmp_path: Path, text: str, output: str) -> None:
+    assert refusal(tmp_path, text).startswith(output)
 
 
 def test_a_definition_that_cannot_work_is_named_with_its_key(tmp_path: Path) -> None:
-    said = refusal(tmp_path, '[[streams]]\nname = "a"\ntable = "t"')
-    assert said == "FILE: streams: stream 'a' is mapped onto table 't': row must list its columns"
+    output = refusal(tmp_path, '[[streams]]\nname = "a"\ntable = "t"')
+    assert output == "FILE: streams: stream 'a' is mapped onto table 't': row must list its columns"
 
 
 def test_a_writers_table_is_checked(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "[writers.w2]\nconnect = 1", "worker")
-    assert said == "FILE: writers.*.connect: Expected `str`, got `int`"
+    output = refusal(tmp_path, "[writers.w2]\nconnect = 1", "worker")
+    assert output == "FILE: writers.*.connect: Expected `str`, got `int`"
     assert refusal(tmp_path, "writers = 1", "worker") == "FILE: writers: Expected `table`, got `int`"
-    assert "missing required field `connect`" in refusal(tmp_path, '[writers.w2]\nhttp = "http://a"', "worker")
+    path = tmp_path / "worker.toml"
+    path.write_text('[writers.w2]\nhttp = "http://a"')
+    found = config.load("worker", str(path))
+    assert (found.writers["w2"].connect, found.connect) == (None, config.DEFAULT_CONNECT)
 
 
 def test_retention_is_refused_while_it_is_not_there(tmp_path: Path) -> None:
-    assert "FILE: streams[0].retention: retention is not there yet" in refusal(
+    assert "FILE: streams[0].retention: not supported yet" in refusal(
         tmp_path, '[[streams]]\nname = "a"\nretention = "30d"'
     )
 
 
 def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "a = 1\nb c")
-    assert said.startswith("FILE: not TOML: ")
-    assert "line 2" in said
+    output = refusal(tmp_path, "a = 1\nb c")
+    assert output.startswith("FILE: not TOML: ")
+    assert "line 2" in output
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -219,38 +228,40 @@ def test_streams_come_from_modules_too_and_those_in_the_file_win(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "output"),
     [
         ("no.such.module", "module 'no.such.module' cannot be imported: No module named 'no'"),
         ("..", "module '..' cannot be imported"),
         ("replication.errors", "module 'replication.errors' has no STREAMS, a list of stream definitions"),
     ],
 )
-def test_a_module_without_streams_is_named(tmp_path: Path, module: str, said: str) -> None:
-    assert said in refusal(tmp_path, f'definitions = ["{module}"]')
+def test_a_module_without_streams_is_named(tmp_path: Path, module: str, output: str) -> None:
+    assert output in refusal(tmp_path, f'definitions = ["{module}"]')
 
 
-def test_what_is_no_definition_among_streams_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_among_streams_that_is_no_definition_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synapse, "STREAMS", [StreamDefinition("orders"), "payments"])
-    said = refusal(tmp_path, 'definitions = ["replication.synapse"]')
-    assert "STREAMS of module 'replication.synapse' has 'payments', which is no stream definition" in said
+    output = refusal(tmp_path, 'definitions = ["replication.synapse"]')
+    assert "STREAMS of module 'replication.synapse' has 'payments', which is no stream definition" in output
 
 
 def test_the_samples_in_conf_load() -> None:
     master = config.load("master", str(CONF / "master.toml"))
     assert all(isinstance(each, StreamDefinition) for each in master.streams)
     worker = config.load("worker", str(CONF / "worker.toml"))
-    assert worker.connect == ("tcp:127.0.0.1:9092",)
+    assert worker.connect == (Url("tcp:127.0.0.1:9092"),)
 
 
 @pytest.mark.parametrize("role", ["master", "worker"])
 def test_the_samples_show_every_key_and_what_they_comment_out_loads_too(tmp_path: Path, role: config.Role) -> None:
-    """A key that a sample leaves out is one that nobody finds."""
+    """A user finds a key only in the samples."""
     text = (CONF / f"{role}.toml").read_text()
-    spoken = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/secret", str(tmp_path / "secret"))
+    spoken = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/", f"{tmp_path}/")
     (tmp_path / "secret").write_text("hush")
+    (tmp_path / "redis-password").write_text("psst")
     (tmp_path / "all.toml").write_text(spoken)
     found = config.load(role, str(tmp_path / "all.toml"))
     assert found.secret == "hush"
+    assert found.redis_password == ("psst" if role == "worker" else None)
     shown = tomllib.loads(spoken)
     assert set(shown) == {key for key, field in config._KEYS.items() if field.metadata.get("role", role) == role}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -15,17 +16,24 @@ from replication import errors
 CHECKOUT = Path(__file__).parent.parent
 PUBLIC = {
     "ApplicationCommand",
+    "ApplyTransaction",
+    "CachedFunction",
     "CatchUpError",
+    "CommitsLostError",
     "ConfigError",
     "Fact",
+    "Keepalive",
+    "Limits",
     "LocalProtocolError",
     "Master",
+    "MultiWriterToken",
     "NotAWriterError",
     "PositionMovedError",
     "PositionTimeoutError",
     "ProtocolError",
     "RemoteProtocolError",
     "ReplicationError",
+    "Reservation",
     "RoomError",
     "Rooms",
     "Row",
@@ -37,12 +45,15 @@ PUBLIC = {
     "StoreError",
     "StreamDefinition",
     "StreamError",
+    "StreamWriter",
     "TypedStream",
     "UnknownRoomError",
     "UnknownStreamError",
     "ValueRefusedError",
     "Worker",
     "__version__",
+    "make_site",
+    "use_monotonic_clock",
 }
 
 
@@ -54,7 +65,7 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_public_names_are_these() -> None:
-    """A name that appears or goes is a change for users: it belongs into CHANGELOG.md too."""
+    """A name that appears or goes is a change for users: write it into CHANGELOG.md."""
     assert set(replication.__all__) == PUBLIC
     assert sorted(replication.__all__) == replication.__all__
 
@@ -70,6 +81,25 @@ def test_every_error_is_public() -> None:
     assert raised <= PUBLIC
 
 
+def test_every_public_method_has_a_docstring_and_annotations() -> None:
+    """So editors and ``help()`` show what each one does and takes."""
+    wrong = []
+    for name in PUBLIC:
+        value = getattr(replication, name)
+        members = {f"{name}.{each}": inspect.getattr_static(value, each) for each in dir(value) if each[0] != "_"}
+        for where, member in ({name: value} | (members if isinstance(value, type) else {})).items():
+            function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if inspect.isfunction(function) and function.__module__.startswith("replication"):
+                signature = inspect.signature(function)
+                parameters = [each for each in signature.parameters.values() if each.name not in {"self", "cls"}]
+                annotations = [signature.return_annotation, *[each.annotation for each in parameters]]
+                if not inspect.getdoc(function) or inspect.Signature.empty in annotations:
+                    wrong.append(where)
+            elif isinstance(member, type) and not member.__doc__:
+                wrong.append(where)
+    assert wrong == []
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'replication' has no attribute 'Handler'"):
         replication.Handler  # noqa: B018
@@ -81,8 +111,8 @@ def test_another_name_is_an_attribute_error() -> None:
         "import replication",
         "import replication; replication.StreamDefinition, replication.Fact, replication.StoreError",
         "import replication.wire.commands, replication.wire.lines",
-        "import replication.streams.seams, replication.streams.registry, replication.streams.cursor",
-        "import replication.session.connection, replication.session.feed",
+        "import replication.streams.interfaces, replication.streams.definitions, replication.streams.cursor",
+        "import replication.session.connection, replication.session.encoder",
         "import replication.cli.main",
     ],
 )
@@ -94,7 +124,7 @@ def test_what_needs_no_twisted_does_not_load_it(statement: str) -> None:
 
 def test_the_installed_version_is_this_one() -> None:
     try:
-        installed = version("replication")
+        installed = version("twisted-replication")
     except PackageNotFoundError:
         pytest.skip("run from a checkout that is not installed")
     assert installed == replication.__version__

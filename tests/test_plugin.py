@@ -36,9 +36,9 @@ def test_twistd_lists_us_once_from_anywhere(tmp_path: Path) -> None:
 
 
 def test_twistd_explains_both_roles(tmp_path: Path) -> None:
-    said = twistd("replication", "--help", folder=tmp_path)
-    assert re.search(r"^ +master +\S", said, re.MULTILINE)
-    assert re.search(r"^ +worker +\S", said, re.MULTILINE)
+    output = twistd("replication", "--help", folder=tmp_path)
+    assert re.search(r"^ +master +\S", output, re.MULTILINE)
+    assert re.search(r"^ +worker +\S", output, re.MULTILINE)
     assert "Usage: twistd [-n] replication master" in twistd("replication", "master", "--help", folder=tmp_path)
 
 
@@ -48,6 +48,6 @@ def test_the_plugin_names_our_service() -> None:
     assert maker.makeService is service.makeService
 
 
-def test_twisted_plugins_is_no_package_of_ours() -> None:
-    """An ``__init__.py`` there would hide every other plugin, or ours."""
+def test_twisted_plugins_has_no_init_file() -> None:
+    """An ``__init__.py`` there would hide either this plugin or all others."""
     assert not list((CHECKOUT / "twisted").rglob("__init__.py"))

@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from unittest import mock
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
@@ -23,8 +25,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication import __version__, config, service
 from replication.errors import ConfigError, StoreError
-from replication.master import Master
-from replication.worker import Worker
+from replication.follower.worker import Worker
+from replication.writer.master import Master
+from twisted import internet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +54,9 @@ class OptionsTests(SynchronousTestCase):
         """Return the one line that ends a wrong command line, whose status is 2."""
         stopped = self.assertRaises(SystemExit, service.Options().parseOptions, arguments)
         self.assertEqual(stopped.code, 2)
-        said = self.stderr.getvalue()
-        self.assertEqual(said.count("\n"), 1)
-        return said
+        output = self.stderr.getvalue()
+        self.assertEqual(output.count("\n"), 1)
+        return output
 
     def test_every_option_of_a_role_is_taken_and_none_has_a_default(self) -> None:
         """Else an option that was not given would win over the file."""
@@ -85,17 +88,22 @@ class OptionsTests(SynchronousTestCase):
                 if line.lstrip().startswith("--"):
                     self.assertRegex(line, r"--[\w-]+=? +\S")
 
-    def test_a_role_must_be_said(self) -> None:
-        self.assertEqual(self.refusal(), "replication: say master or worker; see twistd replication --help\n")
+    def test_a_role_is_required(self) -> None:
+        self.assertEqual(
+            self.refusal(), "replication: a role is missing: write master or worker; see twistd replication --help\n"
+        )
 
-    def test_another_role_is_refused(self) -> None:
-        self.assertIn("Unknown command: slave", self.refusal("slave"))
+    def test_an_unknown_role_is_refused_with_the_nearest(self) -> None:
+        self.assertIn("Unknown command: wroker; did you mean worker?", self.refusal("wroker"))
 
-    def test_an_unknown_option_is_named(self) -> None:
-        said = self.refusal("master", "--lisen", "tcp:1")
-        self.assertEqual(said, "replication: option --lisen not recognized; see twistd replication master --help\n")
+    def test_an_unknown_option_is_refused_with_the_nearest(self) -> None:
+        self.assertEqual(
+            self.refusal("master", "--lisen", "tcp:1"),
+            "replication: option --lisen not recognized; did you mean --listen?;"
+            " see twistd replication master --help\n",
+        )
 
-    def test_the_version_is_ours(self) -> None:
+    def test_the_version_is_the_packages(self) -> None:
         out = io.StringIO()
         self.patch(sys, "stdout", out)
         self.assertRaises(SystemExit, service.Options().parseOptions, ["--version"])
@@ -103,16 +111,22 @@ class OptionsTests(SynchronousTestCase):
 
 
 class FakeServer:
-    """Records what it is told, and takes its time to stop."""
+    """Records the calls, and starts and stops when the test fires its Deferreds."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
-        self.started: Deferred[None] = Deferred()
+        self.failed: Deferred[Exception] = Deferred()
+        self.opened: Deferred[None] = succeed(None)
+        self.running: Deferred[None] = Deferred()
         self.stopped: Deferred[None] = Deferred()
+
+    async def started(self) -> None:
+        self.events.append("open")
+        await self.opened
 
     def start(self) -> Deferred[None]:
         self.events.append("start")
-        return self.started
+        return self.running
 
     def stop(self) -> Deferred[None]:
         self.events.append("stop")
@@ -135,17 +149,19 @@ class FakePort:
 
 
 class FakeEndpoint:
-    """Listens as it is told."""
+    """Listens with an outcome that the test gives."""
 
-    def __init__(self, outcome: Deferred[Any]) -> None:
+    def __init__(self, events: list[str], outcome: Deferred[Any]) -> None:
+        self.events = events
         self.outcome = outcome
 
     def listen(self, _: object) -> Deferred[Any]:
+        self.events.append("listen")
         return self.outcome
 
 
 class Reactor(MemoryReactorClock):
-    """A reactor that runs from the beginning, without threads, and counts who stops it."""
+    """A reactor that runs at once, without threads, and counts calls of ``stop``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,15 +193,15 @@ class DaemonTests(SynchronousTestCase):
         self.server = FakeServer(self.events)
         self.stderr = io.StringIO()
         self.patch(sys, "__stderr__", self.stderr)
-        self.at_exit: list[object] = []
-        self.patch(atexit, "register", self.at_exit.append)
+        self.at_exit: list[tuple[object, ...]] = []
+        self.patch(atexit, "register", lambda *given: self.at_exit.append(given))
 
-    def daemon(self, *outcomes: Deferred[Any]) -> service.Daemon:
+    def daemon(self, *outcomes: Deferred[Any], risk: str = "", **options: bool) -> service.Daemon:
         """Return a daemon with a socket per outcome of listening."""
-        sockets = [service.Socket("listen", "the wire", f"tcp:{n}", Factory) for n, _ in enumerate(outcomes)]
-        daemon = service.Daemon(self.reactor, self.server, sockets)
-        endpoints = [FakeEndpoint(each) for each in outcomes]
-        daemon._sockets = list(zip(sockets, endpoints, strict=True))
+        sockets = [service.Socket("listen", "the wire", f"tcp:{n}", Factory, risk) for n, _ in enumerate(outcomes)]
+        daemon = service.Daemon(self.reactor, cast("Master", self.server), sockets, **options)
+        endpoints = [FakeEndpoint(self.events, each) for each in outcomes]
+        daemon._endpoints = endpoints
         return daemon
 
     def port(self, host: object = None) -> FakePort:
@@ -199,17 +215,31 @@ class DaemonTests(SynchronousTestCase):
         self.flushLoggedErrors()
         return [formatEvent(each) for each in logged]
 
-    def test_sockets_are_bound_while_privileged(self) -> None:
-        daemon = service.Daemon(self.reactor, self.server, [service.Socket("listen", "the wire", "tcp:0", Factory)])
+    def assert_ended(self, error: str) -> None:
+        """The reactor was stopped once, and ``error`` will be the last line."""
+        self.assertEqual(self.reactor.stops, 1)
+        self.assertEqual(self.at_exit, [(service._exit_with_status_1, error)])
+        self.assertEqual(self.stderr.getvalue(), "", "shutdown lines come first")
+
+    def test_sockets_are_opened_once_the_database_is(self) -> None:
+        self.server.opened = Deferred()
+        self.start(self.daemon(succeed(self.port())))
+        self.assertEqual(self.events, ["open"])
+        self.server.opened.callback(None)
+        self.assertEqual(self.events, ["open", "listen", "start"])
+
+    def test_sockets_are_opened_first_if_twistd_then_drops_its_privileges(self) -> None:
+        daemon = self.daemon(succeed(self.port()), drops_privileges=True)
         daemon.privilegedStartService()
-        self.assertEqual(len(self.reactor.tcpServers), 1)
-        self.assertEqual(self.events, [])
+        self.assertEqual(self.events, ["listen"])
+        self.start(daemon)
+        self.assertEqual(self.events[-2:], ["open", "start"])
 
     def test_the_real_address_of_every_socket_is_logged(self) -> None:
         hosts = [IPv4Address("TCP", "127.0.0.1", 1), IPv6Address("TCP", "::1", 2), UNIXAddress(b"r.sock")]
-        logged = self.start(self.daemon(*[succeed(self.port(each)) for each in hosts]))
+        logged = self.start(self.daemon(*[succeed(self.port(each)) for each in hosts], risk="without TLS"))
         self.assertEqual(
-            logged[:3],
+            logged,
             [
                 "the wire is served at 127.0.0.1:1",
                 "the wire is served at [::1]:2",
@@ -217,47 +247,99 @@ class DaemonTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_socket_that_other_hosts_reach_is_warned_of_with_the_cure(self) -> None:
+        daemon = self.daemon(succeed(self.port(IPv4Address("TCP", "0.0.0.0", 1))), risk="without TLS: do this")
+        self.assertEqual(self.start(daemon)[1], "tcp:0 (listen) is open to other hosts, without TLS: do this")
+
     def test_the_server_starts_once_all_sockets_listen(self) -> None:
         slow: Deferred[Any] = Deferred()
         self.start(self.daemon(succeed(self.port()), slow))
-        self.assertEqual(self.events, [])
+        self.assertEqual(self.events, ["open", "listen", "listen"])
         slow.callback(self.port())
-        self.assertEqual(self.events, ["start"])
+        self.assertEqual(self.events[3:], ["start"])
 
-    def test_stopping_accepts_no_more_then_lets_the_server_finish(self) -> None:
+    def test_stopping_closes_the_sockets_and_then_the_server(self) -> None:
         daemon = self.daemon(succeed(self.port()))
         self.start(daemon)
         stopping = daemon.stopService()
-        self.assertEqual(self.events, ["start", "port closed", "stop"])
+        self.assertEqual(self.events[3:], ["port closed", "stop"])
         self.assertNoResult(stopping)
         self.server.stopped.callback(None)
         self.successResultOf(stopping)
 
     def test_a_port_in_use_ends_the_daemon_with_one_line_and_status_1(self) -> None:
         in_use = CannotListenError("127.0.0.1", 9092, OSError(98, "Address already in use"))
-        self.start(self.daemon(succeed(self.port()), fail(in_use)))
-        self.assertEqual(
-            self.stderr.getvalue(),
-            "replication: cannot listen on tcp:1 (listen): Address already in use; if another master or worker runs "
-            "there, stop it, or give another --listen\n",
+        daemon = self.daemon(succeed(self.port()), fail(in_use))
+        logged = self.start(daemon)
+        error = (
+            "cannot listen on tcp:1 (listen): Address already in use; if another master or worker runs "
+            "there, stop it, or give another --listen"
         )
-        self.assertEqual(self.reactor.stops, 1)
-        self.assertEqual(self.at_exit, [service._exit_with_status_1])
+        self.assert_ended(error)
+        self.assertEqual(logged, [f"cannot start: {error}"], "and no address is logged")
         self.assertNotIn("start", self.events)
-
-    def test_a_server_that_cannot_start_ends_the_daemon_with_one_line_and_status_1(self) -> None:
-        daemon = self.daemon(succeed(self.port()))
-        self.server.started = fail(StoreError("the disk is full: make room"))
-        self.start(daemon)
-        self.assertEqual(self.stderr.getvalue(), "replication: the disk is full: make room\n")
-        self.assertEqual(self.reactor.stops, 1)
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
-        self.assertIn("port closed", self.events)
+        self.assertEqual(self.events.count("port closed"), 1)
+
+    def test_a_server_that_cannot_start_opens_no_socket_and_its_error_comes_last(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.server.opened = fail(StoreError("the disk is full: make room"))
+        logged = self.start(daemon)
+        self.assert_ended("the disk is full: make room")
+        self.assertEqual(self.events, ["open"])
+        self.assertEqual(logged, ["cannot start: the disk is full: make room"])
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_a_start_waits_while_its_database_is_in_trouble_that_may_pass_and_serves_meanwhile(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.server.opened = fail(StoreError("database 'a.db': locked", temporary=True))
+        with capturedLogs() as logged:
+            daemon.startService()
+            self.assertEqual(self.events, ["open", "listen"])
+            self.server.opened = fail(StoreError("database 'a.db': locked", temporary=True))
+            self.reactor.advance(service.RETRY_AFTER)
+            self.assertEqual(self.events, ["open", "listen", "open"])
+            self.server.opened = succeed(None)
+            self.reactor.advance(service.RETRY_AFTER)
+        self.assertEqual(self.events, ["open", "listen", "open", "open", "start"])
+        waits = "the start waits: database 'a.db': locked; next attempt in 2 s"
+        texts = [formatEvent(each) for each in logged]
+        self.assertEqual(
+            texts, [waits, "the wire is served at 127.0.0.1:4711", "the database works, the start goes on"]
+        )
+        self.assertEqual(self.reactor.stops, 0)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_a_start_that_waits_ends_when_the_daemon_stops(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.server.opened = fail(StoreError("database 'a.db': locked", temporary=True))
+        self.start(daemon)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+        self.assertEqual(self.events, ["open", "listen", "port closed", "stop"])
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_trouble_that_does_not_pass_ends_a_start_that_has_waited(self) -> None:
+        daemon = self.daemon(succeed(self.port()))
+        self.server.opened = fail(StoreError("locked", temporary=True))
+        self.start(daemon)
+        self.server.opened = fail(StoreError("its tables are not ours"))
+        self.reactor.advance(service.RETRY_AFTER)
+        self.assert_ended("its tables are not ours")
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_an_error_on_the_terminal_is_not_logged_there_as_well(self) -> None:
+        self.server.opened = fail(StoreError("the disk is full: make room"))
+        self.assertEqual(self.start(self.daemon(log_errors=False)), [])
+        self.assert_ended("the disk is full: make room")
 
     def test_a_bug_while_starting_is_logged_with_its_traceback(self) -> None:
-        self.server.started = fail(ZeroDivisionError("oops"))
-        daemon = self.daemon()
+        self.server.opened = fail(ZeroDivisionError("oops"))
+        daemon = self.daemon(log_errors=False)
         daemon.privilegedStartService()
         daemon.startService()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -269,10 +351,18 @@ class DaemonTests(SynchronousTestCase):
         self.start(daemon)
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
-        self.assertEqual(self.reactor.stops, 0)
-        self.assertEqual(self.stderr.getvalue(), "")
+        self.assertEqual((self.reactor.stops, self.at_exit), (0, []))
 
-    def test_an_endpoint_that_is_none_is_named_with_its_key(self) -> None:
+    def test_a_stop_while_the_database_is_opened_opens_no_socket(self) -> None:
+        self.server.opened = Deferred()
+        daemon = self.daemon(succeed(self.port()))
+        self.start(daemon)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+        self.server.opened.callback(None)
+        self.assertEqual((self.events, self.at_exit), (["open", "stop"], []))
+
+    def test_an_invalid_endpoint_is_named_with_its_key(self) -> None:
         socket = service.Socket("http", "HTTP", "tpc:1", Factory)
         error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket])
         self.assertIn("http: cannot listen on 'tpc:1': write tcp:PORT", str(error))
@@ -300,6 +390,9 @@ class WiringTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.reactor = MemoryReactorClock()
+        patched = mock.patch.object(internet, "reactor", self.reactor, create=True)  # of makeService
+        patched.start()
+        self.addCleanup(patched.stop)
         self.stderr = io.StringIO()
         self.patch(sys, "__stderr__", self.stderr)
 
@@ -309,25 +402,23 @@ class WiringTests(SynchronousTestCase):
         return options
 
     def daemon(self, *arguments: str) -> service.Daemon:
-        options = self.options(*arguments)
-        role: config.Role = "master" if options.subCommand == "master" else "worker"
-        return service.make_daemon(self.reactor, role, options.subOptions)
+        return service.make_daemon(self.reactor, self.options(*arguments))
 
     def test_a_master_has_the_streams_and_sockets_that_were_asked_for(self) -> None:
         daemon = self.daemon(
             "master", "--database", "sqlite://", "--stream", "a", "--stream", "b", "--listen", "unix:w"
         )
-        master = daemon._server
+        master = daemon.server
         assert isinstance(master, Master)
         self.assertEqual([each.name for each in master.registry][:2], ["a", "b"])
         self.assertEqual(
-            [(socket.key, socket.endpoint) for socket, _ in daemon._sockets],
+            [(socket.key, socket.endpoint) for socket in daemon.sockets],
             [("listen", "unix:w"), ("http", "tcp:9093:interface=127.0.0.1")],
         )
 
-    def test_a_master_keeps_rooms_if_it_is_told_to(self) -> None:
+    def test_a_master_keeps_rooms_if_it_is_configured(self) -> None:
         for arguments, kept in ((["--rooms"], True), ([], False)):
-            master = self.daemon("master", "--database", "sqlite://", *arguments)._server
+            master = self.daemon("master", "--database", "sqlite://", *arguments).server
             assert isinstance(master, Master)
             self.assertEqual({"events", "backfill"} <= {each.name for each in master.registry}, kept)
 
@@ -339,14 +430,14 @@ class WiringTests(SynchronousTestCase):
         self.assertEqual((limits.keepalive.ping_after, limits.keepalive.give_up_after), (2.0, 7.0))
         self.assertEqual((limits.line_limit, limits.max_queued_bytes, limits.max_queued_lines), (2048, 9, 100_000))
 
-    def test_a_worker_listens_on_nothing_unless_told(self) -> None:
+    def test_a_worker_listens_only_where_it_is_configured(self) -> None:
         daemon = self.daemon("worker", "--database", "sqlite://", "--instance-name", "w3")
-        self.assertIsInstance(daemon._server, Worker)
-        self.assertEqual(daemon._sockets, [])
+        self.assertIsInstance(daemon.server, Worker)
+        self.assertEqual(daemon.sockets, [])
         daemon = self.daemon("worker", "--database", "sqlite://", "--http", "unix:h")
-        self.assertEqual([socket.key for socket, _ in daemon._sockets], ["http"])
+        self.assertEqual([socket.key for socket in daemon.sockets], ["http"])
 
-    def test_a_worker_that_writes_is_told_what_and_is_followed(self) -> None:
+    def test_a_worker_that_writes_has_streams_and_a_socket(self) -> None:
         path = Path(self.mktemp())
         path.write_text(
             """
@@ -370,14 +461,25 @@ class WiringTests(SynchronousTestCase):
             """
         )
         daemon = self.daemon("worker", "--config", str(path))
-        worker = daemon._server
+        worker = daemon.server
         assert isinstance(worker, Worker)
-        assert worker.serving is not None
-        self.assertEqual([each.name for each in worker.serving.registry], ["orders", "notes", "caches"])
-        self.assertEqual(worker.serving.registry["orders"].row, ("order_id",))
-        self.assertEqual(worker.serving.registry["caches"].writers, ("w4", "w5"))
-        self.assertEqual([link.endpoint for link in worker._links], ["tcp:b:1"])
-        self.assertEqual([(socket.key, socket.endpoint) for socket, _ in daemon._sockets], [("listen", "unix:w")])
+        assert worker._master is not None
+        self.assertEqual([each.name for each in worker._master.registry], ["orders", "notes", "caches"])
+        self.assertEqual(worker._master.registry["orders"].row, ("order_id",))
+        self.assertEqual(worker._master.registry["caches"].writers, ("w4", "w5"))
+        self.assertEqual([link.endpoint for link in worker._clients], ["tcp:b:1"])
+        self.assertEqual([(socket.key, socket.endpoint) for socket in daemon.sockets], [("listen", "unix:w")])
+
+    def test_a_worker_that_listens_and_writes_nothing_is_a_relay(self) -> None:
+        for arguments, relays in (
+            (["--listen=unix:w", "--http=unix:h"], True),
+            (["--http=unix:h"], False),
+        ):
+            daemon = self.daemon("worker", "--database=sqlite://", *arguments)
+            worker = daemon.server
+            assert isinstance(worker, Worker)
+            self.assertEqual(worker.served.relay_server is not None, relays)
+            self.assertEqual([socket.key for socket in daemon.sockets], ["listen"] * relays + ["http"])
 
     def test_a_wrong_configuration_is_one_line_and_status_1(self) -> None:
         for arguments in (
@@ -392,7 +494,13 @@ class WiringTests(SynchronousTestCase):
             self.assertEqual(stopped.code, 1)
             self.assertRegex(self.stderr.getvalue(), r"\Areplication: .+\n\Z")
 
-    def test_what_is_loaded_before_the_start_is_no_work_for_the_garbage_collector(self) -> None:
+    def test_the_daemons_timers_do_not_follow_the_wall_clock(self) -> None:
+        self.addCleanup(gc.unfreeze)
+        self.assertIsNot(self.reactor.seconds, time.monotonic)
+        service.makeService(self.options("master", "--database", "sqlite://"))
+        self.assertIs(self.reactor.seconds, time.monotonic)
+
+    def test_objects_from_before_the_start_are_not_garbage_collected(self) -> None:
         self.addCleanup(gc.unfreeze)
         service.makeService(self.options("master", "--database", "sqlite://"))
         self.assertGreater(gc.get_freeze_count(), 0)
@@ -421,13 +529,21 @@ class AppTests(SynchronousTestCase):
         service.register_app("shop_one", self.worker)
         self.assertEqual(sys.modules["shop_one"].calls, [self.worker])
 
-    def test_another_name_may_be_given(self) -> None:
+    def test_an_app_may_name_another_function(self) -> None:
         self.app("shop_two", "calls = []\ndef follow(worker): calls.append(worker)\n")
         service.register_app("shop_two:follow", self.worker)
         self.assertEqual(sys.modules["shop_two"].calls, [self.worker])
 
     def test_a_module_that_is_not_there_is_named(self) -> None:
         self.assertEqual(self.refusal("no.such"), "app: there is no module no.such, neither here nor installed")
+
+    def test_the_name_of_a_file_is_refused_with_the_name_of_its_module(self) -> None:
+        self.app("shop_file", "")
+        self.assertEqual(
+            self.refusal("shop_file.py"),
+            "app: there is no module shop_file.py, neither here nor installed; did you mean shop_file?",
+        )
+        self.assertNotIn("did you mean", self.refusal("no_such_file.py"))
 
     def test_a_module_that_the_application_needs_is_named(self) -> None:
         self.app("shop_three", "import no_such_library\n")
@@ -441,24 +557,24 @@ class AppTests(SynchronousTestCase):
         self.app("shop_five", "async def register(worker): pass\n")
         self.assertIn("must be a plain function", self.refusal("shop_five"))
 
-    def test_what_the_application_raises_is_told_with_its_place_in_one_line(self) -> None:
+    def test_an_exception_of_the_application_is_one_line_with_its_place(self) -> None:
         self.app("shop_six", "def register(worker):\n    import json\n    json.loads('\\n')\n")
         self.assertRegex(
             self.refusal("shop_six"), r"^app: shop_six:register failed: JSONDecodeError: .* \(.*shop_six\.py, line 3\)$"
         )
 
-    def test_what_we_raise_at_the_applications_call_is_told_with_the_place_of_the_call(self) -> None:
+    def test_an_exception_of_this_package_is_one_line_with_the_place_of_the_call(self) -> None:
         self.app("shop_seven", "def register(worker):\n    worker.on('a b')\n")
         self.assertRegex(self.refusal("shop_seven"), r"failed: \w+Error: .*shop_seven\.py, line 2\)$")
 
-    def test_what_a_module_raises_while_it_is_imported_is_told_with_its_place(self) -> None:
+    def test_an_exception_at_import_is_one_line_with_its_place(self) -> None:
         self.app("shop_eight", "import os\nassert os is None\n")
         self.assertRegex(
             self.refusal("shop_eight"),
             r"^app: shop_eight cannot be imported: AssertionError \(.*shop_eight\.py, line 2\)$",
         )
 
-    def test_a_syntax_error_is_told_with_its_place(self) -> None:
+    def test_a_syntax_error_is_one_line_with_its_place(self) -> None:
         self.app("shop_nine", "def register(worker):\n    return (\n")
         self.assertRegex(
             self.refusal("shop_nine"), r"^app: .* cannot be imported: SyntaxError in .*shop_nine\.py, line 2: "
@@ -468,6 +584,6 @@ class AppTests(SynchronousTestCase):
         self.app("shop_ten", "def register(): pass\n")
         self.assertIn("shop_ten:register must take one argument, the worker", self.refusal("shop_ten"))
 
-    def test_what_is_no_name_of_a_module_or_function_is_refused(self) -> None:
+    def test_an_invalid_name_of_a_module_or_function_is_refused(self) -> None:
         for wrong in (":x", "../x", "custom:", "custom.py/x", ":", "a:b:c", "a..b"):
             self.assertIn("is not of the form MODULE or MODULE:NAME", self.refusal(wrong))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication import bench
 from replication.bench.cluster import find_binaries
+from replication.cli import bench
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
 UNITS = {"pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes", "queries/s"}

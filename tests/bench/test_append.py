@@ -7,8 +7,8 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class AppendTests(ScenarioTestCase):
-    def test_facts_are_counted(self) -> None:
-        """Appended in three ways, over Python and over HTTP; on PostgreSQL in four, and in two by four writers."""
+    def test_every_workload_has_a_figure(self) -> None:
+        """Three workloads through Python and HTTP; on PostgreSQL four, and two of four writers."""
         shared = {each for each in self.variants("append") if each.startswith("PostgreSQL")}
         self.assertEqual(len({each["variant"] for each in self.results} - shared), 6)
         self.assertEqual(len(shared), 6 if find_binaries() else 0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from replication.bench.cluster import find_binaries
-from replication.replay.job import has_spark
+from replication.spark.job import has_spark
 from tests.bench.scenarios import ScenarioTestCase
 
 
 class CatchupTests(ScenarioTestCase):
-    def test_rows_are_counted(self) -> None:
-        """A fresh worker gets the whole history from each source, or there would be no figure."""
+    def test_every_source_has_a_figure(self) -> None:
+        """A new worker receives all facts from each source, or there would be no figure."""
         shared = {"PostgreSQL"} if find_binaries() else set()
         bulk = {"segments"} if has_spark() else set()
         self.assertEqual(self.variants("catchup"), {"HTTP", "database", *shared, *bulk})

@@ -1,4 +1,4 @@
-"""The server that a bench starts: it works, it leaves nothing, and where it cannot be, that is said."""
+"""Tests of the measured databases, and of the temporary PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replication.bench import cluster
-from replication.bench.children import BenchError
-from replication.bench.cluster import Cluster, find_binaries
+from replication.bench.cluster import Cluster, database_kinds, find_binaries
+from replication.bench.processes import BenchError
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 
-def test_what_it_says_can_be_asked(postgres: PostgresServer) -> None:
+def test_sql_returns_the_rows(postgres: PostgresServer) -> None:
     assert postgres.sql("SELECT %s::integer + 1", 2) == [(3,)]
     assert postgres.sql("CREATE TEMPORARY TABLE mine (a integer)") == []
 
 
 @pytest.mark.usefixtures("postgres")
-def test_nothing_is_left_of_it() -> None:
+def test_nothing_is_left_after_the_block() -> None:
     with Cluster(fsync="off") as server:
         assert server.sql("SHOW fsync") == [("off",)]
         pid = int((server.folder / "data/postmaster.pid").read_text().split()[0])
@@ -35,8 +35,8 @@ def test_nothing_is_left_of_it() -> None:
 
 
 @pytest.mark.usefixtures("postgres")
-def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryDirectory(dir="/tmp") as name:  # others run beside us
+def test_a_failed_start_is_an_error_with_the_log_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory(dir="/tmp") as name:  # other tests use the default folder
         place = Path(name)
         place.chmod(0o755)
         monkeypatch.setattr(cluster, "_place", lambda _: place)
@@ -45,7 +45,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_nothing(monkeypatch: p
         assert list(place.iterdir()) == []
 
 
-def test_where_there_is_none_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_postgresql_the_error_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_DEBIAN", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_binaries() is None
@@ -55,23 +55,48 @@ def test_where_there_is_none_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
     assert find_binaries() == tmp_path
 
 
-def test_only_root_becomes_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_root_starts_the_server_as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert cluster._unprivileged() == {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert cluster._unprivileged()["user"] > 0
 
-    def nobody(name: str) -> None:
+    def missing(name: str) -> None:
         raise KeyError(name)
 
-    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    monkeypatch.setattr(pwd, "getpwnam", missing)
     with pytest.raises(BenchError, match="no user postgres"):
         cluster._unprivileged()
 
 
-def test_a_folder_that_others_may_not_enter_is_not_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_other_users_cannot_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(home))
     assert cluster._place({}) == home
     assert cluster._place({"user": 1}) == Path("/tmp")
+
+
+def test_each_kind_makes_empty_databases(postgres: PostgresServer) -> None:
+    with database_kinds() as (sqlite, shared):
+        assert (sqlite.name, shared.name) == ("SQLite", "PostgreSQL")
+        urls = [kind.make() for kind in (sqlite, shared, sqlite, shared)]
+        assert len(set(urls)) == 4
+        folder = Path(urls[0].removeprefix("sqlite:///")).parent
+        assert folder.exists()
+        assert {url.partition(":")[0] for url in urls} == {"sqlite", "postgresql"}
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "cure"),
+    [("find_binaries", "apt-get install postgresql"), ("find_spec", "'twisted-replication[postgres]'")],
+)
+def test_without_postgresql_the_reason_is_printed(
+    missing: str, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "find_binaries", lambda: Path("/here"))
+    monkeypatch.setattr(cluster, missing, lambda *_: None)
+    with database_kinds() as found:
+        assert [each.name for each in found] == ["SQLite"]
+    assert cure in capsys.readouterr().err

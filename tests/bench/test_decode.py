@@ -6,6 +6,6 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class DecodeTests(ScenarioTestCase):
-    def test_rows_are_counted(self) -> None:
-        """Every row that was sent came to the function, or there would be no figure."""
+    def test_every_length_has_a_figure(self) -> None:
+        """The function receives every row that was sent, or there would be no figure."""
         self.assertEqual(self.variants("decode"), {"84-byte lines", "167-byte lines"})

@@ -6,6 +6,6 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class EncodeTests(ScenarioTestCase):
-    def test_lines_are_counted(self) -> None:
-        """From rows and from spelt rows, of two lengths."""
+    def test_every_kind_of_row_has_a_figure(self) -> None:
+        """Rows as objects and as JSON text, of two lengths."""
         self.assertEqual(len(self.variants("encode")), 4)

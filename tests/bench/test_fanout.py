@@ -6,6 +6,6 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class FanoutTests(ScenarioTestCase):
-    def test_deliveries_are_counted(self) -> None:
-        """Every line came to every connection, or there would be no figure."""
+    def test_every_number_of_connections_has_a_figure(self) -> None:
+        """Every connection receives every line, or there would be no figure."""
         self.assertEqual(self.variants("fanout"), {"1 connection", "10 connections", "100 connections"})

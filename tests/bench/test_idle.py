@@ -6,7 +6,7 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class IdleTests(ScenarioTestCase):
-    def test_costs_are_told(self) -> None:
-        """A worker at rest, quiet connections and a peer that never reads cost something, or nothing."""
+    def test_every_cost_has_a_figure(self) -> None:
+        """An idle worker, quiet connections, and a peer that never reads."""
         self.measure("idle")
         self.assertEqual([each["unit"] for each in self.results], ["cores", "bytes", "bytes"])

@@ -7,11 +7,11 @@ from tests.bench.scenarios import ScenarioTestCase
 
 
 class SqlTests(ScenarioTestCase):
-    def test_commits_of_others_and_a_master_at_rest(self) -> None:
-        """Nothing is applied before it is committed, and a master at rest asks on."""
+    def test_commits_and_an_idle_master_have_figures(self) -> None:
+        """No row is applied before its commit, and an idle master keeps polling."""
         values = self.measure("sql")
         if find_binaries():
-            self.assertEqual([each["metric"] for each in self.results], ["p50", "p99", "CPU", "asked of the server"])
+            self.assertEqual([each["metric"] for each in self.results], ["p50", "p99", "CPU", "sent to the server"])
             self.assertLess(0, values[0])
             self.assertLessEqual(values[0], values[1])
         else:

@@ -1,38 +1,45 @@
-"""Rows from the command line and from standard input: batched, acknowledged, never appended twice."""
+"""``replication append``: batches, acknowledgements, and idempotency keys."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
-import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from replication.cli import append
 from replication.cli.append import Appender, AppendError, Batch, read_batches
-from replication.cli.http import HttpApi, HttpError
+from replication.cli.parser import Parser
+from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-AWAY = HttpError("cannot reach it", passing=True)
+AWAY = UnavailableError("cannot reach it")
 
 
-class FakeApi(HttpApi):
-    """Hands out IDs as a master does, also for a batch that it has seen; fails as it is told."""
+class FakeApi(HttpClient):
+    """Returns IDs as a master does, the same ones for a key that it has received before; fails with ``failures``."""
 
-    def __init__(self, *failures: HttpError | None) -> None:
-        super().__init__("http://h:1")
+    def __init__(self, *failures: HttpError | None, patience: float = 60.0) -> None:
+        self.now = 0.0
+        super().__init__("http://h:1", patience=patience, clock=lambda: self.now, sleep=self.pass_time)
         self.failures = list(failures)
         self.calls: list[tuple[str, bytes, str]] = []
         self.facts: list[bytes] = []
         self.known: dict[str, list[int]] = {}
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         assert method == "POST"
         assert body is not None
         assert headers is not None
@@ -40,34 +47,19 @@ class FakeApi(HttpApi):
         key = headers["Idempotency-Key"]
         self.calls.append((path, body, key))
         failure = self.failures.pop(0) if self.failures else None
-        if key not in self.known and (failure is None or failure.passing):  # what got lost was the answer
+        if key not in self.known and (failure is None or failure is AWAY):  # only the answer was lost
             lines = body.split(b"\n")
             self.known[key] = [*range(len(self.facts) + 2, len(self.facts) + len(lines) + 2)]
             self.facts += lines
         if failure is not None:
             raise failure
-        return {"ids": self.known[key]}
+        return json.dumps({"ids": self.known[key]}).encode()
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.naps: list[float] = []
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(time, "sleep", self.sleep)
-
-    def sleep(self, seconds: float) -> None:
-        self.naps.append(seconds)
-        self.now += seconds
-
-
-def run(api: HttpApi, *batches: Batch, patience: float = 60.0) -> list[tuple[int, int]]:
+def run(api: HttpClient, *batches: Batch) -> list[tuple[int, int]]:
     """Append ``batches`` and return the steps of the progress bar."""
     steps: list[tuple[int, int]] = []
-    appender = Appender(api, "orders/x", b'{"rows":[%b]}', patience)
-    appender.run(batches, lambda facts, size: steps.append((facts, size)))
+    Appender(api, "orders/x", b'{"rows":[%b]}').run(batches, lambda facts, size: steps.append((facts, size)))
     return steps
 
 
@@ -94,7 +86,7 @@ def test_lines_keep_their_numbers_and_blank_ones_are_left_out() -> None:
         assert lines_of([*read_batches(source)]) == [(1, b"1"), (4, b"2\r"), (5, b"3")]
 
 
-def test_lines_that_are_there_are_not_kept_waiting_for_more() -> None:
+def test_lines_that_can_be_read_do_not_wait_for_more() -> None:
     reader, writer = os.pipe()
     batches = read_batches(reader)
     os.write(writer, b"1\n2\nhal")
@@ -133,74 +125,47 @@ def test_a_row_becomes_a_fact_and_its_id_is_printed(capsys: pytest.CaptureFixtur
     assert api.calls[0][0] == "/v1/streams/orders%2Fx/facts"
 
 
-def test_every_batch_has_a_key_of_its_own() -> None:
+def test_every_batch_has_its_own_key() -> None:
     api = FakeApi()
     run(api, batch(b"1"), batch(b"1", first=2))
     assert len({key for _, _, key in api.calls}) == 2
     assert len(api.facts) == 2
 
 
-def test_a_batch_whose_answer_was_lost_is_appended_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = Clock(monkeypatch)
+def test_a_batch_whose_answer_was_lost_is_appended_once(capsys: pytest.CaptureFixture[str]) -> None:
     api = FakeApi(AWAY, AWAY, None)
     run(api, batch(b"1", b"2"))
     assert len(api.calls) == 3
     assert len({key for _, _, key in api.calls}) == 1
     assert len(api.facts) == 2
     assert capsys.readouterr().out == "2\n3\n"
-    assert clock.naps == [0.1, 0.2]
 
 
-def test_giving_up_says_what_was_acknowledged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = Clock(monkeypatch)
-    api = FakeApi(None, *[AWAY] * 100)
+def test_giving_up_states_what_was_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
+    api = FakeApi(None, *[AWAY] * 100, patience=10)
     with pytest.raises(AppendError) as caught:
-        run(api, batch(b"1", b"2"), batch(b"3", b"4", first=3), patience=10)
+        run(api, batch(b"1", b"2"), batch(b"3", b"4", first=3))
     assert str(caught.value) == (
         "cannot reach it; appended: 2, up to line 2 with ID 3; line 3 and what follows are not acknowledged"
     )
     assert capsys.readouterr().out == "2\n3\n"
-    assert clock.now == pytest.approx(10)
-    assert max(clock.naps) == append.LAST_DELAY
-
-
-def test_patience_lasts_as_long_as_was_said_and_ends_with_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    api = FakeApi(*[AWAY] * 100)
-    with pytest.raises(AppendError):
-        run(api, batch(b"1"), patience=3)
-    assert clock.now == pytest.approx(3)
-    assert len(api.calls) == len(clock.naps) + 1
-
-
-def test_without_patience_there_is_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)
-    api = FakeApi(AWAY, None)
-    with pytest.raises(AppendError):
-        run(api, batch(b"1"), patience=0)
-    assert len(api.calls) == 1
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "-inf", "soon"])
-def test_a_patience_that_is_none_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_retry_that_is_no_number_of_seconds_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         append.main(["orders", "1", f"--retry={seconds}"])
     assert stopped.value.code == 2
     assert "--retry" in capsys.readouterr().err
 
 
-def test_a_refusal_is_not_tried_again_and_names_the_line_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    api = FakeApi(None, HttpError("h says 400: line 2: a row of 'orders' is [id]", passing=False))
+def test_a_refusal_is_not_retried_and_names_the_line_of_the_input() -> None:
+    api = FakeApi(None, HttpError("h answers 400: line 2: a row of 'orders' is [id]"))
     numbered = Batch([4, 7, 9], [b"1", b"2", b"3"], 3)
     with pytest.raises(AppendError) as caught:
         run(api, batch(b"1"), numbered)
-    assert str(caught.value) == "h says 400: line 7: a row of 'orders' is [id]; appended: 1, up to line 1 with ID 2"
-    assert clock.naps == []
+    assert str(caught.value) == "h answers 400: line 7: a row of 'orders' is [id]; appended: 1, up to line 1 with ID 2"
+    assert len(api.calls) == 2
 
 
 def test_a_line_that_is_not_json_is_named_before_anything_of_its_batch_is_sent() -> None:
@@ -217,7 +182,7 @@ def test_a_batch_of_blank_lines_is_not_sent() -> None:
     assert api.calls == []
 
 
-def test_an_interruption_says_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_states_what_was_acknowledged() -> None:
     api = FakeApi()
 
     def interrupted() -> Iterator[Batch]:
@@ -225,10 +190,10 @@ def test_an_interruption_says_what_was_acknowledged(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     with pytest.raises(AppendError, match=r"^interrupted; appended: 1, up to line 1 with ID 2$"):
-        Appender(api, "s", b"%b", 1.0).run(interrupted(), lambda *_: None)
+        Appender(api, "s", b"%b").run(interrupted(), lambda *_: None)
 
 
-def test_a_closed_output_is_a_failure_because_rows_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_output_is_a_failure_because_rows_remain(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
@@ -237,7 +202,7 @@ def test_a_closed_output_is_a_failure_because_rows_are_left(monkeypatch: pytest.
         run(FakeApi(), batch(b"1"), batch(b"2"))
 
 
-def test_a_full_output_is_a_failure_that_says_what_was_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_output_is_a_failure_that_states_what_was_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -247,7 +212,7 @@ def test_a_full_output_is_a_failure_that_says_what_was_appended(monkeypatch: pyt
 
 
 def main(monkeypatch: pytest.MonkeyPatch, api: FakeApi, *arguments: str, stdin: Path | None = None) -> int:
-    monkeypatch.setattr(append, "open_api", lambda *_: api)
+    monkeypatch.setattr(Parser, "open_client", lambda *_, **__: api)
     if stdin is None:
         return append.main(arguments)
     with stdin.open("rb") as source:
@@ -262,7 +227,28 @@ def test_a_row_may_be_an_argument(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out == "2\n"
 
 
-def test_sigterm_says_what_was_appended_as_an_interruption_does(
+@pytest.mark.parametrize(
+    "arguments",
+    [["orders", "--retry", "1", "1"], ["--retry", "1", "orders", "1"], ["orders", "1", "--retry", "1"]],
+)
+def test_options_may_stand_between_the_stream_and_the_row(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApi()
+    assert main(monkeypatch, api, *arguments) == 0
+    assert api.facts == [b'{"rows":[1]}']
+
+
+def test_a_wrong_option_between_the_stream_and_the_row_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(monkeypatch, FakeApi(), "orders", "--fact", "--retri", "1", "1")
+    assert stopped.value.code == 2
+    assert "unrecognized arguments: --retri" in capsys.readouterr().err
+
+
+def test_sigterm_states_what_was_appended_as_an_interruption_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "rows").write_text("1\n")
@@ -283,8 +269,8 @@ def test_an_argument_that_is_not_json_is_wrong_usage(
 
 
 def test_a_refused_argument_is_called_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = FakeApi(HttpError("h says 400: line 1: a row of 'orders' is [id]", passing=False))
-    with pytest.raises(AppendError, match=r"^h says 400: ROW: a row of 'orders' is .*; nothing was appended$"):
+    api = FakeApi(HttpError("h answers 400: line 1: a row of 'orders' is [id]"))
+    with pytest.raises(AppendError, match=r"^h answers 400: ROW: a row of 'orders' is .*; nothing was appended$"):
         main(monkeypatch, api, "orders", "1")
 
 
@@ -305,12 +291,24 @@ def test_facts_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert api.facts == [b'{"rows": [1, 2]}', b'{"rows": []}']
 
 
+def test_a_terminal_shows_that_rows_are_read_from_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keyboard, terminal = os.openpty()
+    os.write(keyboard, b"1\n\x04")
+    with os.fdopen(terminal) as source:
+        monkeypatch.setattr("sys.stdin", source)
+        assert main(monkeypatch, FakeApi(), "orders") == 0
+    os.close(keyboard)
+    assert capsys.readouterr() == ("2\n", "replication append: reading rows, one a line, until Ctrl-D\n")
+
+
 def test_a_terminal_gets_a_bar_and_the_ids_as_well(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "rows").write_text("1\n2\n")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert main(monkeypatch, FakeApi(), "orders", stdin=tmp_path / "rows") == 0
-    said = capsys.readouterr()
-    assert said.out == "2\n3\n"
-    assert "2 facts" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "2\n3\n"
+    assert "2 facts" in captured.err

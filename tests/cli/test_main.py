@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
 def install(monkeypatch: pytest.MonkeyPatch, run: Callable[[Sequence[str]], int]) -> None:
     """Make ``run`` the command ``status``."""
-    module = ModuleType("fake_status")
+    module = ModuleType("status")
     module.main = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fake_status", module)
-    monkeypatch.setattr(main, "COMMANDS", {"status": ("fake_status", "show")})
+    monkeypatch.setitem(sys.modules, "replication.cli.status", module)
 
 
 def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
@@ -54,6 +52,14 @@ def test_a_failure_is_one_line_and_status_1(
     assert capsys.readouterr().err == "replication status: it is full: make room\n"
 
 
+def test_the_line_of_a_failure_has_no_control_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, raising(StoreError("it has \x1b[2J\nin it")))
+    assert main.main(["status"]) == 1
+    assert capsys.readouterr().err == "replication status: it has \\x1b[2J\\nin it\n"
+
+
 def test_an_interruption_is_status_1_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,45 +68,56 @@ def test_an_interruption_is_status_1_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["--frobnicate"]])
+def test_without_a_command_the_commands_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is wrong usage for a script, so the status is 2; a person reads what there is."""
+    monkeypatch.setattr(sys, "argv", ["replication"])
+    assert main.main() == main.main([]) == 2
+    shown = capsys.readouterr()
+    assert all(f"\n  {name} " in shown.err for name in main.COMMANDS)
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"]])
 def test_wrong_usage_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(arguments)
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("replication: ")
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert output.startswith("replication: ")
 
 
 def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(["--help"])
     assert stopped.value.code == 0
-    said = capsys.readouterr().out
-    for name, (_, meaning) in main.COMMANDS.items():
-        assert f"{name:8} {meaning}" in said
+    output = capsys.readouterr().out
+    for name, meaning in main.COMMANDS.items():
+        assert f"{name:10} {meaning}" in output
 
 
-@pytest.mark.parametrize("name", ["tail", "append", "status"])
+@pytest.mark.parametrize("name", main.COMMANDS)
 def test_each_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        import_module(main.COMMANDS[name][0]).main(["--help"])
+        main.load(name).main(["--help"])
     assert stopped.value.code == 0
     assert f"replication {name}" in capsys.readouterr().out
 
 
-def test_the_version_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["--version"])
     assert capsys.readouterr().out == f"replication {replication.__version__}\n"
 
 
-def test_a_reader_who_has_had_enough_is_no_failure() -> None:
+def test_a_reader_that_closes_the_output_is_no_failure() -> None:
     """Neither a traceback nor Python's complaint about its last flush."""
     script = (
         "import sys, types; from replication.cli import main; module = types.ModuleType('fake');"
-        "module.main = lambda _: print('x' * 100_000); sys.modules['fake'] = module;"
-        "main.COMMANDS = {'status': ('fake', '')}; sys.exit(main.main(['status']))"
+        "module.main = lambda _: print('x' * 100_000); sys.modules['replication.cli.status'] = module;"
+        "sys.exit(main.main(['status']))"
     )
     reader, writer = os.pipe()
     os.close(reader)
@@ -116,8 +133,8 @@ def test_a_full_disk_is_one_line_and_status_1(text: str) -> None:
     """Whether it is found while printing or by the last flush."""
     script = (
         "import sys, types; from replication.cli import main; module = types.ModuleType('fake');"
-        f"module.main = lambda _: print({text}) or 0; sys.modules['fake'] = module;"
-        "main.COMMANDS = {'status': ('fake', '')}; sys.exit(main.main(['status']))"
+        f"module.main = lambda _: print({text}) or 0; sys.modules['replication.cli.status'] = module;"
+        "sys.exit(main.main(['status']))"
     )
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         ended = subprocess.run(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from replication.cli.parser import Parser
+from replication.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from replication.web.blocking_client import HttpClient
 
 
 def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,14 +21,48 @@ def test_wrong_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as stopped:
         parser.parse_args([])
     assert stopped.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == (
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (
         "replication tail: the following arguments are required: endpoint; see replication tail --help\n"
     )
 
 
-def test_help_out_of_a_docstring_has_no_marks_of_code(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        Parser(prog="replication rooms", description="``replication rooms``: see ``--dot``.").parse_args(["--help"])
-    assert "\nreplication rooms: see --dot.\n" in capsys.readouterr().out
+def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="replication tail")
+    parser.add_argument("--stream")
+    parser.add_argument("what", choices=("check", "install"))
+    for arguments, near in (
+        (["check", "--strem=x"], "--strem=x; did you mean --stream?; see replication tail --help\n"),
+        (["chekc"], "; did you mean check?; see replication tail --help\n"),
+        (["check", "--frobnicate"], "unrecognized arguments: --frobnicate; see replication tail --help\n"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+        assert capsys.readouterr().err.endswith(near)
+
+
+def client(*arguments: str) -> HttpClient:
+    parser = Parser(prog="replication status")
+    parser.add_http_options()
+    return parser.open_client(parser.parse_args(arguments))
+
+
+def test_options_name_the_url_and_the_file_of_the_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    found = client("--http", "https://h:1", "--secret-file", str(tmp_path / "secret"))
+    assert found.url == "https://h:1"
+    assert found._headers == {"Authorization": b"Bearer hush"}
+    assert client().url == "http://127.0.0.1:9093"
+
+
+def test_a_wrong_url_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        client("--http", "h:1")
+    assert stopped.value.code == 2
+    assert "write http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_secret_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the secret file"):
+        client("--secret-file", str(tmp_path / "absent"))

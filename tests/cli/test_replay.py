@@ -1,8 +1,11 @@
-"""Tests of ``replication replay``: options, what it says, how it ends; without Spark."""
+"""Tests of ``replication replay``: options, output and exit status; without Spark."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +16,11 @@ pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the 
 from replication.cli import main as cli
 from replication.cli import replay
 from replication.errors import ConfigError
-from replication.replay.folders import LocalFolder
-from replication.replay.segments import read_manifest
-from tests.replay.histories import MASTER, OTHER, fact, lines_of, live_lines, write_database
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import read_manifest
+from replication.segments.run import Task
+from replication.spark import job
+from tests.segments.histories import MASTER, OTHER, fact, lines_of, live_lines, write_database
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,20 +46,20 @@ def history(folder: Path, writer: str = MASTER, stream: str = "orders") -> bytes
 
 
 @pytest.mark.usefixtures("database")
-def test_it_says_what_it_added_and_that_a_rerun_adds_nothing(
+def test_a_run_prints_what_it_added_and_a_rerun_adds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none"]
     assert run(*asked) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("out: 100 rows in 8 new segments, ")
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert printed.out.startswith("out: 100 rows in 8 new segments, ")
+    assert printed.err == "replication replay: 4 ranges to write, of orders\n"
     assert history(tmp_path / "out") == live_lines(FACTS[::2])
     assert run(*asked) == 0
-    assert capsys.readouterr().out == "out: up to date\n"
+    assert capsys.readouterr() == ("out: up to date\n", "")
 
 
-def test_what_to_take_can_be_said(database: str, tmp_path: Path) -> None:
+def test_streams_instances_and_ids_can_be_limited(database: str, tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {MASTER: FACTS}, stream="caches")
     asked = ["--database", database, "--out", str(tmp_path / "out"), "--master", "none"]
     assert run(*asked, "--stream", "orders", "--instance", OTHER, "--from", "10", "--upto", "20") == 0
@@ -66,7 +71,7 @@ def test_what_to_take_can_be_said(database: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize(("compression", "suffix"), [("none", ".rdata"), ("gzip", ".gz"), ("zstd", ".zst")])
-def test_segments_are_compressed_as_is_said(tmp_path: Path, compression: str, suffix: str) -> None:
+def test_compression_chooses_the_suffix(tmp_path: Path, compression: str, suffix: str) -> None:
     asked = ["--database", "sqlite:///m.db", "--out", "out", "--master", "none", "--compression", compression]
     assert run(*asked) == 0
     assert {each.suffix for each in (tmp_path / "out/orders/master").iterdir()} == {suffix}
@@ -74,7 +79,9 @@ def test_segments_are_compressed_as_is_said(tmp_path: Path, compression: str, su
 
 
 @pytest.mark.usefixtures("database")
-def test_verify_counts_what_is_whole_and_names_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_counts_whole_segments_and_names_damaged_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none"]
     run(*asked)
     capsys.readouterr()
@@ -86,20 +93,49 @@ def test_verify_counts_what_is_whole_and_names_what_is_not(tmp_path: Path, capsy
     assert run(*asked) == 0
     assert capsys.readouterr().out == "out: up to date\n"
     assert run("--verify", "out") == 1
-    said = capsys.readouterr()
-    *faults, cure = said.err.splitlines()
+    printed = capsys.readouterr()
+    *faults, cure = printed.err.splitlines()
     assert [
         f"{each.name}: {what}" in line
         for each, what, line in zip((first, second), ("No such file", "damaged"), faults, strict=True)
     ] == [True, True]
-    assert cure.startswith("out: what is damaged or missing stays so, however often you replay into it: bring its file")
-    assert said.out == ""
+    assert cure.startswith("out: a replay does not repair damaged or missing segments: restore the files")
+    assert printed.out == ""
 
 
 @pytest.mark.usefixtures("database")
-def test_verify_of_a_folder_without_segments_fails_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_without_zstandard_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none")
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert run("--verify", "out") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "replication replay: compression zstd needs zstandard: pip install 'twisted-replication[zstd]'"
+    )
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.usefixtures("database")
+def test_verify_of_a_folder_without_a_manifest_fails_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--verify", "nothing") == 1
     assert "nothing has no manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize("master", ["none", "local[1]"])
+def test_without_its_extra_replay_names_the_command_that_installs_it(
+    master: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for needed in ("NEEDED", "NEEDED_HERE"):
+        monkeypatch.setattr(job, needed, ("zstandard", "no_such_module"))
+    assert run("--database", "sqlite:///m.db", "--out", "out", "--master", master) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "replication replay: replay needs no_such_module: pip install 'twisted-replication[spark]'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,9 +155,9 @@ def test_wrong_usage_is_one_line_and_status_2(
     with pytest.raises(SystemExit) as ended:
         run(*arguments)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert text in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.usefixtures("database")
@@ -134,16 +170,16 @@ def test_wrong_usage_is_one_line_and_status_2(
         (["--config", "no.toml"], "cannot read the configuration no.toml"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_status_1(
+def test_a_failure_is_one_line_and_status_1(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--out", "out", "--master", "none", *arguments) == 1
-    said = capsys.readouterr().err
-    assert text in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert text in printed
+    assert printed.count("\n") == 1
 
 
-def test_a_masters_configuration_says_the_database_and_how_streams_are_mapped(tmp_path: Path, database: str) -> None:
+def test_config_gives_the_database_and_the_mapped_streams(tmp_path: Path, database: str) -> None:
     with sqlite3.connect(tmp_path / "m.db") as opened:
         opened.execute("CREATE TABLE shop (n INTEGER, writer TEXT, id TEXT, total REAL, note TEXT)")
         opened.execute("CREATE INDEX shop_n ON shop (n)")
@@ -163,24 +199,82 @@ def test_a_masters_configuration_says_the_database_and_how_streams_are_mapped(tm
     assert history(tmp_path / "out", "worker2", "shop") == live_lines(want, "worker2", "shop")
 
 
+def test_a_worker_s_config_gives_the_streams_and_needs_the_database_of_the_writers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = write_database(tmp_path / "writer.db", {MASTER: FACTS})
+    path = tmp_path / "worker.toml"
+    path.write_text('connect = ["tcp:127.0.0.1:1"]\n[[streams]]\nname = "orders"\nrow = ["kind", "number"]\n')
+    command = ["--config", str(path), "--out", str(tmp_path / "out"), "--master", "none"]
+    assert run(*command) == 1
+    assert f"{path} is a worker's: give --database URL, the database of the writers" in capsys.readouterr().err
+    assert run(*command, "--database", url) == 0
+    assert history(tmp_path / "out") == live_lines(FACTS)
+
+
 @pytest.mark.usefixtures("database")
 def test_spark_that_cannot_start_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_session(master: str | None) -> None:
+    def no_session(master: str | None, _: object) -> None:
         raise ConfigError(f"Spark needs Java, not {master}")
 
     monkeypatch.setattr(replay, "open_session", no_session)
     assert run("--database", "sqlite:///m.db", "--out", "out") == 1
-    assert capsys.readouterr().err == "replication replay: Spark needs Java, not None\n"
+    assert capsys.readouterr().err.splitlines()[1:] == ["replication replay: Spark needs Java, not None"]
 
 
 @pytest.mark.usefixtures("database")
-def test_a_terminal_is_shown_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(replay, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(replay, "POLL_INTERVAL", 0.001)
     asked = ["--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "10", "--master", "none"]
     assert run(*asked) == 0
-    said = capsys.readouterr()
-    assert "rows/s" in said.err
-    assert said.out.startswith("out: 100 rows in 20 new segments")
+    printed = capsys.readouterr()
+    assert "rows/s" in printed.err
+    assert printed.out.startswith("out: 100 rows in 20 new segments")
+
+
+@pytest.mark.usefixtures("database")
+def test_a_pipe_gets_a_line_for_every_ten_ranges(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "POLL_INTERVAL", 0.001)
+    do = Task.do
+
+    def slowly(task: Task) -> bytes:
+        time.sleep(0.05)
+        return do(task)
+
+    monkeypatch.setattr(Task, "do", slowly)
+    assert run("--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "4", "--master", "none") == 0
+    planned, *lines = capsys.readouterr().err.splitlines()
+    assert planned == "replication replay: 25 ranges to write, of orders"
+    assert [re.sub(r"\d+ rows/s", "… rows/s", line) for line in lines] == [
+        "replication replay: 10 of 25 ranges, 40 rows in 20 segments, … rows/s",
+        "replication replay: 20 of 25 ranges, 80 rows in 40 segments, … rows/s",
+    ]
+
+
+@pytest.mark.usefixtures("database")
+def test_an_interrupt_is_one_line_and_a_rerun_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["--database", "sqlite:///m.db", "--out", "out", "--segment-rows", "30", "--master", "none"]
+    done: list[Task] = []
+    do = Task.do
+
+    def interrupted(task: Task) -> bytes:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(task)
+        return do(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "do", interrupted)
+        assert run(*asked) == 130
+    _, line = capsys.readouterr().err.splitlines()
+    assert line == ("replication replay: interrupted; finished ranges are kept: run the same command again to continue")
+    assert run(*asked) == 0
+    assert capsys.readouterr().err == "replication replay: 2 ranges to write, of orders\n"
+    assert history(tmp_path / "out") == live_lines(FACTS[::2])

@@ -1,9 +1,10 @@
-"""``replication rooms``: what it prints, what it draws, and what it says of a room that is not there."""
+"""``replication rooms``: tables, pictures, and errors."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from xml.etree import ElementTree as ET
@@ -11,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from replication.cli.main import main
-from replication.storage.connection import SqliteConnection, SqliteStatements
+from replication.storage.sqlite.connection import SqliteConnection
 from tests.contract.rooms import ROOM, event
 from tests.rooms.recorded import Keeper
 
@@ -24,22 +25,20 @@ def url(tmp_path: Path) -> str:
     path = tmp_path / "rooms.db"
     connection = SqliteConnection(str(path), read_only=False, busy_timeout=1)
     connection.open()
-    connection.close()
-    database = sqlite3.connect(path, isolation_level=None)
-    keeper = Keeper(statements=SqliteStatements(database))
+    keeper = Keeper(statements=connection.session)
     keeper.take(ROOM, [event("root", state_key=""), event("one", "root"), event("two", "root")])
     keeper.take(ROOM, [event("far", "gone", depth=9, state_before=["root"]), event("<out>", "one", outlier=True)])
-    database.close()
+    connection.close()
     return f"sqlite:///{path}"
 
 
 def test_a_room_is_shown_from_its_database(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rooms", ROOM, "--database", url]) == 0
-    said = capsys.readouterr().out
-    assert "forward extremities: far, one, two" in said
-    assert "backward extremities: gone" in said
-    assert "gap: gone is missing below depth 9" in said
-    assert "note" in said.splitlines()[-1]
+    output = capsys.readouterr().out
+    assert "forward extremities: far, one, two" in output
+    assert "backward extremities: gone" in output
+    assert "gap: gone is missing below depth 9" in output
+    assert "note" in output.splitlines()[-1]
 
 
 def test_the_same_over_http_and_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +49,7 @@ def test_the_same_over_http_and_as_json(url: str, capsys: pytest.CaptureFixture[
         assert (method, path) == ("GET", "/v1/rooms/%21r%3Afar.test")
         return view
 
-    with patch("replication.cli.http.HttpApi.call", call):
+    with patch("replication.web.blocking_client.HttpClient.call", call):
         assert main(["rooms", ROOM, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == view
 
@@ -65,6 +64,17 @@ def test_the_graph_is_drawn_to_files_or_to_a_pipe(url: str, tmp_path: Path, caps
     ET.parse(svg)
     assert main(["rooms", ROOM, "--database", url, "--dot", "--limit", "1"]) == 0
     assert '"one"' not in capsys.readouterr().out
+
+
+def test_a_database_without_rooms_is_an_error_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    connection = SqliteConnection(str(tmp_path / "orders.db"), read_only=False, busy_timeout=1)
+    connection.open()
+    connection.close()
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        for table in ("room_summaries", "room_events"):
+            database.execute(f"DROP TABLE IF EXISTS {table}")
+    assert main(["rooms", ROOM, "--database", f"sqlite:///{tmp_path}/orders.db"]) == 1
+    assert "no rooms are kept in this database; start its master with --rooms" in capsys.readouterr().err
 
 
 def test_a_room_that_is_not_there_and_wrong_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from replication.cli import status
-from replication.cli.http import HttpError
+from replication.cli.parser import Parser
+from replication.web.blocking_client import HttpError, UnavailableError
 
 SEEN: dict[str, Any] = {
     "role": "worker",
@@ -29,6 +30,7 @@ SEEN: dict[str, Any] = {
         },
         {"name": "quiet", "writers": [], "open": 0, "oldest_open": None},
     ],
+    "not_ready": None,
     "connections": [
         {
             "name": "",
@@ -44,16 +46,23 @@ SEEN: dict[str, Any] = {
 
 
 class FakeApi:
-    """Answers with parts of SEEN, or fails; after its last answer somebody presses Ctrl-C."""
+    """Answers with parts of SEEN, or fails with ``errors``; after the last of them the user presses Ctrl-C."""
 
-    def __init__(self, *errors: HttpError | None) -> None:
+    def __init__(self, *errors: HttpError | None, not_ready: str = "") -> None:
         self.errors = list(errors)
+        self.not_ready = not_ready
+
+        self.url = "http://h"
 
     def close(self) -> None:
         self.closed = True
 
     def call(self, method: str, path: str) -> dict[str, Any]:
         assert method == "GET"
+        if path == "/health/ready":
+            if self.not_ready:
+                raise UnavailableError(f"http://h answers 503: {self.not_ready}", detail=self.not_ready)
+            return {"status": "ready"}
         if path == "/health":
             if not self.errors:
                 raise KeyboardInterrupt
@@ -65,7 +74,7 @@ class FakeApi:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: FakeApi, *arguments: str) -> int:
-    monkeypatch.setattr(status, "open_api", lambda *_: api)
+    monkeypatch.setattr(Parser, "open_client", lambda *_: api)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     return status.main(arguments)
 
@@ -75,7 +84,7 @@ def test_a_pipe_gets_plain_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert run(monkeypatch, FakeApi(None)) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        ["worker", "worker1", "of", "example.com:", "orders[red]", "stopped"],
+        ["worker", "worker1", "of", "example.com:", "ok"],
         ["STREAM", "WRITER", "POSITION", "LAG", "STATE", "OPEN", "OLDEST", "OPEN"],
         ["orders[red]", "master", "7", "12", "stopped", "2", "4", "for", "3", "s"],
         ["quiet", "-", "-", "-", "-", "0", "-"],
@@ -85,9 +94,10 @@ def test_a_pipe_gets_plain_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ]
 
 
-def test_where_nothing_is_stopped_the_heading_is_what_health_says() -> None:
-    fine = {**SEEN, "streams": SEEN["streams"][1:]}
-    assert str(status.as_tables(fine).renderables[0]) == "worker worker1 of example.com: ok"
+def test_the_heading_has_the_reason_why_a_process_is_not_ready() -> None:
+    assert str(status.as_tables(SEEN).renderables[0]) == "worker worker1 of example.com: ok"
+    waiting = {**SEEN, "not_ready": "no connection to the writer at tcp:h:1"}
+    assert str(status.as_tables(waiting).renderables[0]).endswith(": no connection to the writer at tcp:h:1")
 
 
 def test_json_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,24 +106,24 @@ def test_json_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert json.loads(line) == SEEN
 
 
-def test_a_daemon_that_is_away_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HttpError, match="away"):
-        run(monkeypatch, FakeApi(HttpError("away", passing=True)))
+        run(monkeypatch, FakeApi(UnavailableError("away")))
 
 
 def test_watching_goes_on_until_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Even while the daemon is away: that is when one watches."""
-    assert run(monkeypatch, FakeApi(None, HttpError("it is away", passing=True), None), "--watch", "--json") == 0
+    """Also while the daemon does not answer: that is when a user watches."""
+    assert run(monkeypatch, FakeApi(None, UnavailableError("it is away"), None), "--watch", "--json") == 0
     first, second, third = capsys.readouterr().out.splitlines()
     assert json.loads(first) == json.loads(third) == SEEN
     assert second == "it is away"
 
 
-def test_watching_what_will_never_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_ends_with_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HttpError, match="secret"):
-        run(monkeypatch, FakeApi(HttpError("the secret is wrong", passing=False)), "--watch")
+        run(monkeypatch, FakeApi(HttpError("the secret is wrong")), "--watch")
 
 
 def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,4 +133,38 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(KeyboardInterrupt):
         status.watch(FakeApi(None, None), status.as_tables, console)  # type: ignore[arg-type]
     assert "\x1b[" in out.getvalue()
-    assert out.getvalue().count("OLDEST OPEN") == 3  # two looks, and the last one stays
+    assert out.getvalue().count("OLDEST OPEN") == 3  # two refreshes, and the last one stays
+
+
+def test_check_fails_after_the_tables_if_the_process_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(HttpError, match="orders of master is stopped"):
+        run(monkeypatch, FakeApi(None, not_ready="orders of master is stopped"), "--check")
+    assert "example.com: orders of master is stopped\n" in capsys.readouterr().out
+    assert run(monkeypatch, FakeApi(None), "--check", "--json") == 0
+
+
+def test_check_and_watch_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        status.main(["--check", "--watch"])
+    assert stopped.value.code == 2
+
+
+def shown(width: int) -> list[str]:
+    """Return what a terminal of this width shows."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+    with console.capture() as capture:
+        console.print(status.as_tables(SEEN))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_on_a_narrow_terminal_columns_are_left_out_and_no_line_of_a_table_is_broken(width: int) -> None:
+    lines = [line for line in shown(width) if not line.startswith(("worker", "orders[red] of"))]
+    assert [line.split()[0] for line in lines if not line[0].isspace()] == [
+        *("STREAM", "orders[red]", "quiet", "CONNECTION", "-")
+    ]
+    assert len(lines) == 5
+    assert ("BYTES OUT" in lines[3]) == (width >= 80)
+    assert "QUEUED" in lines[3]

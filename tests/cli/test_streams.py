@@ -59,7 +59,9 @@ def database(postgres: PostgresServer) -> Iterator[str]:
         yield postgres.url(name)
 
 
-def test_what_is_wrong_with_each_mapping(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_what_is_wrong_with_each_mapping(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configure(tmp_path, file, "events", "slow", "missing")
     assert main(["streams", "check", "--config", config]) == 1
     events, slow, missing = capsys.readouterr().out.splitlines()
@@ -71,7 +73,7 @@ def test_what_is_wrong_with_each_mapping(tmp_path: Path, file: str, capsys: pyte
 
 
 @pytest.mark.parametrize("which", ["file", "database"])
-def test_what_is_wrong_with_what_is_gathered(
+def test_check_prints_what_is_wrong_with_a_joined_stream(
     tmp_path: Path, which: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configure(tmp_path, request.getfixturevalue(which))
@@ -81,7 +83,7 @@ def test_what_is_wrong_with_what_is_gathered(
     assert main(["streams", "check", "--config", config]) == 1
     events, missing = capsys.readouterr().out.splitlines()
     assert events == "events: ok"
-    assert missing.startswith("nosuch: stream 'nosuch' cannot be gathered from table 'nosuch': ")
+    assert missing.startswith("nosuch: stream 'nosuch' cannot be joined from table 'nosuch': ")
 
 
 @pytest.mark.parametrize("what", ["check", "install"])
@@ -93,16 +95,18 @@ def test_a_configuration_without_mapped_streams(
     assert capsys.readouterr().out == f"{config} maps no stream onto a table: there is nothing to {what}\n"
 
 
-def test_the_trigger_comes_and_goes(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trigger_is_installed_and_removed(
+    tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configure(tmp_path, "sqlite:///elsewhere.db", "events")
-    for what, said in (
+    for what, output in (
         ("check", "replication streams install"),
         ("install", "events: installed\n"),
         ("check", "events: ok\n"),
         ("remove", "events: removed\n"),
     ):
         assert main(["streams", what, "--config", config, "--database", database]) == 0
-        assert said in capsys.readouterr().out
+        assert output in capsys.readouterr().out
 
 
 def test_ids_that_others_draw_are_not_shared_with_a_stream_that_has_no_table(

@@ -1,8 +1,8 @@
-"""What every ICatchUp promises, a test per sentence of ``streams.seams``; each implementation's tests inherit them."""
+"""The contract of ICatchUp, a test for each sentence of ``streams.interfaces``; each implementation inherits it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -10,13 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, StoreError
 from replication.streams.facts import Fact
-from replication.wire.grammar import InstanceName, StreamName, Token, spell_row
+from replication.wire.grammar import InstanceName, StreamName, Token, encode_row
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
 
-    from replication.streams.seams import ICatchUp, Page
+    from replication.streams.interfaces import ICatchUp, Page
 
+T = TypeVar("T")
 STREAM = StreamName("orders")
 WRITER = InstanceName("master")
 OTHER = InstanceName("worker2")
@@ -36,7 +37,7 @@ ROWS: tuple[Any, ...] = (
 
 def fact(token: int, *rows: object) -> Fact:
     """Return a fact with these rows, spelt."""
-    return Fact(Token(token), tuple(spell_row(row) for row in rows))
+    return Fact(Token(token), tuple(encode_row(row) for row in rows))
 
 
 HISTORY = [
@@ -49,7 +50,7 @@ OTHERS = [fact(token, "another's") for token in (4, 7, 31)]
 
 
 class CatchUpContract(SynchronousTestCase):
-    """Inherit, and give :meth:`make_source`; override :meth:`start` to pump what needs to be pumped."""
+    """A subclass has ``make_source``, and overrides ``start`` if its work needs a pump."""
 
     __test__ = False
 
@@ -57,19 +58,19 @@ class CatchUpContract(SynchronousTestCase):
         """Return a source that has these facts of STREAM, by writer; every writer has settled up to ``settled``."""
         raise NotImplementedError
 
-    def start(self, work: Coroutine[Any, Any, Page]) -> Deferred[Page]:
-        """Run ``work`` to its end, as far as that takes more than time."""
+    def start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        """Run ``work`` to its end."""
         return Deferred.fromCoroutine(work)
 
-    def result(self, work: Coroutine[Any, Any, Page]) -> Page:
+    def result(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what ``work`` comes to, or raise what it fails with."""
         started = self.start(work)
-        outcome: list[Page | Failure] = []
+        outcome: list[T | Failure] = []
         started.addBoth(outcome.append)
-        [page] = outcome
-        if isinstance(page, Failure):
-            page.raiseException()
-        return page
+        [result] = outcome
+        if isinstance(result, Failure):
+            result.raiseException()
+        return result
 
     def setUp(self) -> None:
         self.source = self.make_source({WRITER: HISTORY, OTHER: OTHERS}, SETTLED)
@@ -123,7 +124,7 @@ class CatchUpContract(SynchronousTestCase):
             self.assertEqual(found, HISTORY)
 
     def test_facts_without_rows_are_passed_over_and_never_cut_off_the_rest(self) -> None:
-        """A source may leave them out: to a follower they are an advance of the position, no more."""
+        """A source may leave out facts without rows: for a follower they only advance the position."""
         history = [fact(2), fact(3, "b"), fact(4), fact(5), fact(6, "c"), fact(7)]
         self.source = self.make_source({WRITER: history}, Token(9))
         for limit in (1, 2, 100):

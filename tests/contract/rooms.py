@@ -1,4 +1,4 @@
-"""What the rooms' tables must do on every database: the recordings, and each way of reading."""
+"""The contract of the tables of rooms: recordings, and each query."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from replication.errors import SchemaError, UnknownRoomError
 from replication.rooms.event import Event
-from replication.storage.roomreads import RoomReads
-from replication.storage.rooms import declare_rooms
+from replication.storage.tables.room_queries import RoomReads
+from replication.storage.tables.rooms import declare_rooms
 from replication.streams.positions import MultiWriterToken
 from replication.wire.grammar import InstanceName, Token
 from tests.rooms.recorded import Keeper
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
     from replication.rooms.ordering import Place
-    from replication.rooms.views import Node
-    from replication.streams.seams import IStatements
+    from replication.rooms.views import StoredEvent
+    from replication.streams.interfaces import ISqlExecutor
 else:
     _Case = object
 
@@ -36,9 +36,9 @@ def after(number: int, **ahead: int) -> MultiWriterToken:
 
 
 class RoomTablesContract(_Case):
-    """A test per way of using them."""
+    """One test for each use."""
 
-    def make_statements(self) -> IStatements:
+    def make_statements(self) -> ISqlExecutor:
         """Return an empty database, to be used on this thread."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class RoomTablesContract(_Case):
         self.keeper.take(ROOM, [event("far", "gone", depth=9, state_before=["a"]), event("end", "far", "d")])
         self.keeper.take(ROOM, [event("gone", "lost", depth=8, state_before=["a"])], backfilled=True)
 
-    def names(self, nodes: Sequence[Node]) -> list[str]:
+    def names(self, nodes: Sequence[StoredEvent]) -> list[str]:
         return [node.event.event_id for node in nodes]
 
     def test_every_recorded_step_leaves_what_synapse_left(self) -> None:
@@ -74,28 +74,30 @@ class RoomTablesContract(_Case):
         self.story()
         view = self.reads.view(ROOM)
         self.assertEqual((view.forward_extremities, view.backward_extremities), (("end",), ("lost",)))
-        self.assertEqual((view.min_depth, view.room_version), (2, None))  # the highest of its batch (protocol H1)
+        self.assertEqual(
+            (view.min_depth, view.room_version), (2, None)
+        )  # the highest of its batch (docs/protocol/rooms.md H1)
         self.assertEqual(view.current_state, {("note", ""): "a", ("note", "x"): "c"})
         self.assertEqual(self.reads.rooms(), [ROOM])
         self.assertRaises(UnknownRoomError, self.reads.view, "!none")
 
     def test_an_event_has_its_flags_orderings_edges_and_group(self) -> None:
         self.story()
-        card = self.reads.card(ROOM, "d")
-        self.assertEqual((card.node.depth, card.node.stream_ordering, card.node.instance_name), (3, 5, "master"))
-        self.assertEqual((card.node.event.prev_event_ids, card.next_event_ids), (("b", "c"), ("end", "out", "soft")))
-        self.assertTrue(self.reads.card(ROOM, "soft").node.soft_failed)
-        self.assertEqual(self.reads.card(ROOM, "bad").node.rejected, "no")
-        self.assertTrue(self.reads.card(ROOM, "out").node.outlier)
-        self.assertEqual(self.reads.card(ROOM, "gone").node.stream_ordering, -2)
+        view = self.reads.event_view(ROOM, "d")
+        self.assertEqual((view.stored.depth, view.stored.stream_ordering, view.stored.instance_name), (3, 5, "master"))
+        self.assertEqual((view.stored.event.prev_event_ids, view.next_event_ids), (("b", "c"), ("end", "out", "soft")))
+        self.assertTrue(self.reads.event_view(ROOM, "soft").stored.soft_failed)
+        self.assertEqual(self.reads.event_view(ROOM, "bad").stored.rejected, "no")
+        self.assertTrue(self.reads.event_view(ROOM, "out").stored.outlier)
+        self.assertEqual(self.reads.event_view(ROOM, "gone").stored.stream_ordering, -2)
         self.keeper.take(ROOM, [event("out", "d")])
-        self.assertEqual(self.reads.card(ROOM, "out").told_again, (11,))
-        self.assertRaises(UnknownRoomError, self.reads.card, ROOM, "none")
-        self.assertRaises(UnknownRoomError, self.reads.card, "!other", "d")
+        self.assertEqual(self.reads.event_view(ROOM, "out").ex_outlier_stream_orderings, (11,))
+        self.assertRaises(UnknownRoomError, self.reads.event_view, ROOM, "none")
+        self.assertRaises(UnknownRoomError, self.reads.event_view, "!other", "d")
 
     def test_groups_and_the_state_at_an_event(self) -> None:
         self.story()
-        number = self.reads.node(ROOM, "c").state_group
+        number = self.reads.stored_event(ROOM, "c").state_group
         assert number is not None
         group = self.reads.group(number)
         self.assertEqual((group.room_id, group.delta), (ROOM, {("note", "x"): "c"}))
@@ -124,7 +126,7 @@ class RoomTablesContract(_Case):
 
     def test_a_place_stays_right_whatever_comes(self) -> None:
         self.story()
-        start = self.reads.node(ROOM, "d").place
+        start = self.reads.stored_event(ROOM, "d").place
         before = self.names(self.reads.history(ROOM, start, 9, backwards=True, whole=False))
         self.keeper.take(ROOM, [event("new", "end")])
         self.keeper.take(ROOM, [event("lost", "older", depth=7, state_before=["a"])], backfilled=True)
@@ -160,7 +162,7 @@ class RoomTablesContract(_Case):
         self.assertEqual(self.reads.ancestors("d", 1), ["c"])
         self.assertEqual(self.reads.descendants("b", 9), ["d", "soft", "end"])
 
-    def test_what_somebody_lacks(self) -> None:
+    def test_the_events_that_another_server_lacks(self) -> None:
         self.story()
         missing = self.reads.between(ROOM, ["b"], ["d"], 9)
         self.assertEqual((missing.events, missing.heads, missing.ground), (("c", "d"), ("d",), ("a", "b")))
@@ -169,11 +171,6 @@ class RoomTablesContract(_Case):
         cut = self.reads.between(ROOM, [], ["d"], 2)
         self.assertEqual((cut.events, cut.limited), (("c", "d"), True))
         self.assertEqual(self.reads.between(ROOM, ["nobody knows it"], ["b"], 9).events, ("a", "b"))
-
-    def test_the_past_of_the_forward_extremities(self) -> None:
-        self.keeper.take(ROOM, [event("a")])
-        self.keeper.take(ROOM, [event("b", "a"), event("c", "a")])
-        self.assertEqual([self.reads.forward_at(ROOM, each) for each in (1, 2, 3, 4)], [[], ["a"], ["a"], ["b", "c"]])
 
     def test_a_new_event_follows_the_deepest_extremities(self) -> None:
         self.keeper.take(ROOM, [event("a"), *[event(f"b{each:02}", "a", depth=each) for each in range(2, 16)]])
@@ -184,6 +181,6 @@ class RoomTablesContract(_Case):
     def test_odd_texts_are_kept_as_they_are(self) -> None:
         odd = "é\"'\\%s?☃\U0001f600"
         self.keeper.take(ROOM, [event(odd, state_key=odd, content={odd: [odd, "\0\ud800"]}, sender=odd)])
-        node = self.reads.node(ROOM, odd)
+        node = self.reads.stored_event(ROOM, odd)
         self.assertEqual((node.event.state_key, node.event.content), (odd, {odd: [odd, "\0\ud800"]}))
         self.assertEqual(self.reads.view(ROOM).current_state, {("note", odd): odd})

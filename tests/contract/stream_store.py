@@ -1,23 +1,25 @@
-"""What every store must do, a test per sentence of ``replication.streams.seams``; each store's own tests inherit it."""
+"""The contract of stores, a test for each sentence of ``streams.interfaces``; the tests of each store inherit it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from replication.errors import PositionMovedError, StoreError, UnknownStreamError
+from replication.storage.receipts import ReceiptClock
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
-from replication.streams.registry import StreamDefinition
-from replication.streams.seams import Page, Receipt, Write
+from replication.streams.history import Epoch
+from replication.streams.interfaces import Page, Receipt, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
-    from replication.streams.seams import IStatements, IStreamStore
+    from replication.streams.interfaces import ISqlExecutor, IStreamStore
 else:
     _Case = object
 
@@ -31,7 +33,7 @@ OTHER = InstanceName("worker2")
 
 
 def fact(token: int, *texts: str) -> Fact:
-    """Return a fact; without texts, one of a single row that tells its token."""
+    """Return a fact; without ``texts`` it has one row, with its token."""
     return Fact(Token(token), texts or (f'["row of",{token}]',))
 
 
@@ -55,31 +57,36 @@ def write(
     reset: bool = False,
     follower: InstanceName | None = None,
 ) -> Write:
-    """Return a Write on the stream ``orders`` by ``master``, unless said."""
+    """Return a Write; by default of the stream ``orders`` and the writer ``master``."""
     before = None if expected is None else Token(expected)
     return Write(StreamName(stream), writer, Token(upto), stored, before, reset, follower)
 
 
 class UsesStore(_Case):
-    """Makes a store, opens it with the stream ``orders`` declared, and asks it."""
+    """Opens a store that has declared the stream ``orders``."""
 
     time = 1_800_000_000.0
+    jump = 0.0  # of the wall clock
 
-    def make_store(self, now: Callable[[], float]) -> IStreamStore:
+    def make_store(self, clock: ReceiptClock) -> IStreamStore:
         """Return a store that was never used and is not open; ``self.pump`` is its reactor."""
         raise NotImplementedError
+
+    def make_clock(self) -> ReceiptClock:
+        """Return the clock of a process that starts now."""
+        return ReceiptClock(lambda: self.time + self.jump, lambda: self.time)
 
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
         """Return the result, or raise the error, of something that the store was asked."""
         return self.pump.wait(awaited)
 
     def begin(self, asked: Coroutine[Any, Any, _T]) -> Deferred[_T]:
-        """Begin something without waiting for it."""
+        """Start ``work`` without waiting for it."""
         return self.pump.start(asked)
 
     def setUp(self) -> None:
         self.pump = Pump()
-        self.store = self.make_store(lambda: self.time)
+        self.store = self.make_store(self.make_clock())
         self.wait(self.store.open())
         self.addCleanup(lambda: self.wait(self.store.close()))
         self.declare(ORDERS)
@@ -104,7 +111,7 @@ class UsesStore(_Case):
 
 
 class StreamStoreContract(UsesStore):
-    """Facts, positions, receipts: what every store does."""
+    """Facts, positions and receipts: the contract of every store."""
 
     # ---- facts
 
@@ -163,8 +170,8 @@ class StreamStoreContract(UsesStore):
         page = self.page(upto=9, limit=3)
         self.assertEqual((len(page.facts), page.upto, page.limited), (2, 9, False))
 
-    def test_trap_13_a_limited_page_ends_with_a_whole_fact_and_says_so(self) -> None:
-        """The limit falls into a fact: the page ends before it, and claims no more than that."""
+    def test_trap_13_a_limited_page_ends_with_a_whole_fact(self) -> None:
+        """The limit falls into a fact, so the page ends before that fact, and its ``upto`` too."""
         self.commit(write(9, [fact(2, "1", "2"), fact(5, "1", "2", "3"), fact(9, "1")]))
         for limit in (2, 3, 4):
             page = self.page(limit=limit)
@@ -204,7 +211,7 @@ class StreamStoreContract(UsesStore):
         self.assertEqual(self.tokens(), [2])
         self.assertEqual(self.positions(), {ME: 7})
 
-    def test_a_token_is_used_once_whoever_writes(self) -> None:
+    def test_a_token_is_used_once_by_any_writer(self) -> None:
         self.commit(write(3, [fact(3, "1", "2")]))
         for writer in (ME, OTHER):
             self.assertRaises(StoreError, self.commit, write(9, facts(9, 3), writer=writer))
@@ -292,26 +299,37 @@ class StreamStoreContract(UsesStore):
 
     def test_a_receipt_is_recalled_by_its_key(self) -> None:
         self.commit(write(3, facts(2, 3)), receipt=Receipt("order 17", [Token(2), Token(3)]))
-        self.assertEqual(self.wait(self.store.recall("order 17")), [2, 3])
-        self.assertIsNone(self.wait(self.store.recall("order 18")))
+        self.assertEqual(self.wait(self.store.find_receipt("order 17")), [2, 3])
+        self.assertIsNone(self.wait(self.store.find_receipt("order 18")))
 
     def test_a_second_receipt_of_one_key_fails_its_transaction(self) -> None:
         self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
         self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=Receipt("k", [Token(3)]))
-        self.assertEqual((self.tokens(), self.wait(self.store.recall("k"))), ([2], [2]))
+        self.assertEqual((self.tokens(), self.wait(self.store.find_receipt("k"))), ([2], [2]))
 
     def test_a_receipt_of_a_failed_transaction_is_not_kept(self) -> None:
         self.assertRaises(StoreError, self.commit, write(3, expected=1), receipt=Receipt("k", [Token(3)]))
-        self.assertIsNone(self.wait(self.store.recall("k")))
+        self.assertIsNone(self.wait(self.store.find_receipt("k")))
 
     def test_a_receipt_is_forgotten_after_a_day_and_its_key_is_free_again(self) -> None:
         self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
         self.time += DAY - 1
-        self.assertEqual(self.wait(self.store.recall("k")), [2])
+        self.assertEqual(self.wait(self.store.find_receipt("k")), [2])
         self.time += 1
-        self.assertIsNone(self.wait(self.store.recall("k")))
+        self.assertIsNone(self.wait(self.store.find_receipt("k")))
         self.commit(write(3, facts(3)), receipt=Receipt("k", [Token(3)]))
-        self.assertEqual(self.wait(self.store.recall("k")), [3])
+        self.assertEqual(self.wait(self.store.find_receipt("k")), [3])
+
+    def test_a_jump_of_the_wall_clock_forgets_no_receipt(self) -> None:
+        self.time += DAY  # it was steady
+        self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
+        for jump in (2 * DAY, 2000 * DAY, -2000 * DAY, 0.0):
+            self.jump = jump
+            self.assertEqual(self.wait(self.store.find_receipt("k")), [2])
+            self.commit(receipt=Receipt(f"after {jump}", []))
+            self.assertEqual(self.wait(self.store.find_receipt("k")), [2])
+        self.time += DAY
+        self.assertIsNone(self.wait(self.store.find_receipt("k")))
 
     # ---- transactions
 
@@ -384,14 +402,14 @@ class StreamStoreContract(UsesStore):
         for name in (ME, OTHER, ME):
             self.wait(self.store.claim(name))
 
-    def test_nobody_is_present_who_has_claimed_no_name(self) -> None:
+    def test_a_process_without_a_claim_is_not_present(self) -> None:
         self.commit(write(2, facts(2), writer=OTHER))
-        self.assertEqual([*self.wait(self.store.present([OTHER]))], [])
+        self.assertEqual([*self.wait(self.store.claimed_elsewhere([OTHER]))], [])
 
-    def test_ids_come_from_a_sequence_or_whoever_writes_counts(self) -> None:
+    def test_ids_come_from_a_sequence_or_the_writer_counts(self) -> None:
         sequence = self.store.sequence(ORDERS)
         if sequence is not None:
-            self.assertEqual([*self.wait(sequence.draw(2)), *self.wait(sequence.draw(3))], [2, 3, 4, 5, 6])
+            self.assertEqual([*self.wait(sequence.allocate(2)), *self.wait(sequence.allocate(3))], [2, 3, 4, 5, 6])
 
     def test_a_follower_keeps_its_positions_in_a_stream_that_is_not_declared(self) -> None:
         self.assertEqual(self.applied(), {})
@@ -405,35 +423,51 @@ class StreamStoreContract(UsesStore):
         self.assertEqual(self.applied(), {ME: 3, OTHER: 7})
 
     def applied(self, follower: InstanceName | None = None) -> Mapping[InstanceName, Token]:
-        return self.wait(self.store.applied(StreamName("theirs"), follower or FOLLOWER))
+        return self.wait(self.store.applied_positions(StreamName("theirs"), follower or FOLLOWER))
 
-    def test_whoever_fills_a_table_may_say_so_again(self) -> None:
+    def test_a_table_may_be_claimed_again_by_its_writer(self) -> None:
         for _ in range(2):
-            self.wait(self.store.fill(ORDERS, ME, copy=True))
+            self.wait(self.store.claim_table(ORDERS, ME, copy=True))
         self.commit(write(5, facts(5), expected=0))
-        self.wait(self.store.fill(ORDERS, ME, copy=True))
+        self.wait(self.store.claim_table(ORDERS, ME, copy=True))
         self.declare("others")
         for _ in range(2):
-            self.wait(self.store.fill(StreamName("others"), ME, copy=False))
+            self.wait(self.store.claim_table(StreamName("others"), ME, copy=False))
 
     def test_stored_positions_of_all_streams_come_in_one_answer(self) -> None:
-        """Not those of facts: one that was committed may be above an ID that is open."""
+        """A committed fact does not count, because it may be above an open ID."""
         self.declare("debts", negative=True)
         self.commit(write(2, facts(2, 7)), write(4, facts(4), stream="debts", writer=OTHER))
-        self.assertEqual(self.wait(self.store.stored()), {ORDERS: {ME: 2}, "debts": {OTHER: 4}})
+        self.assertEqual(self.wait(self.store.stored_positions()), {ORDERS: {ME: 2}, "debts": {OTHER: 4}})
         self.assertEqual(self.positions(), {ME: 7})
+
+    def test_a_history_is_stored_per_stream_writer_and_follower(self) -> None:
+        first, second = (
+            [Epoch("a", Token(1), Token(1))],
+            [Epoch("a", Token(1), Token(1)), Epoch("b", Token(4), Token(6))],
+        )
+        invoices = StreamName("invoices")
+        self.assertEqual([*self.wait(self.store.history(ORDERS, ME))], [])
+        self.wait(self.store.store_histories(ME, {ORDERS: first, invoices: second}))
+        self.wait(self.store.store_histories(ME, {ORDERS: second}, FOLLOWER))
+        self.assertEqual([*self.wait(self.store.history(ORDERS, ME))], first)
+        self.assertEqual([*self.wait(self.store.history(invoices, ME))], second)
+        self.assertEqual([*self.wait(self.store.history(ORDERS, ME, FOLLOWER))], second)
+        self.assertEqual([*self.wait(self.store.history(ORDERS, OTHER))], [])
+        self.wait(self.store.store_histories(ME, {ORDERS: second}))
+        self.assertEqual([*self.wait(self.store.history(ORDERS, ME))], second)
 
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())
         self.assertEqual(self.positions(), {})
 
     def test_nothing_is_answered_before_open_and_after_close(self) -> None:
-        unopened = self.make_store(lambda: self.time)
+        unopened = self.make_store(self.make_clock())
         self.wait(self.store.close())
         self.wait(self.store.close())
         for store in (unopened, self.store):
             self.assertRaises(StoreError, self.wait, store.check())
-            self.assertRaises(StoreError, self.wait, store.recall("k"))
+            self.assertRaises(StoreError, self.wait, store.find_receipt("k"))
             self.assertRaises(StoreError, self.wait, store.claim(ME))
             self.assertRaises(StoreError, self.wait, store.declare(StreamDefinition("orders")))
             self.assertRaises(StoreError, self.wait, store.transaction().commit([]))
@@ -441,7 +475,7 @@ class StreamStoreContract(UsesStore):
 
 
 class SqlTransactionContract(UsesStore):
-    """The application's own SQL in a transaction: what every store on a database does."""
+    """SQL of the application in a transaction: the contract of every store on a database."""
 
     mark = "?"  # the place of a parameter
 
@@ -472,7 +506,7 @@ class SqlTransactionContract(UsesStore):
         self.assertEqual(self.orders(), [(1, "placed"), (2, "paid")])
 
     def test_a_function_runs_inside_the_transaction(self) -> None:
-        def work(database: IStatements) -> list[tuple[Any, ...]]:
+        def work(database: ISqlExecutor) -> list[tuple[Any, ...]]:
             database.executemany(self.insert, [(2, "paid"), (3, "sent")])
             return database.execute("SELECT id FROM orders ORDER BY id")
 
@@ -483,7 +517,7 @@ class SqlTransactionContract(UsesStore):
         self.assertEqual(self.wait(self.store.read(lambda it: it.execute("SELECT count(*) FROM orders"))), [(3,)])
 
     def test_what_a_function_raises_comes_back_and_its_statements_can_be_undone(self) -> None:
-        def work(database: IStatements) -> None:
+        def work(database: ISqlExecutor) -> None:
             database.execute(self.insert, (1, "placed"))
             raise ZeroDivisionError
 
@@ -500,7 +534,9 @@ class SqlTransactionContract(UsesStore):
         transaction = self.store.transaction()
         self.wait(transaction.execute(self.insert, (1, "placed")))
         self.wait(transaction.commit([write(2, facts(2))], Receipt("k", [Token(2)])))
-        self.assertEqual((self.orders(), self.tokens(), self.wait(self.store.recall("k"))), ([(1, "placed")], [2], [2]))
+        self.assertEqual(
+            (self.orders(), self.tokens(), self.wait(self.store.find_receipt("k"))), ([(1, "placed")], [2], [2])
+        )
 
     def test_a_commit_that_fails_undoes_what_was_executed(self) -> None:
         for bad in (write(3, facts(3), expected=1), write(3, stream="nowhere")):
@@ -541,7 +577,7 @@ class SqlTransactionContract(UsesStore):
         self.wait(end)
         self.assertEqual(self.orders(), [(number, "paid") for number in range(3)])
 
-    def test_a_refused_statement_names_what_the_database_said_and_can_be_rolled_back(self) -> None:
+    def test_a_refused_statement_has_the_databases_message_and_can_be_rolled_back(self) -> None:
         transaction = self.store.transaction()
         self.wait(transaction.execute(self.insert, (1, "placed")))
         for sql, parameters, word in (

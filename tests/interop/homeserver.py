@@ -1,4 +1,4 @@
-"""A main process of our own over the database of a Synapse: an application of ``replication``, told what to do.
+"""A master as main process over a Synapse's database, which does what lines on its standard input request.
 
     python homeserver.py DATABASE WIRE-PORT HTTP-PORT SECRET DEFINITIONS
 
@@ -31,14 +31,14 @@ CLONE = (
 
 
 class Homeserver:
-    """What users do, as the writes that a Synapse would make: rows of its tables, and a fact for its workers."""
+    """Actions of users, as Synapse writes them: rows of its tables, and a fact for its workers."""
 
     def __init__(self, master: Master, *, says_outlier: bool) -> None:
         self.master = master
         self.says_outlier = says_outlier
 
     async def say(self, room: str, text: str) -> str:
-        """Repeat the last message of a room in other words; rooms of version 1 take event IDs as they come."""
+        """Send a message like the last one of the room; rooms of version 1 accept any event ID."""
         async with self.master.stream("events").reserve() as fact:
             newest = (
                 "SELECT event_id, json, internal_metadata, format_version, state_group FROM events "
@@ -61,7 +61,7 @@ class Homeserver:
             return event_id
 
     async def keep(self, user: str, kind: str, content: Mapping[str, object]) -> int:
-        """Set a user's data."""
+        """Set account data."""
         async with self.master.stream("account_data").reserve() as fact:
             # Without instance_name, as a Synapse of one writer does: 1.47 cannot start where only some rows have one.
             await fact.execute(
@@ -74,7 +74,7 @@ class Homeserver:
             return int(fact.token)
 
     async def send_to_device(self, user: str, device: str, message: Mapping[str, object]) -> int:
-        """Leave a message for a device."""
+        """Send a to-device message."""
         async with self.master.stream("to_device").reserve() as fact:
             await fact.execute(
                 "INSERT INTO device_inbox (user_id, device_id, stream_id, message_json, instance_name) "
@@ -85,13 +85,13 @@ class Homeserver:
             return int(fact.token)
 
     async def type(self, room: str, users: list[str]) -> int:
-        """Say who is typing in a room."""
+        """Set who is typing in a room."""
         async with self.master.stream("typing").reserve() as fact:
             await fact.write([room, users])
             return int(fact.token)
 
     async def be(self, user: str, state: str, message: str) -> int:
-        """Say how present a user is."""
+        """Set the presence of a user."""
         now = int(time.time() * 1000)
         async with self.master.stream("presence").reserve() as fact:
             await fact.execute("DELETE FROM presence_stream WHERE user_id = %s", [user])
@@ -99,7 +99,7 @@ class Homeserver:
             return int(fact.token)
 
     async def forget(self, token: str, invalidate: bool) -> int:
-        """Delete an access token; workers remember whose it was until they are told."""
+        """Delete an access token; workers cache its user until an invalidation."""
         async with self.master.stream("push_rules").reserve() as fact:
             await fact.execute("DELETE FROM access_tokens WHERE token = %s", [token])
             if invalidate:
@@ -107,7 +107,7 @@ class Homeserver:
             return int(fact.token)
 
     async def send(self, destination: str) -> int:
-        """Have the senders of federation traffic tell a server something."""
+        """Send an EDU to a server through the federation senders."""
         edu = {"edu_type": "m.example", "content": {}, "origin": "alpha.test", "destination": destination}
         async with self.master.stream("federation").reserve() as fact:
             await fact.write(["e", edu])
@@ -115,7 +115,7 @@ class Homeserver:
 
 
 class Orders(LineOnlyReceiver):
-    """Standard input and output."""
+    """The lines on standard input, and the answers on standard output."""
 
     delimiter = b"\n"
 
@@ -123,7 +123,7 @@ class Orders(LineOnlyReceiver):
         self._homeserver = homeserver
 
     def lineReceived(self, line: bytes) -> None:
-        """Do what a line says."""
+        """Run the function that a line names."""
         name, *arguments = json.loads(line)
         work = defer.Deferred.fromCoroutine(getattr(self._homeserver, name)(*arguments))
         work.addCallbacks(
@@ -133,7 +133,7 @@ class Orders(LineOnlyReceiver):
 
 
 async def main(reactor: Any, *place: str) -> None:
-    """Serve until somebody stops us."""
+    """Serve until the process is stopped."""
     database, wire, http, secret, definitions = place
     master = Master(
         server_name="alpha.test",
@@ -141,7 +141,7 @@ async def main(reactor: Any, *place: str) -> None:
         streams=[each.definition for each in import_module(definitions).STREAMS],
         reactor=reactor,
     )
-    site = make_site(master, secret=secret, reactor=reactor)
+    site = make_site(master.served, secret=secret, reactor=reactor)
     await master.start()
     for port, factory in ((wire, master.factory()), (http, site)):
         await endpoints.serverFromString(reactor, f"tcp:{port}:interface=127.0.0.1").listen(factory)

@@ -1,4 +1,4 @@
-"""Somebody who writes down what a main process says on its wire: what a follower's copy is held to."""
+"""A recorder of the lines of a main process, to which a follower's copy is compared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LAST = "POSITION user_signature"  # of a main process's answer to REPLICATE
 
 
 class Recorder(Peer):
-    """A connection that asks for everything, and never pings: so nobody misses it when it is silent."""
+    """A connection that subscribes to all streams and never pings, so it has no timeout."""
 
     def __init__(self, wire: str) -> None:
         super().__init__(wire)
-        self.say(b"NAME recorder\nREPLICATE \n")
+        self.send(b"NAME recorder\nREPLICATE \n")
         self.read_until(LAST)
         self.first = self.positions()
         self.moved = MOVED & self.first.keys()  # what there is to move
@@ -26,12 +26,12 @@ class Recorder(Peer):
         return [line for line in self.lines if line.startswith(tuple(f"RDATA {stream} " for stream in streams))]
 
     def positions(self) -> dict[str, int]:
-        """Return where each stream is, as far as was said by now."""
+        """Return the position of each stream so far."""
         self.read_what_is_there()
         return {line.split(" ")[1]: int(token) for line in self.lines if (token := _token(line)) is not None}
 
     def facts(self) -> dict[str, dict[int, list[str]]]:
-        """Return the rows of each fact that was said by now, by stream and token."""
+        """Return the rows of each fact so far, by stream and token."""
         self.read_what_is_there()
         facts: dict[str, dict[int, list[str]]] = defaultdict(dict)
         rows: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Functions of a worker of ours that says what its users do: who has read something syncs here, and was seen."""
+"""Functions of a worker that reports users: a user with a new receipt syncs here, and was seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IP = "192.0.2.7"
 
 
 def register(worker: Worker) -> None:
-    """Listen to receipts."""
+    """Register a function for receipts."""
     syncing = ExitStack()
 
     @worker.on("receipts")

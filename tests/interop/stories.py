@@ -1,4 +1,4 @@
-"""What users do at a Synapse, so that every stream moves that one server without a federation can move."""
+"""Actions of users that move every stream that a server without federation can move."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MOVED = frozenset(
 )
 
 
-def tell(anna: Client, bert: Client) -> str:
-    """Move every stream of ``MOVED``; returns the room where it happened."""
+def move_all_streams(anna: Client, bert: Client) -> str:
+    """Move every stream of ``MOVED``, and return the room."""
     room = str(anna.post("/createRoom", {"name": "Caf\u00e9 \u2615", "invite": [bert.user_id]})["room_id"])
     here = f"/rooms/{quoted(room)}"
     bert.post(f"{here}/join", {})
-    said = anna.say(room, "\u201cquotes\u201d, back\\slash and \U0001f600")
+    event_id = anna.say(room, "\u201cquotes\u201d, back\\slash and \U0001f600")
     anna.put(f"{here}/redact/{quoted(anna.say(room, 'not this'))}/r{time.time_ns()}", {"reason": "a slip"})
     bert.put(f"{here}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
     bert.put(f"{here}/typing/{quoted(bert.user_id)}", {"typing": False})
-    bert.post(f"{here}/receipt/m.read/{quoted(said)}", {})
+    bert.post(f"{here}/receipt/m.read/{quoted(event_id)}", {})
     for client in (anna, bert):
         _keep(client, room)
     _trust(anna, bert)
@@ -58,7 +58,7 @@ def tell(anna: Client, bert: Client) -> str:
 
 
 def _keep(client: Client, room: str) -> None:
-    """Set what a user has: data, tags, rules, and a pusher."""
+    """Set account data, tags, push rules and a pusher."""
     home = f"/user/{quoted(client.user_id)}"
     client.put(f"{home}/account_data/org.example.colour", {"colour": "blue", "at": time.time_ns()})
     client.put(f"{home}/rooms/{quoted(room)}/account_data/org.example.note", {"note": "\u00fc"})
@@ -78,7 +78,7 @@ def _keep(client: Client, room: str) -> None:
 
 
 class _Key:
-    """A key for cross-signing, and what it signs."""
+    """A cross-signing key."""
 
     def __init__(self, owner: str, usage: str) -> None:
         self._private = Ed25519PrivateKey.generate()
@@ -91,13 +91,13 @@ class _Key:
         }
 
     def sign(self, signed: dict[str, object]) -> dict[str, object]:
-        """Return it with our signature over its canonical JSON."""
+        """Return an object with this key's signature over its canonical JSON."""
         text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return {**signed, "signatures": {self.owner: {self.name: _unpadded(self._private.sign(text.encode()))}}}
 
 
 def _trust(client: Client, other: Client) -> None:
-    """Make keys for both users, and let one sign the other's."""
+    """Make keys for both users, and sign one user's key by the other."""
     keys = {}
     for each in (client, other):
         master, user = (_Key(each.user_id, usage) for usage in ("master", "user_signing"))

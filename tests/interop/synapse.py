@@ -1,4 +1,4 @@
-"""A real Synapse: its processes, started with a configuration of ours on a real PostgreSQL, and its client API.
+"""A real Synapse: its processes on a real PostgreSQL, and its client API.
 
 Only configuration, HTTP and the two commands ``python -m synapse.app.…`` are used: nothing of it is imported.
 """
@@ -45,25 +45,38 @@ class Process:
 
     @property
     def log(self) -> str:
-        """What it has said since it was started first."""
+        """The log of all its starts."""
         return (self.folder / "log").read_text()
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and neither killed nor stopped."""
+        return self._process is not None
+
     def start(self) -> Self:
-        """Start it, and wait until it listens wherever it should."""
+        """Start it, and wait until it listens on all its ports."""
+        self.begin()
+        self.wait()
+        return self
+
+    def begin(self) -> None:
+        """Start it."""
         with (self.folder / "log").open("ab") as log:
             env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
             self._process = subprocess.Popen(
                 self._command, cwd=self.folder, env=env, stdout=log, stderr=subprocess.STDOUT
             )
+
+    def wait(self) -> None:
+        """Wait until it listens on all its ports."""
         until(self._serves, f"{self.folder.name} listens")
-        return self
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """Send SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM, and wait for its end."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -91,21 +104,21 @@ class Process:
 
 
 class Main(Process):
-    """A main process: what workers follow."""
+    """A main process."""
 
     def __init__(self, python: Path, folder: Path, database: str) -> None:
         self.client_port, self.wire_port, self.http_port = ports = free_ports(3)
         self.database = database.rpartition("/")[2]
         self.wire = f"127.0.0.1:{self.wire_port}"
         listeners = [
-            _listener(self.client_port, "client", "metrics"),
-            _listener(self.http_port, "replication"),
+            listener(self.client_port, "client", "metrics"),
+            listener(self.http_port, "replication"),
             {"port": self.wire_port, "bind_addresses": ["127.0.0.1"], "type": "replication"},
         ]
         super().__init__(python, "homeserver", folder, ports, configuration(folder, database, listeners=listeners))
 
-    def heard(self, word: str) -> int:
-        """Return how often followers have said a command."""
+    def received(self, word: str) -> int:
+        """Return how often followers have sent a command."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.client_port}/_synapse/metrics", timeout=PATIENCE) as page:
             text = page.read().decode()
         line = rf'synapse_replication_tcp_protocol_inbound_commands{{command="{word}",name="[^"]*"}} ([\d.]+)'
@@ -113,7 +126,7 @@ class Main(Process):
 
 
 class GenericWorker(Process):
-    """A worker that answers clients, and follows whoever is at those ports."""
+    """A worker for clients, which follows the main process at those ports."""
 
     def __init__(
         self, python: Path, folder: Path, database: str, *, wire: int, http: int, secret: str = SECRET
@@ -126,14 +139,14 @@ class GenericWorker(Process):
             "worker_replication_host": "127.0.0.1",
             "worker_replication_port": wire,
             "worker_replication_http_port": http,
-            "worker_listeners": [_listener(self.client_port, "client")],
+            "worker_listeners": [listener(self.client_port, "client")],
             "worker_log_config": f"{folder}/log.yaml",
         }
         super().__init__(python, "generic_worker", folder, ports, configuration(folder, database, **more))
 
 
 class FederationSender(Process):
-    """A worker that sends what other servers must have."""
+    """A federation sender."""
 
     def __init__(self, python: Path, folder: Path, database: str, *, wire: int, http: int) -> None:
         more = {
@@ -143,13 +156,13 @@ class FederationSender(Process):
             "worker_replication_port": wire,
             "worker_replication_http_port": http,
             "worker_log_config": f"{folder}/log.yaml",
-            "send_federation": False,  # by anybody but such a worker
+            "send_federation": False,  # only such a worker does
         }
         super().__init__(python, "federation_sender", folder, [], configuration(folder, database, **more))
 
 
 class MatrixError(Exception):
-    """What a Synapse has refused, with its status and what it said."""
+    """An error answer of Synapse, with its status and content."""
 
     def __init__(self, asked: str, status: int, body: dict[str, Any]) -> None:
         super().__init__(f"{asked}: {status} {body}")
@@ -165,7 +178,7 @@ class Client:
         self.user_id = self.password = ""
 
     def register(self, name: str) -> Self:
-        """Make the user."""
+        """Register the user."""
         self.password = f"secret of {name}"
         body = {"username": name, "password": self.password, "auth": {"type": "m.login.dummy"}}
         answer = self.post("/register", body)
@@ -179,19 +192,19 @@ class Client:
         return other
 
     def get(self, path: str, **query: object) -> Any:
-        """GET, of the client API."""
+        """Send GET to the client API."""
         return self._ask("GET", f"{path}?{urllib.parse.urlencode(query)}", None)
 
     def post(self, path: str, body: object) -> Any:
-        """POST, likewise."""
+        """Send POST to the client API."""
         return self._ask("POST", path, body)
 
     def put(self, path: str, body: object) -> Any:
-        """PUT, likewise."""
+        """Send PUT to the client API."""
         return self._ask("PUT", path, body)
 
     def confirm(self, path: str, body: dict[str, object], auth: dict[str, object]) -> Any:
-        """POST what a user confirms with the password: it is refused, with a session in which to ask again."""
+        """Send POST with user-interactive authentication: the first answer has the session for the second request."""
         try:
             return self.post(path, body)
         except MatrixError as refused:
@@ -200,7 +213,7 @@ class Client:
             )
 
     def say(self, room: str, text: str) -> str:
-        """Send a message; returns its event ID."""
+        """Send a message, and return its event ID."""
         body = {"msgtype": "m.text", "body": text}
         path = f"/rooms/{quoted(room)}/send/m.room.message/{next(_TRANSACTIONS)}"
         return str(self.put(path, body)["event_id"])
@@ -222,17 +235,17 @@ class Client:
 
 
 def quoted(name: str) -> str:
-    """Return a Matrix ID as a part of a path."""
+    """Return a Matrix ID, quoted for a path."""
     return urllib.parse.quote(name, safe="")
 
 
-def _listener(port: int, *names: str) -> dict[str, object]:
+def listener(port: int, *names: str) -> dict[str, object]:
     resources = [{"names": list(names), "compress": False}]
     return {"port": port, "bind_addresses": ["127.0.0.1"], "type": "http", "resources": resources}
 
 
 def configuration(folder: Path, database: str, **more: object) -> dict[str, object]:
-    """Return the configuration of a process, but for its listeners, and write that of its log."""
+    """Write the configuration of the log, and return that of a process without its listeners."""
     folder.mkdir(exist_ok=True)
     (folder / "log.yaml").write_text(json.dumps(_logging()))
     plenty = {"per_second": 10_000, "burst_count": 10_000}

@@ -1,4 +1,4 @@
-"""A real Synapse worker follows our master, over the database that a real Synapse has left."""
+"""A real Synapse worker follows a master over the database of a recorded Synapse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOKENS = {USER: "syt_of_auser0", OTHER: "syt_of_auser1"}
 def recorded(
     postgres: PostgresServer, synapse_python: Path, release: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The name of the recorded database; its users have new access tokens, because theirs are not in it."""
+    """The name of the recorded database; its users get new access tokens, because it has none."""
     with postgres.database() as name:
         url = restore_postgres(postgres, name)
         for number, (user, token) in enumerate(TOKENS.items()):
@@ -50,14 +50,14 @@ def recorded(
 
 @pytest.fixture
 def history(postgres: PostgresServer, recorded: str) -> Iterator[str]:
-    """The URL of a copy of it."""
+    """The URL of a copy of the recorded database."""
     postgres.sql(f"CREATE DATABASE history TEMPLATE {recorded}")
     yield postgres.url("history")
     postgres.sql("DROP DATABASE history WITH (FORCE)")
 
 
 class Homeserver:
-    """Our main process, ``homeserver.py``."""
+    """The main process ``homeserver.py``."""
 
     def __init__(self, folder: Path, database: str, release: str) -> None:
         self.wire, self.http = free_ports(2)
@@ -69,7 +69,7 @@ class Homeserver:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        """Start it, and wait until it can be told what to do."""
+        """Start it, and wait until it accepts requests."""
         with (self.folder / "homeserver.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
@@ -84,17 +84,17 @@ class Homeserver:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
-        said = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
-        assert "error" not in said, f"{said['error']}\n{(self.folder / 'homeserver.log').read_text()}"
-        return said["answer"]
+        answer = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
+        assert "error" not in answer, f"{answer['error']}\n{(self.folder / 'homeserver.log').read_text()}"
+        return answer["answer"]
 
     def get(self, path: str) -> Any:
-        """GET, of its HTTP API."""
+        """Send GET to its HTTP API."""
         _, answer = ask(f"http://127.0.0.1:{self.http}{path}", headers={"Authorization": f"Bearer {SECRET}"})
         return answer
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """Send SIGKILL."""
         if self._process is not None:
             with self._process:
                 self._process.kill()
@@ -109,28 +109,28 @@ class Homeserver:
 
 @pytest.fixture
 def homeserver(tmp_path: Path, history: str, release: str) -> Iterator[Homeserver]:
-    """Our main process over the recorded database."""
+    """A main process over the recorded database."""
     with Homeserver(tmp_path, history, release) as process:
         yield process
 
 
 @pytest.fixture
 def worker(synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver) -> Iterator[GenericWorker]:
-    """A worker of Synapse that follows it."""
+    """A Synapse worker that follows it."""
     folder = tmp_path / "worker"
     with GenericWorker(synapse_python, folder, history, wire=homeserver.wire, http=homeserver.http) as process:
         yield process
 
 
 def followed(worker: GenericWorker) -> dict[str, int]:
-    """Return how far the worker says that it is, by stream; where it fetches what it missed, it has not said so yet."""
+    """Return the worker's positions from its log, by stream; a stream in catch-up is left out."""
     places: dict[str, int] = {}
-    told = r"Handling 'POSITION (\w+) \w+ \d+ (\d+)'|Caught up with stream '(\w+)' to (\d+)|rows for '(\w+)' between"
-    for heard, at, caught_up, upto, fetching in re.findall(told, worker.log):
+    pattern = r"Handling 'POSITION (\w+) \w+ \d+ (\d+)'|Caught up with stream '(\w+)' to (\d+)|rows for '(\w+)' between"
+    for received, at, caught_up, upto, fetching in re.findall(pattern, worker.log):
         if fetching:
             places.pop(fetching, None)
         else:
-            places[heard or caught_up] = int(at or upto)
+            places[received or caught_up] = int(at or upto)
     return places
 
 
@@ -142,41 +142,41 @@ def user(worker: GenericWorker, name: str = USER) -> Client:
 
 
 class Reader:
-    """A user who syncs at the worker, and sees what is new."""
+    """A user who syncs at the worker."""
 
     def __init__(self, worker: GenericWorker, name: str = USER) -> None:
         self.client = user(worker, name)
         self.first = self.sync(timeout=0)
 
     def sync(self, timeout: int = 30_000, **query: object) -> Any:
-        """Return what there is; the worker answers as soon as there is something."""
+        """Return the answer of a sync request, which waits for news."""
         answer = self.client.get("/sync", timeout=timeout, **query)
         self.since = answer["next_batch"]
         return answer
 
     def next(self) -> Any:
-        """Return what is new since the last answer."""
+        """Return the news since the last answer."""
         return self.sync(since=self.since)
 
 
 def caught_up(homeserver: Homeserver, worker: GenericWorker) -> bool:
-    """Whether the worker has said of every stream that it is where we are."""
+    """Return whether the worker has the master's position of every stream."""
     streams = homeserver.get("/v1/streams")["streams"]
     return followed(worker) == {each["name"]: each["positions"]["master"] for each in streams}
 
 
 def figure(homeserver: Homeserver, name: str, labels: str = "") -> int:
-    """Return a figure of our metrics page, 0 if it is not there."""
+    """Return a metric of the master, 0 if it does not exist."""
     found = re.search(rf"^replication_{name}{re.escape(labels)} (\d+)", homeserver.get("/metrics"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def answers(homeserver: Homeserver, status: int) -> int:
-    """Return how often a Synapse asked for what it missed, and was answered so."""
+    """Return how often Synapse requested missed facts with this status."""
     return figure(homeserver, "http_answers_total", f'{{call="synapse",status="{status}"}}')
 
 
-def test_a_worker_catches_up_with_the_recorded_history(
+def test_a_worker_catches_up_with_the_recorded_facts(
     postgres: PostgresServer, homeserver: Homeserver, worker: GenericWorker
 ) -> None:
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
@@ -189,12 +189,12 @@ def test_a_worker_catches_up_with_the_recorded_history(
     assert all(room["timeline"]["events"] for room in seen.values())
 
 
-def test_new_facts_reach_its_clients(homeserver: Homeserver, worker: GenericWorker) -> None:
+def test_new_facts_reach_clients_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     reader = Reader(worker)
-    event_id = homeserver.do("say", ROOM, "told by us")
+    event_id = homeserver.do("say", ROOM, "from the master")
     [event] = reader.next()["rooms"]["join"][ROOM]["timeline"]["events"]
-    assert (event["event_id"], event["content"]["body"]) == (event_id, "told by us")
+    assert (event["event_id"], event["content"]["body"]) == (event_id, "from the master")
     homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
     assert reader.next()["account_data"]["events"] == [{"type": "org.example.colour", "content": {"colour": "blue"}}]
     message = {"type": "org.example", "sender": OTHER, "content": {"n": 1}}
@@ -207,9 +207,7 @@ def test_new_facts_reach_its_clients(homeserver: Homeserver, worker: GenericWork
     assert (presence["sender"], presence["content"]["status_msg"]) == (OTHER, "there")
 
 
-def test_a_cache_is_emptied_by_a_fact_of_the_transaction_that_makes_it_stale(
-    homeserver: Homeserver, worker: GenericWorker
-) -> None:
+def test_an_invalidation_clears_a_cache_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     client = user(worker)
     assert client.get("/joined_rooms")["joined_rooms"]
@@ -221,7 +219,7 @@ def test_a_cache_is_emptied_by_a_fact_of_the_transaction_that_makes_it_stale(
     until(lambda: refused(client) == "M_UNKNOWN_TOKEN", "the worker has forgotten the token")
 
 
-def test_what_it_missed_is_fetched_from_our_http_endpoint(homeserver: Homeserver, worker: GenericWorker) -> None:
+def test_synapse_fetches_missed_facts_over_http(homeserver: Homeserver, worker: GenericWorker) -> None:
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     worker.kill()
     homeserver.do("type", ROOM, [OTHER])
@@ -235,10 +233,10 @@ def test_what_it_missed_is_fetched_from_our_http_endpoint(homeserver: Homeserver
     assert typing(seen) == [OTHER]
 
 
-def test_with_a_wrong_secret_it_gets_nothing_from_there(
+def test_synapse_with_a_wrong_secret_fetches_nothing(
     synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
 ) -> None:
-    """Streams that it reads from the database go on."""
+    """Streams that Synapse reads from the database continue."""
     place = {"wire": homeserver.wire, "http": homeserver.http}
     with GenericWorker(synapse_python, tmp_path / "worker", history, secret="not-it", **place) as worker:
         until(lambda: answers(homeserver, 401) >= 2, "it was refused")
@@ -247,8 +245,8 @@ def test_with_a_wrong_secret_it_gets_nothing_from_there(
         assert answers(homeserver, 200) == 0
 
 
-def test_it_follows_on_after_we_were_killed(homeserver: Homeserver, worker: GenericWorker) -> None:
-    """Even typing, which is nowhere but in memory (trap 29)."""
+def test_synapse_follows_a_master_that_was_killed(homeserver: Homeserver, worker: GenericWorker) -> None:
+    """Also typing, which is only in memory (docs/protocol/traps.md 29)."""
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     reader = Reader(worker)
     homeserver.do("type", ROOM, [OTHER])
@@ -256,36 +254,36 @@ def test_it_follows_on_after_we_were_killed(homeserver: Homeserver, worker: Gene
     homeserver.kill()
     homeserver.start()
     homeserver.do("type", ROOM, [])
-    until(lambda: typing(reader.next()) == [], "nobody types any more")
+    until(lambda: typing(reader.next()) == [], "typing has ended")
     event_id = homeserver.do("say", ROOM, "here again")
-    until(lambda: event_id in str(reader.next()), "the worker has heard it")
+    until(lambda: event_id in str(reader.next()), "the worker has received it")
 
 
-def test_we_hear_of_its_users(homeserver: Homeserver, worker: GenericWorker) -> None:
-    """Who syncs there, until some ten seconds after the last time, and where they were seen."""
+def test_the_master_receives_the_users_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
+    """Users who sync, until ten seconds after their last request, and their IP addresses."""
     Reader(worker)
     until(lambda: [each["user_id"] for each in homeserver.get("/v1/users")["users"]] == [USER], "the user syncs")
     until(lambda: homeserver.get(f"/v1/users/{USER}")["seen"], "where the user was seen is written")
     [place] = homeserver.get(f"/v1/users/{USER}")["seen"]
     assert (place["ip"], place["device_id"]) == ("127.0.0.1", DEVICE)
-    until(lambda: homeserver.get("/v1/users")["users"] == [], "nobody syncs any more")
+    until(lambda: homeserver.get("/v1/users")["users"] == [], "no user syncs")
 
 
-def test_a_sender_acknowledges_what_we_would_have_sent(
+def test_a_federation_sender_acknowledges_facts_of_the_master(
     synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
 ) -> None:
-    """The federation stream has a fact only until then."""
+    """The federation stream keeps a fact until the acknowledgement."""
     place = {"wire": homeserver.wire, "http": homeserver.http}
     token = homeserver.do("send", "beta.test")
     with FederationSender(synapse_python, tmp_path / "sender", history, **place):
         until(lambda: homeserver.get(UPDATES.format(token))["updates"] == [], "it is acknowledged")
 
 
-def test_synapse_goes_on_where_we_stopped(
+def test_synapse_continues_as_main_process_where_the_master_stopped(
     synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
 ) -> None:
-    """Its own checks of sequences and positions have nothing against what we wrote."""
-    event_id = homeserver.do("say", ROOM, "told by us")
+    """Synapse's own checks of sequences and positions accept what the master wrote."""
+    event_id = homeserver.do("say", ROOM, "from the master")
     homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
     homeserver.do("send_to_device", USER, DEVICE, {"type": "org.example", "sender": OTHER, "content": {}})
     homeserver.do("type", ROOM, [OTHER])
@@ -293,22 +291,22 @@ def test_synapse_goes_on_where_we_stopped(
     homeserver.kill()
     with Main(synapse_python, tmp_path / "main", history) as main:
         client = Client(main.client_port, TOKENS[USER])
-        later = client.say(ROOM, "told by Synapse")
+        later = client.say(ROOM, "from Synapse")
         timeline = client.get("/sync", timeout=0)["rooms"]["join"][ROOM]["timeline"]["events"]
         assert [event["event_id"] for event in timeline][-2:] == [event_id, later]
     homeserver.start()
-    homeserver.do("say", ROOM, "told by us again")
+    homeserver.do("say", ROOM, "from the master again")
 
 
 def typing(answer: Any) -> list[str] | None:
-    """Return who is typing in the room, if that is among the news."""
+    """Return who is typing in the room, None without news."""
     events = answer.get("rooms", {}).get("join", {}).get(ROOM, {}).get("ephemeral", {}).get("events", [])
     found = [event["content"]["user_ids"] for event in events if event["type"] == "m.typing"]
     return found[-1] if found else None
 
 
 def refused(client: Client) -> str:
-    """Return why the worker does not know a user, if it does not."""
+    """Return the error for an unknown access token, None if it is valid."""
     try:
         client.get("/joined_rooms")
     except MatrixError as error:

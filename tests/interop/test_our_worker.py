@@ -1,4 +1,4 @@
-"""Our worker follows a real Synapse."""
+"""A worker follows a real Synapse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.interop import speaking
 from tests.interop.recorder import Recorder
-from tests.interop.stories import tell
+from tests.interop.stories import move_all_streams
 from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
 from tests.system.daemons import Daemon, until
 from tests.system.peers import ask
@@ -36,7 +36,7 @@ def main(synapse_python: Path, tmp_path: Path, database: str) -> Iterator[Main]:
 
 
 class Follower(Daemon):
-    """Our worker, as a user would start it beside a Synapse: it keeps a copy."""
+    """A worker of a Synapse, which keeps copies."""
 
     def __init__(self, folder: Path, main: Main, *options: str, secret: str = SECRET) -> None:
         (folder / "secret").write_text(f"{secret}\n")
@@ -52,17 +52,17 @@ class Follower(Daemon):
         )
 
     def positions(self) -> dict[str, int]:
-        """Return how far it is in each stream."""
+        """Return its position in each stream."""
         return {name: writer["position"] for name, writer in self.writers().items()}
 
     def writers(self) -> dict[str, dict[str, Any]]:
-        """Return how it stands with the only writer that there is, by stream."""
+        """Return the status of the only writer, by stream."""
         headers = {"Authorization": f"Bearer {(self.folder / 'secret').read_text().strip()}"}
         _, answer = ask(f"http://{self.address('HTTP')}/v1/streams", headers=headers)
         return {each["name"]: writer for each in answer["streams"] for writer in each["writers"]}
 
     def copy(self, streams: Iterable[str]) -> dict[str, dict[int, list[str]]]:
-        """Return the rows of each fact that it keeps of some streams, by stream and token."""
+        """Return the copied rows of each fact of some streams, by stream and token."""
         facts: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         with closing(sqlite3.connect(self.folder / "replication-worker1.db")) as opened:
             for stream in streams:
@@ -79,56 +79,56 @@ def users(main: Main) -> tuple[Client, Client]:
 
 
 def caught_up(follower: Follower, recorder: Recorder) -> bool:
-    """Whether the follower is where the main process is."""
+    """Return whether the follower has the positions of the main process."""
     return all(follower.positions().get(name) == token for name, token in recorder.positions().items())
 
 
 def different(follower: Follower, recorder: Recorder) -> list[str]:
-    """Return the streams of which not every row that was said is kept, or one that was not, since the recorder came."""
-    said, copy = recorder.facts(), follower.copy(recorder.moved)
+    """Return the streams whose copy differs from the recorded facts, from the recorder's first fact on."""
+    sent, copy = recorder.facts(), follower.copy(recorder.moved)
 
     def since(facts: dict[int, list[str]], first: int) -> dict[int, list[str]]:
         return {token: rows for token, rows in facts.items() if token > first}
 
     firsts = {stream: recorder.first[stream] for stream in recorder.moved}
-    return [each for each, first in firsts.items() if since(copy[each], first) != since(said[each], first)]
+    return [each for each, first in firsts.items() if since(copy[each], first) != since(sent[each], first)]
 
 
-def test_a_copy_of_every_stream_that_moves(main: Main, tmp_path: Path) -> None:
+def test_a_worker_copies_every_stream_of_synapse(main: Main, tmp_path: Path) -> None:
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         until(lambda: caught_up(follower, recorder), "the worker has connected")
-        tell(*users(main))
+        move_all_streams(*users(main))
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
-        until(lambda: not different(follower, recorder), "the copy is what was said")
+        until(lambda: not different(follower, recorder), "the copy equals the recording")
         assert recorder.facts().keys() == recorder.moved
 
 
-def test_what_was_missed_is_fetched_from_its_http_endpoint(main: Main, tmp_path: Path) -> None:
-    """In pages of a hundred rows; what Synapse has replaced since then has no row any more."""
+def test_a_worker_fetches_missed_facts_from_synapse(main: Main, tmp_path: Path) -> None:
+    """Pages have a hundred rows; facts that Synapse has replaced have no rows any more."""
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         anna, bert = users(main)
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
         follower.kill()
-        room = tell(anna, bert)
+        room = move_all_streams(anna, bert)
         for number in range(150):
             anna.say(room, f"message {number}")
         follower.start()
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
 
         def lacking() -> list[str]:
-            said, copy = recorder.facts(), follower.copy(recorder.moved)
+            sent, copy = recorder.facts(), follower.copy(recorder.moved)
             return [
                 stream
                 for stream in recorder.moved
-                if {token: copy[stream].get(token, rows) for token, rows in said[stream].items()} != said[stream]
-                or (stream not in REPLACED and not copy[stream].keys() >= said[stream].keys())
+                if {token: copy[stream].get(token, rows) for token, rows in sent[stream].items()} != sent[stream]
+                or (stream not in REPLACED and not copy[stream].keys() >= sent[stream].keys())
             ]
 
-        until(lambda: not lacking(), "the copy has what was said")
+        until(lambda: not lacking(), "the copy has the recorded facts")
 
 
-def test_nothing_is_lost_or_doubled_by_kills_while_users_talk(main: Main, tmp_path: Path) -> None:
-    """Each time it is killed when it has got further, while more comes."""
+def test_kills_lose_and_double_no_fact_of_active_users(main: Main, tmp_path: Path) -> None:
+    """It is killed repeatedly, each time after progress, while facts arrive."""
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         anna, _ = users(main)
         room = str(anna.post("/createRoom", {})["room_id"])
@@ -148,28 +148,28 @@ def test_nothing_is_lost_or_doubled_by_kills_while_users_talk(main: Main, tmp_pa
         talking.join()
         assert kills
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
-        until(lambda: not {"events", "caches"} & {*different(follower, recorder)}, "the copy is what was said")
+        until(lambda: not {"events", "caches"} & {*different(follower, recorder)}, "the copy equals the recording")
 
 
-def test_a_wrong_secret_is_said_and_mended_without_loss(main: Main, tmp_path: Path) -> None:
+def test_a_wrong_secret_is_reported_and_corrected_without_loss(main: Main, tmp_path: Path) -> None:
     users(main)
     with Recorder(main.wire) as recorder:
         with Follower(tmp_path, main, secret="not-it") as follower:
             refusal = "a missing or wrong secret"
-            until(lambda: refusal in str(follower.writers().get("device_lists")), "the worker says why it stands still")
+            until(lambda: refusal in str(follower.writers().get("device_lists")), "the status has the reason still")
             until(lambda: follower.positions().get("backfill") == 1, "where nothing is missing it goes on")
         with Follower(tmp_path, main) as follower:
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
             assert {*follower.copy(["device_lists"])["device_lists"]} == {2, 3}
 
 
-def test_a_main_process_that_was_killed_is_followed_on(main: Main, tmp_path: Path) -> None:
-    """Typing begins anew with it (trap 29), so that its stream goes back."""
+def test_a_worker_follows_a_main_process_that_was_killed(main: Main, tmp_path: Path) -> None:
+    """The stream typing restarts with the main process (docs/protocol/traps.md 29), so its tokens decrease."""
     with Follower(tmp_path, main) as follower:
         with Recorder(main.wire) as recorder:
             anna, bert = users(main)
             until(lambda: caught_up(follower, recorder), "the worker has connected")
-            room = tell(anna, bert)
+            room = move_all_streams(anna, bert)
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
             assert recorder.positions()["typing"] == 2
         main.kill()
@@ -180,32 +180,32 @@ def test_a_main_process_that_was_killed_is_followed_on(main: Main, tmp_path: Pat
             bert.put(f"/rooms/{quoted(room)}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
             bert.say(room, "again")
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is, and on")
-            until(lambda: not different(follower, recorder), "the copy is what was said")
+            until(lambda: not different(follower, recorder), "the copy equals the recording")
 
 
 def tail(main: Main, folder: Path, *options: str) -> Terminal:
-    """Start a tail of all that there is."""
+    """Start ``tail`` of all streams."""
     (folder / "secret").write_text(SECRET)
     http = f"--http=http://127.0.0.1:{main.http_port} --secret-file=secret --from=beginning"
     return Terminal(f"replication tail tcp:{main.wire} {http} {' '.join(options)}", folder)
 
 
-def test_tail_prints_what_synapse_says(main: Main, tmp_path: Path) -> None:
+def test_tail_prints_facts_of_synapse(main: Main, tmp_path: Path) -> None:
     with Recorder(main.wire) as recorder:
         anna, bert = users(main)
-        room = tell(anna, bert)
+        room = move_all_streams(anna, bert)
         printer = tail(main, tmp_path, "--stream=events", "--stream=receipts")
         try:
             until(lambda: len(printer.lines) >= len(recorder.rdata("events", "receipts")), "the tail has caught up")
             anna.say(room, "one more")
-            until(lambda: sorted(printer.lines) == sorted(recorder.rdata("events", "receipts")), "it says the same")
+            until(lambda: sorted(printer.lines) == sorted(recorder.rdata("events", "receipts")), "it prints the same")
         finally:
             printer.close()
 
 
 def test_tail_names_the_fields(main: Main, tmp_path: Path) -> None:
     anna, bert = users(main)
-    tell(anna, bert)
+    move_all_streams(anna, bert)
     for option, named in (("--json", f'"user_id":"{bert.user_id}"'), ("--typed", f"user_id='{bert.user_id}'")):
         printer = tail(main, tmp_path, "--stream=receipts", option)
         try:
@@ -215,7 +215,7 @@ def test_tail_names_the_fields(main: Main, tmp_path: Path) -> None:
             printer.close()
 
 
-def test_synapse_hears_of_the_users_of_our_worker(main: Main, tmp_path: Path, postgres: PostgresServer) -> None:
+def test_synapse_receives_the_users_of_the_worker(main: Main, tmp_path: Path, postgres: PostgresServer) -> None:
     shutil.copy(Path(speaking.__file__), tmp_path)
     with Recorder(main.wire) as recorder, Follower(tmp_path, main, "--app=speaking") as follower:
         anna, bert = users(main)
@@ -232,4 +232,4 @@ def test_synapse_hears_of_the_users_of_our_worker(main: Main, tmp_path: Path, po
             "Synapse has written where our worker saw him",
         )
         follower.terminate()
-        until(lambda: main.heard("CLEAR_USER_SYNC") == 1, "Synapse has heard that he syncs there no more")
+        until(lambda: main.received("CLEAR_USER_SYNC") == 1, "Synapse has received the end of the sync")

@@ -1,4 +1,4 @@
-"""The skin: it keeps time, holds back what a peer does not read, and says why before it hangs up."""
+"""One connection on a transport: keep-alive, flow control, faults and closing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.protocols.basic import LineReceiver
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.net.protocol import Limits, ReplicationProtocol
-from replication.session import outbox
+from replication.session import send_buffer
 from replication.session.connection import Fault, Keepalive, Role, Rows
 from replication.wire.commands import Error, Name, Ping, Position, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -21,34 +21,34 @@ from tests.doubles import Wire, lines_of, logged, words_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.session.connection import Heard
+    from replication.session.connection import Received
 
 
-class Listener:
-    """A conversation that takes notes; ``then`` is done when something is said."""
+class Owner:
+    """An IConnectionOwner that takes notes; if ``closes``, it closes the connection when a command comes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.heard: list[Heard] = []
+        self.received: list[Received] = []
         self.faults: list[Fault] = []
-        self.fault_ends_it = False
+        self.closes = False
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         self.notes.append("connected")
 
-    def peer_said(self, peer: ReplicationProtocol, heard: Sequence[Heard]) -> None:
-        self.heard += heard
-        if self.fault_ends_it:
+    def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
+        self.received += received
+        if self.closes:
             peer.close("enough")
 
-    def peer_faulted(self, peer: ReplicationProtocol, fault: Fault) -> None:
+    def peer_failed(self, peer: ReplicationProtocol, fault: Fault) -> None:
         self.notes.append("faulted")
         self.faults.append(fault)
 
-    def peer_lost(self, peer: ReplicationProtocol) -> None:
+    def peer_disconnected(self, peer: ReplicationProtocol) -> None:
         self.notes.append("lost")
 
-    def peer_gone(self, peer: ReplicationProtocol) -> None:
+    def transport_closed(self, peer: ReplicationProtocol) -> None:
         self.notes.append("gone")
 
 
@@ -57,158 +57,158 @@ class ProtocolCase(SynchronousTestCase):
     limits = Limits()
 
     def setUp(self) -> None:
-        self.clock, self.listener = Clock(), Listener()
-        self.protocol = ReplicationProtocol(self.role, self.listener, self.clock, self.limits, wall=lambda: 1234.5)
+        self.clock, self.owner = Clock(), Owner()
+        self.protocol = ReplicationProtocol(self.role, self.owner, self.clock, self.limits, wall=lambda: 1234.5)
         self.wire = Wire(self.protocol, room=100)
 
     def tearDown(self) -> None:
         self.wire.lose()
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.assertEqual(self.listener.notes.count("lost"), 1)
-        self.assertEqual(self.listener.notes[-1], "gone")
+        self.assertEqual(self.owner.notes.count("lost"), 1)
+        self.assertEqual(self.owner.notes[-1], "gone")
 
-    def say(self, *lines: str) -> None:
+    def send(self, *lines: str) -> None:
         self.protocol.dataReceived("".join(f"{line}\n" for line in lines).encode())
 
-    def said(self) -> list[str]:
+    def sent(self) -> list[str]:
         return lines_of(self.wire.read())
 
 
 class ConversationTests(ProtocolCase):
-    def test_what_is_read_is_told_in_order_and_in_one_piece(self) -> None:
-        self.say("NAME one", "PING 1", "REPLICATE ")
-        self.assertEqual(self.listener.heard[:2], [Name("one"), Ping("1")])
+    def test_one_read_is_passed_on_in_order_and_in_one_call(self) -> None:
+        self.send("NAME one", "PING 1", "REPLICATE ")
+        self.assertEqual(self.owner.received[:2], [Name("one"), Ping("1")])
         self.assertEqual(self.protocol.status().last_command, "REPLICATE")
         self.assertEqual((self.protocol.lines_in, self.protocol.bytes_in), (3, len("NAME one\nPING 1\nREPLICATE \n")))
 
     def test_several_commands_are_one_write(self) -> None:
-        self.protocol.say(Server("example.com"), Ping("7"))
-        self.assertEqual(self.said(), ["SERVER example.com", "PING 7"])
+        self.protocol.send(Server("example.com"), Ping("7"))
+        self.assertEqual(self.sent(), ["SERVER example.com", "PING 7"])
         self.assertEqual(self.protocol.status().lines_out, 2)
 
     def test_small_writes_are_not_delayed(self) -> None:
         self.assertTrue(self.wire.no_delay)
 
-    def test_a_fault_comes_after_what_was_right_before_it(self) -> None:
-        self.say("PING 1", "FOO bar", "PING 2")
-        self.assertEqual(self.listener.heard, [Ping("1")])
-        (error,) = self.said()
+    def test_commands_before_a_fault_are_passed_on(self) -> None:
+        self.send("PING 1", "FOO bar", "PING 2")
+        self.assertEqual(self.owner.received, [Ping("1")])
+        (error,) = self.sent()
         self.assertEqual(error, "ERROR line 2: unknown command: 'FOO', in 'FOO bar'")
-        self.assertEqual(self.listener.faults, [Fault(error.removeprefix("ERROR "), "unknown command")])
+        self.assertEqual(self.owner.faults, [Fault(error.removeprefix("ERROR "), "unknown command")])
         self.assertTrue(self.wire.lost)
 
-    def test_trap_3_what_a_peer_says_is_never_a_format(self) -> None:
-        self.say("FOO 100% %s %(x)s {peer} {0}")
-        self.assertEqual(self.said(), ["ERROR line 1: unknown command: 'FOO', in 'FOO 100% %s %(x)s {peer} {0}'"])
+    def test_trap_3_the_peers_text_is_never_used_as_a_format(self) -> None:
+        self.send("FOO 100% %s %(x)s {peer} {0}")
+        self.assertEqual(self.sent(), ["ERROR line 1: unknown command: 'FOO', in 'FOO 100% %s %(x)s {peer} {0}'"])
 
-    def test_trap_4_bytes_that_are_no_text_get_an_answer(self) -> None:
+    def test_trap_4_bytes_that_are_not_utf_8_get_an_error_line(self) -> None:
         self.protocol.dataReceived(b"NAME \xff\n")
-        self.assertIn("ERROR line 1: not UTF-8 at byte 6", self.said()[0])
+        self.assertIn("ERROR line 1: not UTF-8 at byte 6", self.sent()[0])
 
-    def test_an_error_from_the_peer_closes_nothing(self) -> None:
-        self.say("ERROR something", "PING 1")
-        self.assertEqual(self.listener.heard, [Error("something"), Ping("1")])
+    def test_an_error_line_from_the_peer_does_not_close_the_connection(self) -> None:
+        self.send("ERROR something", "PING 1")
+        self.assertEqual(self.owner.received, [Error("something"), Ping("1")])
         self.assertFalse(self.wire.disconnecting)
 
-    def test_nothing_is_heard_or_said_after_the_end(self) -> None:
+    def test_after_close_nothing_is_received_or_sent(self) -> None:
         self.protocol.close("that is all")
-        self.say("PING 1")
-        self.protocol.say(Ping("2"))
+        self.send("PING 1")
+        self.protocol.send(Ping("2"))
         self.protocol.write(b"RDATA s i 1 []\n", 1)
         self.protocol.fail(Fault("again", "again"))
         self.protocol.close("again")
-        self.assertEqual(self.said(), ["ERROR that is all"])
-        self.assertEqual((self.listener.heard, self.listener.faults), ([], []))
+        self.assertEqual(self.sent(), ["ERROR that is all"])
+        self.assertEqual((self.owner.received, self.owner.faults), ([], []))
 
-    def test_an_owner_that_closes_while_it_hears_hears_of_no_fault(self) -> None:
-        self.listener.fault_ends_it = True
-        self.say("PING 1", "FOO")
-        self.assertEqual(self.said(), ["ERROR enough"])
-        self.assertEqual(self.listener.faults, [])
+    def test_a_fault_after_a_command_at_which_the_owner_closes_is_not_reported(self) -> None:
+        self.owner.closes = True
+        self.send("PING 1", "FOO")
+        self.assertEqual(self.sent(), ["ERROR enough"])
+        self.assertEqual(self.owner.faults, [])
 
-    def test_a_reason_that_no_line_can_hold_is_logged_and_the_rest_goes_on(self) -> None:
-        with logged() as said:
+    def test_a_reason_that_cannot_be_encoded_is_logged_and_the_connection_closed(self) -> None:
+        with logged() as lines:
             self.protocol.close("two\nlines")
-        self.assertIn("two\\nlines", said[0])
-        self.assertEqual(self.said(), [])
+        self.assertIn("two\\nlines", lines[0])
+        self.assertEqual(self.sent(), [])
         self.assertTrue(self.wire.lost)
 
-    def test_a_loss_is_told_once_however_it_came_about(self) -> None:
+    def test_the_end_is_reported_once_at_the_close(self) -> None:
         self.protocol.close()
-        self.assertEqual(self.listener.notes, ["connected", "lost"])
+        self.assertEqual(self.owner.notes, ["connected", "lost"])
         self.wire.lose()
-        self.assertEqual(self.listener.notes, ["connected", "lost", "gone"])
+        self.assertEqual(self.owner.notes, ["connected", "lost", "gone"])
 
-    def test_a_connection_that_breaks_is_lost_and_gone_at_once(self) -> None:
+    def test_the_end_is_reported_once_at_the_loss(self) -> None:
         self.wire.lose()
-        self.assertEqual(self.listener.notes, ["connected", "lost", "gone"])
-        self.protocol.say(Ping("1"))
+        self.assertEqual(self.owner.notes, ["connected", "lost", "gone"])
+        self.protocol.send(Ping("1"))
 
 
 class DirectionTests(ProtocolCase):
     role = Role.WORKER
 
-    def test_a_run_of_rows_is_heard_as_one(self) -> None:
-        self.say("RDATA s i batch [1]", "RDATA s i 3 [2]", "POSITION s i 3 4")
+    def test_a_run_of_rdata_is_passed_on_as_one_object(self) -> None:
+        self.send("RDATA s i batch [1]", "RDATA s i 3 [2]", "POSITION s i 3 4")
         rows = Rows(StreamName("s"), InstanceName("i"), [None, Token(3)], ["[1]", "[2]"])
-        self.assertEqual(self.listener.heard, [rows, Position(StreamName("s"), InstanceName("i"), Token(3), Token(4))])
+        self.assertEqual(self.owner.received, [rows, Position(StreamName("s"), InstanceName("i"), Token(3), Token(4))])
         self.assertEqual(self.protocol.lines_in, 3)
 
     def test_rows_count_as_rdata(self) -> None:
-        self.say("RDATA s i 3 [2]")
+        self.send("RDATA s i 3 [2]")
         self.assertEqual(self.protocol.status().last_command, "RDATA")
 
-    def test_what_the_other_side_may_not_say_ends_it(self) -> None:
-        self.say("REPLICATE ")
-        self.assertIn("ERROR line 1: invalid command: REPLICATE", self.said()[0])
-        self.assertEqual(self.listener.faults[0].kind, "wrong direction")
+    def test_a_command_in_the_wrong_direction_is_a_fault(self) -> None:
+        self.send("REPLICATE ")
+        self.assertIn("ERROR line 1: invalid command: REPLICATE", self.sent()[0])
+        self.assertEqual(self.owner.faults[0].kind, "wrong direction")
 
 
 class KeepaliveTests(ProtocolCase):
-    def test_we_ping_after_five_seconds_of_our_own_silence(self) -> None:
+    def test_ping_is_sent_5_s_after_the_last_line_sent(self) -> None:
         self.clock.advance(4.9)
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.sent(), [])
         self.clock.advance(0.1)
-        self.assertEqual(self.said(), ["PING 1234500"])
+        self.assertEqual(self.sent(), ["PING 1234500"])
         self.clock.pump([5.0] * 3)
-        self.assertEqual(self.said(), ["PING 1234500"] * 3)
+        self.assertEqual(self.sent(), ["PING 1234500"] * 3)
 
-    def test_whatever_we_say_puts_the_ping_off(self) -> None:
+    def test_each_line_sent_delays_the_ping(self) -> None:
         self.clock.advance(3.0)
         self.protocol.write(b"POSITION s i 1 1\n", 1)
-        self.said()
+        self.sent()
         self.clock.advance(4.9)
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.sent(), [])
         self.clock.advance(0.1)
         self.assertEqual(words_of(self.wire.read()), ["PING"])
 
     def test_a_peer_that_never_pinged_may_be_silent_for_ever(self) -> None:
-        self.say("NAME netcat")
+        self.send("NAME netcat")
         self.clock.pump([5.0] * 100)
         self.assertFalse(self.wire.disconnecting)
 
-    def test_trap_2_a_peer_that_pinged_is_given_up_after_fifteen_seconds_of_silence_and_no_less(self) -> None:
+    def test_trap_2_a_peer_that_pinged_is_closed_after_exactly_15_s_of_silence(self) -> None:
         self.clock.advance(1.0)
-        self.say("PING 1")
+        self.send("PING 1")
         self.clock.pump([1.0] * 14)
         self.assertFalse(self.wire.disconnecting)
         self.clock.advance(1.0)
-        self.assertEqual(self.said()[-1], "ERROR ping timeout: nothing heard for 15 s")
-        self.assertEqual(self.listener.faults[0].kind, "ping timeout")
+        self.assertEqual(self.sent()[-1], "ERROR ping timeout: nothing received for 15 s")
+        self.assertEqual(self.owner.faults[0].kind, "ping timeout")
         self.assertTrue(self.wire.lost)
 
-    def test_any_right_command_is_a_sign_of_life_and_a_blank_line_is_none(self) -> None:
-        self.say("PING 1")
+    def test_every_good_line_is_a_sign_of_life_and_a_blank_line_is_not(self) -> None:
+        self.send("PING 1")
         for _ in range(3):
             self.clock.advance(10.0)
-            self.say("NAME x")
+            self.send("NAME x")
         self.clock.advance(10.0)
         self.assertFalse(self.wire.disconnecting)
-        self.say("", " ", "\r")
+        self.send("", " ", "\r")
         self.clock.advance(5.0)
         self.assertTrue(self.wire.disconnecting)
 
-    def test_a_connection_that_we_close_and_that_lingers_is_aborted(self) -> None:
+    def test_a_closed_connection_that_stays_open_is_aborted_after_15_s(self) -> None:
         self.wire.write(b"x" * 200)
         self.protocol.close("server stopping")
         self.clock.advance(14.9)
@@ -220,15 +220,15 @@ class KeepaliveTests(ProtocolCase):
 class ShortKeepaliveTests(ProtocolCase):
     limits = Limits(keepalive=Keepalive(ping_after=100.0, give_up_after=2.0))
 
-    def test_both_times_can_be_set_and_neither_waits_for_the_other(self) -> None:
+    def test_both_times_can_be_set_and_are_independent(self) -> None:
         self.clock.advance(50.0)
-        self.say("PING 1")
+        self.send("PING 1")
         self.clock.advance(1.9)
         self.assertFalse(self.wire.disconnecting)
         self.clock.advance(0.1)
-        self.assertEqual(self.said(), ["ERROR ping timeout: nothing heard for 2 s"])
+        self.assertEqual(self.sent(), ["ERROR ping timeout: nothing received for 2 s"])
 
-    def test_lingering_is_as_long_as_silence(self) -> None:
+    def test_the_abort_comes_after_the_time_out_that_is_set(self) -> None:
         self.wire.write(b"x" * 200)
         self.protocol.close()
         self.clock.advance(2.0)
@@ -245,7 +245,7 @@ class BackpressureTests(ProtocolCase):
         for number in numbers:
             self.protocol.write(self.position(number), 1)
 
-    def test_what_a_peer_does_not_read_waits_and_goes_on_in_order(self) -> None:
+    def test_queued_lines_are_sent_in_order_as_the_peer_reads(self) -> None:
         self.write(*range(100, 115))
         self.assertGreater(self.protocol.queued_bytes, 0)
         received = b""
@@ -256,8 +256,8 @@ class BackpressureTests(ProtocolCase):
         self.write(115)
         self.assertEqual(self.wire.read(), self.position(115))
 
-    def test_it_may_be_paused_again_halfway_through_what_waits(self) -> None:
-        self.patch(outbox, "JOINED_BYTES", 1)
+    def test_the_transport_may_pause_again_while_queued_lines_are_sent(self) -> None:
+        self.patch(send_buffer, "JOINED_BYTES", 1)
         self.write(*range(100, 119))
         self.wire.read(21)
         self.assertGreater(self.protocol.queued_bytes, 200)
@@ -268,15 +268,15 @@ class BackpressureTests(ProtocolCase):
             received += data
         self.assertEqual(received, b"".join(map(self.position, range(101, 120))))
 
-    def test_what_is_said_stays_behind_what_waits(self) -> None:
+    def test_a_new_command_is_sent_after_the_queued_lines(self) -> None:
         self.write(*range(100, 107))
-        self.protocol.say(Ping("1"))
+        self.protocol.send(Ping("1"))
         self.wire.read()
-        self.assertEqual(self.said()[-1], "PING 1")
+        self.assertEqual(self.sent()[-1], "PING 1")
 
-    def test_trap_6_over_the_bound_the_error_goes_past_what_waits(self) -> None:
+    def test_trap_6_over_the_limit_the_error_is_sent_before_the_queued_lines(self) -> None:
         self.write(*range(100, 130))
-        self.assertEqual(self.listener.faults, [Fault("Failed to keep up", "slow peer")])
+        self.assertEqual(self.owner.faults, [Fault("Failed to keep up", "slow peer")])
         self.assertEqual(self.protocol.queued_bytes, 0)
         received = lines_of(self.wire.read())
         self.assertEqual(received[-1], "ERROR Failed to keep up")
@@ -288,15 +288,15 @@ class BackpressureTests(ProtocolCase):
         self.clock.advance(15.0)
         self.assertTrue(self.wire.aborted)
 
-    def test_lines_count_as_well_as_bytes(self) -> None:
+    def test_lines_are_limited_as_well_as_bytes(self) -> None:
         self.wire.write(b"x" * 200)
         for _ in range(20):
             self.protocol.write(b"\n", 1)
-        self.assertEqual(self.listener.faults, [])
+        self.assertEqual(self.owner.faults, [])
         self.protocol.write(b"\n", 1)
-        self.assertEqual(len(self.listener.faults), 1)
+        self.assertEqual(len(self.owner.faults), 1)
 
-    def test_every_line_is_counted_when_it_leaves(self) -> None:
+    def test_a_line_is_counted_when_it_is_written_to_the_transport(self) -> None:
         self.write(*range(100, 110))
         before = self.protocol.status()
         self.assertEqual(before.lines_out * 21 + before.queued_bytes, 210)
@@ -305,16 +305,16 @@ class BackpressureTests(ProtocolCase):
         after = self.protocol.status()
         self.assertEqual((after.lines_out, after.bytes_out, after.queued_bytes), (10, 210, 0))
 
-    def test_a_loss_forgets_what_waits(self) -> None:
+    def test_a_loss_drops_the_queued_lines(self) -> None:
         self.write(*range(100, 110))
         self.wire.lose()
         self.assertEqual(self.protocol.queued_bytes, 0)
 
 
 class SmallTests(SynchronousTestCase):
-    def test_a_connection_with_nothing_waiting_holds_no_memory_for_it(self) -> None:
-        """So much for what is ours; how much that is, the session's and outbox' own tests say."""
-        protocol = ReplicationProtocol(Role.MASTER, Listener(), Clock())
+    def test_an_empty_queue_takes_no_memory(self) -> None:
+        """The sizes are in the tests of the session and of the send buffer."""
+        protocol = ReplicationProtocol(Role.MASTER, Owner(), Clock())
         wire = Wire(protocol)
         for _ in range(50):
             protocol.write(b"RDATA s i 1 [1]\n" * 100, 100)
@@ -324,25 +324,25 @@ class SmallTests(SynchronousTestCase):
         self.assertEqual(protocol._buffer, b"")
         wire.lose()
 
-    def test_addresses_are_written_as_people_write_them(self) -> None:
+    def test_an_address_is_host_and_port_or_a_path(self) -> None:
         for address, text in [
             (IPv6Address("TCP", "::1", 9092), "[::1]:9092"),
             (UNIXAddress("/run/r.sock"), "unix:/run/r.sock"),
             (UNIXAddress(None), "unix:"),
         ]:
-            protocol, transport = ReplicationProtocol(Role.MASTER, Listener(), Clock()), StringTransport(None, address)
+            protocol, transport = ReplicationProtocol(Role.MASTER, Owner(), Clock()), StringTransport(None, address)
             protocol.makeConnection(transport)
             self.assertEqual(protocol.status().address, text)
             protocol.connectionLost()
 
-    def test_a_transport_that_is_gone_as_soon_as_it_is_closed_leaves_no_timer(self) -> None:
+    def test_a_transport_that_is_lost_within_the_close_leaves_no_timer(self) -> None:
         class Abrupt(StringTransport):
             def loseConnection(self) -> None:
                 super().loseConnection()
                 protocol.connectionLost()
 
         clock = Clock()
-        protocol = ReplicationProtocol(Role.MASTER, Listener(), clock)
+        protocol = ReplicationProtocol(Role.MASTER, Owner(), clock)
         protocol.makeConnection(Abrupt())
         protocol.close("bye")
         self.assertEqual(clock.getDelayedCalls(), [])
@@ -379,29 +379,29 @@ WRONG_LINES = [
 
 
 class LineReceiverTests(SynchronousTestCase):
-    """Driven as the LineReceiver that it is, it hears and answers the same as in bulk, however the bytes are cut."""
+    """As a LineReceiver it receives and answers the same as in bulk, however the bytes are cut."""
 
-    def hear(self, pieces: Sequence[bytes], *, by_line: bool) -> tuple[list[object], bytes, int, bool]:
-        clock, listener = Clock(), Listener()
-        protocol = ReplicationProtocol(Role.WORKER, listener, clock, Limits(line_limit=500))
+    def receive(self, pieces: Sequence[bytes], *, by_line: bool) -> tuple[list[object], bytes, int, bool]:
+        clock, owner = Clock(), Owner()
+        protocol = ReplicationProtocol(Role.WORKER, owner, clock, Limits(line_limit=500))
         wire = Wire(protocol)
         for piece in pieces:
             if by_line:
                 LineReceiver.dataReceived(protocol, piece)
             else:
                 protocol.dataReceived(piece)
-        heard: list[object] = []
-        for each in listener.heard:
+        received: list[object] = []
+        for each in owner.received:
             if isinstance(each, Rows):
-                heard += [(each.stream, each.instance, *row) for row in zip(each.places, each.texts, strict=True)]
+                received += [(each.stream, each.instance, *row) for row in zip(each.places, each.texts, strict=True)]
             else:
-                heard.append(each)
+                received.append(each)
         answer, lines_in, closing = wire.value(), protocol.lines_in, wire.disconnecting
         wire.lose()
         self.assertEqual(clock.getDelayedCalls(), [])
-        return heard, answer, lines_in, closing
+        return received, answer, lines_in, closing
 
-    def test_by_the_line_is_as_in_bulk(self) -> None:
+    def test_line_by_line_gives_the_same_as_in_bulk(self) -> None:
         chance = random.Random(10)
         endings = set()
         for _ in range(400):
@@ -413,8 +413,8 @@ class LineReceiverTests(SynchronousTestCase):
                 data += b"x" * chance.choice([3, 500, 501, 2_000])
             places = sorted(chance.choices(range(len(data) + 1), k=chance.randrange(6)))
             pieces = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
-            whole = self.hear([data], by_line=False)
-            self.assertEqual(self.hear(pieces, by_line=False), whole, pieces)
-            self.assertEqual(self.hear(pieces, by_line=True), whole, pieces)
+            whole = self.receive([data], by_line=False)
+            self.assertEqual(self.receive(pieces, by_line=False), whole, pieces)
+            self.assertEqual(self.receive(pieces, by_line=True), whole, pieces)
             endings.add(whole[1][:20])
         self.assertGreater(len(endings), 10)

@@ -1,10 +1,9 @@
-"""What a real Synapse made of hand-made and of lived-in rooms, and how to give it to our tables."""
+"""Recordings of a real Synapse: written scenarios and a used server; and a way to persist them."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from replication.rooms.event import Event
 from replication.rooms.graph import CHUNK, Rules, persist
 from replication.rooms.resolution import resolve
-from replication.storage.connection import SqliteStatements
-from replication.storage.rooms import RoomTables, declare_rooms
+from replication.storage.sqlite.session import SqliteSession
+from replication.storage.tables.rooms import RoomTables, declare_rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from replication.rooms.resolution import Resolver
-    from replication.streams.seams import IStatements
+    from replication.streams.interfaces import ISqlExecutor
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -29,33 +28,33 @@ def lines_of(name: str) -> list[Any]:
     return [json.loads(line) for line in gzip.decompress((DATA / name).read_bytes()).splitlines()]
 
 
-def in_memory() -> SqliteStatements:
-    """Return the statements of a database that goes, closed, with them."""
-    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)  # any thread may collect it
-    statements = SqliteStatements(database)
-    weakref.finalize(statements, database.close)
-    return statements
+def in_memory() -> SqliteSession:
+    """Return a session of a database in memory."""
+    session = SqliteSession(":memory:")
+    session.connect()
+    weakref.finalize(session, session.database.close)
+    return session
 
 
 class Keeper:
-    """Rooms in a database, in memory unless one is given, without a reactor; counts IDs as a master does."""
+    """Persists events without a reactor, by default in memory; it counts IDs as a master does."""
 
     def __init__(
-        self, server: str = "local.test", resolver: Resolver = resolve, statements: IStatements | None = None
+        self, server: str = "local.test", resolver: Resolver = resolve, statements: ISqlExecutor | None = None
     ) -> None:
-        self.statements = statements or in_memory()
+        self.statements: ISqlExecutor = statements or in_memory()
         declare_rooms(self.statements)
         self.rules = Rules("master", resolver, lambda user: user.endswith(f":{server}"), int, lambda: 1_800_000_000_000)
         self.positions = {"events": 1, "backfill": 1}
 
     def tables(self) -> RoomTables:
-        """Return the tables, as a new transaction finds them."""
+        """Return the tables, as in a new transaction."""
         return RoomTables(self.statements)
 
     def take(self, room: str, events: Sequence[Event], *, backfilled: bool = False) -> list[tuple[int, str]]:
-        """Persist events in chunks, and return the rows with their IDs; if one is refused, its chunk leaves nothing."""
+        """Persist events in chunks, and return the rows with their IDs; a refused chunk is rolled back."""
         stream = "backfill" if backfilled else "events"
-        told = []
+        sent = []
         for start in range(0, len(events), CHUNK):
             chunk = events[start : start + CHUNK]
             first = self.positions[stream] + 1
@@ -70,21 +69,21 @@ class Keeper:
                 self.statements.execute("ROLLBACK")
                 raise
             self.statements.execute("COMMIT")
-            told += [(each, spell(row)) for each, of_id in zip(ids, rows, strict=True) for row in of_id]
-        return told
+            sent += [(each, encode(row)) for each, of_id in zip(ids, rows, strict=True) for row in of_id]
+        return sent
 
     def rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Ask the database itself."""
+        """Run a query."""
         return self.statements.execute(sql, parameters)
 
 
-def spell(row: object) -> str:
-    """Return a row as it travels."""
+def encode(row: object) -> str:
+    """Return a row as JSON text."""
     return json.dumps(row, separators=(",", ":"))
 
 
 def read_all(room: str, sources: Iterable[Any], known: Callable[[str], Any] | None = None) -> list[Event]:
-    """Return recorded events; ``known`` tells a state event that the recorder had at hand before it was stored."""
+    """Return recorded events; ``known`` returns state events that the recorder had before they were stored."""
     events = []
     for source in sources:
         values = dict(source)

@@ -1,4 +1,4 @@
-"""Random graphs, told event by event; and what must come of them, computed from scratch."""
+"""Random graphs, event by event, and the expected results, computed from scratch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIONS = ("grow", "grow", "grow", "merge", "soft", "reject", "outlier", "hole",
 
 @attrs.frozen
 class Step:
-    """One event that comes: live or backfilled."""
+    """One event, live or backfilled."""
 
     event: Event
     backfilled: bool = False
@@ -28,14 +28,14 @@ class Step:
 
 @st.composite
 def stories(draw: st.DrawFn, most: int = 25) -> list[Step]:
-    """Return steps: forks, merges, state, outliers that become ordinary, soft fails, rejections, holes and backfill."""
+    """Return steps: forks, merges, state, de-outliering, soft failures, rejections, gaps and backfill."""
     steps: list[Step] = []
     sources: dict[str, dict[str, Any]] = {}
     outliers: list[str] = []
     holes: list[str] = []
     known: list[str] = []  # not outliers: what others may follow without more ado
 
-    def tell(name: str, *, backfilled: bool = False, **more: Any) -> None:
+    def add_step(name: str, *, backfilled: bool = False, **more: Any) -> None:
         steps.append(Step(Event.read(ROOM, {**sources[name], **more}), backfilled))
 
     def make(prevs: list[str]) -> str:
@@ -52,7 +52,7 @@ def stories(draw: st.DrawFn, most: int = 25) -> list[Step]:
             sources[name]["state_key"] = draw(st.sampled_from("abc"))
         return name
 
-    tell(make([]))
+    add_step(make([]))
     known.append("e0")
     for _ in range(draw(st.integers(1, most))):
         action = draw(
@@ -62,46 +62,46 @@ def stories(draw: st.DrawFn, most: int = 25) -> list[Step]:
         prevs = draw(st.lists(st.sampled_from(known[-8:]), min_size=1, max_size=count, unique=True))
         if action == "hole":  # a good event is missing, and the next one brings the state before it
             hole = make(prevs)
-            sources[hole].pop("state_key", None)  # while it is missing nobody could weigh it
+            sources[hole].pop("state_key", None)  # while it is missing, its key cannot be compared
             holes.append(hole)
             state = state_before(sources, hole) | own(sources[hole])
             above = make([hole])
-            tell(above, state_before=[[*key, each] for key, each in sorted(state.items())])
+            add_step(above, state_before=[[*key, each] for key, each in sorted(state.items())])
             known.append(above)
         elif action == "outlier":
             name = make(prevs)
             outliers.append(name)
-            tell(name, outlier=True)
+            add_step(name, outlier=True)
         elif action == "fill" and (holes or outliers):
             name = draw(st.sampled_from(sorted(holes + outliers)))
             was_hole = name in holes
             (holes if was_hole else outliers).remove(name)
-            tell(name, backfilled=was_hole or draw(st.booleans()))
+            add_step(name, backfilled=was_hole or draw(st.booleans()))
             known.append(name)
         elif action == "again":
             name = draw(st.sampled_from(known))
-            told = [each.event for each in steps if each.event.event_id == name and not each.event.outlier]
-            steps.append(Step(told[0], backfilled=True))
+            ordinary = [each.event for each in steps if each.event.event_id == name and not each.event.outlier]
+            steps.append(Step(ordinary[0], backfilled=True))
         else:
             name = make(prevs)
             if action == "soft":
                 sources[name]["soft_failed"] = True
             if action == "reject":
                 sources[name]["rejected"] = "no"
-            tell(name)
+            add_step(name)
             known.append(name)
     return steps
 
 
 def own(source: dict[str, Any]) -> dict[StateKey, str]:
-    """Return what an event adds to the state."""
+    """Return the key and ID that an event adds to the state."""
     if "state_key" not in source or source.get("rejected"):
         return {}
     return {(source["type"], source["state_key"]): source["event_id"]}
 
 
 def state_before(sources: dict[str, dict[str, Any]], name: str) -> dict[StateKey, str]:
-    """Return the state before an event by walking from the root: branches meet by depth, then by name."""
+    """Return the state before an event, from the first event on; branches are resolved by depth, then by ID."""
     if "given" in sources[name]:  # it came along, for what is before it is missing
         return dict(sources[name]["given"])
     after = [state_before(sources, prev) | own(sources[prev]) for prev in sources[name]["prev_event_ids"]]
@@ -113,7 +113,7 @@ def state_before(sources: dict[str, dict[str, Any]], name: str) -> dict[StateKey
 
 
 def sources_of(steps: Iterable[Step]) -> dict[str, dict[str, Any]]:
-    """Return every event of a story, as it finally is."""
+    """Return every event in its final form."""
     found: dict[str, dict[str, Any]] = {}
     for step in steps:
         event = step.event
@@ -130,7 +130,7 @@ def sources_of(steps: Iterable[Step]) -> dict[str, dict[str, Any]]:
 
 
 def forward_of(steps: Iterable[Step]) -> set[str]:
-    """Return the forward extremities, from scratch, after steps of which the last is a live one."""
+    """Return the forward extremities, from scratch; the last step must be live."""
     final: dict[str, Event] = {}
     lived: set[str] = set()
     for step in steps:
@@ -150,7 +150,7 @@ def forward_of(steps: Iterable[Step]) -> set[str]:
 
 
 def backward_of(steps: Iterable[Step]) -> set[str]:
-    """Return the backward extremities from scratch: what ordinary events follow and we do not have."""
+    """Return the backward extremities, from scratch: missing events that ordinary events name."""
     here: set[str] = set()
     named: set[str] = set()
     for step in steps:

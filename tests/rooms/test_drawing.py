@@ -1,4 +1,4 @@
-"""Pictures of a graph: every event once, every edge between what is shown, all kinds told apart."""
+"""Tests of the pictures: each event once, each edge between drawn events, a look for each kind."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from xml.etree import ElementTree as ET
 
 from hypothesis import given
 
-from replication.rooms.drawing import FORWARD, KINDS, Mark, _lanes, spell_dot, spell_svg, whole
+from replication.rooms.drawing import FORWARD, KINDS, EventMark, _columns, encode_dot, encode_svg, with_missing
 from tests.rooms.stories import Step, stories
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def mark(name: str, depth: int, *prev: str, kind: str = "plain") -> Mark:
-    return Mark(name, f"type of {name}", depth, depth, prev, kind, is_state=kind == "state")
+def mark(name: str, depth: int, *prev: str, kind: str = "plain") -> EventMark:
+    return EventMark(name, f"type of {name}", depth, depth, prev, kind, is_state=kind == "state")
 
 
-def test_a_mark_for_what_is_missing_stands_below_what_follows_it() -> None:
-    marks = whole([mark("b", 9, "gone", "elsewhere"), mark("a", 1)], {"gone", "never shown"})
+def test_a_missing_event_is_drawn_below_the_events_that_name_it() -> None:
+    marks = with_missing([mark("b", 9, "gone", "elsewhere"), mark("a", 1)], {"gone", "never shown"})
     assert [(each.event_id, each.depth, each.kind) for each in marks] == [
         ("b", 9, "plain"),
         ("gone", 8, "missing"),
@@ -25,9 +25,9 @@ def test_a_mark_for_what_is_missing_stands_below_what_follows_it() -> None:
     ]
 
 
-def test_every_kind_looks_different_and_is_in_the_legend() -> None:
+def test_every_kind_has_a_look_of_its_own_and_is_in_the_legend() -> None:
     marks = [mark(kind, place, kind=kind) for place, kind in enumerate(KINDS)]
-    svg, dot = spell_svg("!r", marks, {"plain"}), spell_dot("!r", marks, {"plain"})
+    svg, dot = encode_svg("!r", marks, {"plain"}), encode_dot("!r", marks, {"plain"})
     for fill, line, name in KINDS.values():
         assert name in svg
         assert fill in svg
@@ -38,25 +38,34 @@ def test_every_kind_looks_different_and_is_in_the_legend() -> None:
     assert len({(fill, line) for fill, line, _ in KINDS.values()}) == len(KINDS)
 
 
-def test_names_cannot_break_out() -> None:
+def test_names_are_escaped() -> None:
     evil = '"]; <script>&\\'
     marks = [mark(evil, 2, "a"), mark("a", 1)]
-    ET.fromstring(spell_svg(evil, marks, {evil}))
-    assert '"\\"]; <script>&\\\\" [label=' in spell_dot(evil, marks, ())
+    ET.fromstring(encode_svg(evil, marks, {evil}))
+    assert '"\\"]; <script>&\\\\" [label=' in encode_dot(evil, marks, ())
 
 
-def test_events_of_one_depth_share_a_rank() -> None:
-    dot = spell_dot("!r", [mark("c", 2, "a"), mark("b", 2, "a"), mark("a", 1)], ())
+def test_control_characters_are_escaped() -> None:
+    """SVG may not have them, and a terminal would obey those of Graphviz text."""
+    marks = [mark("\x1b[2J", 1)]
+    svg, dot = encode_svg("!\x1b", marks, ()), encode_dot("!\x1b", marks, ())
+    ET.fromstring(svg)
+    assert "\x1b" not in svg + dot
+
+
+def test_events_of_equal_depth_share_a_rank() -> None:
+    dot = encode_dot("!r", [mark("c", 2, "a"), mark("b", 2, "a"), mark("a", 1)], ())
     assert '{ rank=same; "c"; "b"; }' in dot
 
 
 @given(stories())
 def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
     events = {step.event.event_id: step.event for step in steps}
-    marks = whole(
-        [Mark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())], ()
+    marks = with_missing(
+        [EventMark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())],
+        (),
     )
-    svg = ET.fromstring(spell_svg("!r", marks, ()))
+    svg = ET.fromstring(encode_svg("!r", marks, ()))
     legend = len(KINDS) + 1
     nodes = svg.findall(f"{SVG}circle[@r='5']")
     assert len(nodes) >= len(events)
@@ -65,21 +74,22 @@ def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
     heights = [node.get("cy") for node in nodes[-len(events) :]]
     assert len(set(heights)) == len(events)
     assert legend < len(svg)
-    dot = spell_dot("!r", marks, ())
+    dot = encode_dot("!r", marks, ())
     assert dot.count(" -> ") == len(edges)
     assert dot.count("[label=") == len(events)
 
 
 @given(stories())
-def test_no_line_runs_through_an_event_that_it_does_not_belong_to(steps: list[Step]) -> None:
+def test_no_edge_crosses_another_event(steps: list[Step]) -> None:
     events = {step.event.event_id: step.event for step in steps}
-    marks = whole(
-        [Mark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())], ()
+    marks = with_missing(
+        [EventMark(it.event_id, it.type, it.depth or 0, n, it.prev_event_ids) for n, it in enumerate(events.values())],
+        (),
     )
-    lanes = _lanes(marks)
+    columns = _columns(marks)
     rows = {each.event_id: row for row, each in enumerate(marks)}
     for each in marks:
         for prev in each.prev_event_ids:
             if prev in rows:
                 between = [it for it in marks if rows[each.event_id] < rows[it.event_id] < rows[prev]]
-                assert lanes[prev] not in {lanes[it.event_id] for it in between}
+                assert columns[prev] not in {columns[it.event_id] for it in between}

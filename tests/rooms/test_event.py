@@ -1,4 +1,4 @@
-"""Events: what may be one, what is kept of it, and how it is spelt in rows."""
+"""Tests of events: validation, immutable text, rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replication.errors import RoomError
-from replication.rooms.event import MAX_DEPTH, Event, spell_backfill, spell_ev, spell_state
+from replication.rooms.event import MAX_DEPTH, Event, encode_backfill, encode_ev, encode_state
 
 ROOM = "!r"
 
@@ -18,7 +18,7 @@ def read(**more: Any) -> Event:
 
 @pytest.mark.parametrize("name", ["event_id", "type", "room_id", "sender", "redacts", "state_key"])
 @pytest.mark.parametrize("bad", [1, ["a"], "x" * 256, "a\0b", "\ud800"])
-def test_a_name_is_a_short_clean_text(name: str, bad: object) -> None:
+def test_an_id_is_a_short_text_without_control_or_surrogate_characters(name: str, bad: object) -> None:
     with pytest.raises(RoomError, match=f"{name} must be"):
         read(**{name: bad})
 
@@ -47,45 +47,45 @@ def test_a_name_is_a_short_clean_text(name: str, bad: object) -> None:
         ("nonsense", 1),
     ],
 )
-def test_a_wrong_field_is_named(name: str, bad: object) -> None:
+def test_an_invalid_field_is_named(name: str, bad: object) -> None:
     with pytest.raises(RoomError, match=name):
         read(**{name: bad})
 
 
-def test_what_others_derive_may_be_there_and_says_nothing() -> None:
+def test_fields_that_other_software_adds_are_ignored() -> None:
     derived = {"name": "e", "hashes": {}, "signatures": {}, "stream_ordering": -5, "topological_ordering": 1}
     assert read(**derived, state_group=7) == read()
 
 
-def test_it_is_an_object() -> None:
+def test_an_event_must_be_an_object() -> None:
     with pytest.raises(RoomError, match="not a list"):
         Event.read(ROOM, [])
 
 
-def test_the_text_is_of_the_event_and_not_of_the_copy() -> None:
+def test_two_copies_of_an_event_have_the_same_text() -> None:
     assert read(content={"a": 1, "b": 2}).text == read(content={"b": 2, "a": 1}, outlier=True, rejected="no").text
     assert read(content={"a": 1}).text != read(content={"a": 2}).text
     event = read(content={"a": ["é\ud800", 2**70, 1e300]}, state_key="k", auth_event_ids=["$x"], depth=4)
     assert Event.from_text(event.text, depth=4) == event
 
 
-def test_ev_rows_have_the_eight_fields_of_1_47() -> None:
+def test_ev_rows_have_the_fields_of_synapse_1_47() -> None:
     relation = {"m.relates_to": {"rel_type": "m.annotation", "event_id": "$to"}}
-    assert spell_ev(read(content=relation), rejected=None, flag=int) == [
+    assert encode_ev(read(content=relation), rejected=None, flag=int) == [
         "ev",
         ["$e", ROOM, "t", None, None, "$to", None, 0],
     ]
-    assert spell_ev(read(content=relation), rejected="no", flag=bool) == [
+    assert encode_ev(read(content=relation), rejected="no", flag=bool) == [
         "ev",
         ["$e", ROOM, "t", None, None, None, None, True],
     ]
     member = read(type="m.room.member", state_key="@u", content={"membership": "join"})
-    assert spell_ev(member, rejected=None, flag=int)[1] == ["$e", ROOM, "m.room.member", "@u", None, None, "join", 0]
+    assert encode_ev(member, rejected=None, flag=int)[1] == ["$e", ROOM, "m.room.member", "@u", None, None, "join", 0]
     redaction = read(type="m.room.redaction", redacts="$r")
-    assert spell_ev(redaction, rejected=None, flag=int)[1][4] == "$r"  # type: ignore[index]
-    assert spell_backfill(redaction, rejected=None) == ["$e", ROOM, "m.room.redaction", None, "$r", None]
-    assert spell_backfill(redaction, rejected="no") == ["$e", ROOM, "m.room.redaction", None, None, None]
-    assert spell_state(ROOM, ("t", "k"), None) == ["state", [ROOM, "t", "k", None]]
+    assert encode_ev(redaction, rejected=None, flag=int)[1][4] == "$r"  # type: ignore[index]
+    assert encode_backfill(redaction, rejected=None) == ["$e", ROOM, "m.room.redaction", None, "$r", None]
+    assert encode_backfill(redaction, rejected="no") == ["$e", ROOM, "m.room.redaction", None, None, None]
+    assert encode_state(ROOM, ("t", "k"), None) == ["state", [ROOM, "t", "k", None]]
 
 
 OTHER = {"rel_type": "other", "event_id": "$x"}
@@ -97,12 +97,12 @@ def test_only_a_known_relation_to_an_event_counts(relation: object) -> None:
     assert read(content={"m.relates_to": relation}).relates_to is None
 
 
-def test_a_membership_is_one_only_in_a_member_event() -> None:
+def test_only_member_events_have_a_membership() -> None:
     assert read(content={"membership": "join"}).membership is None
     assert read(type="m.room.member", content={"membership": 1}).membership is None
 
 
-def test_an_event_says_who_it_is_where_it_belongs_and_what_it_follows() -> None:
+def test_event_id_type_and_prev_event_ids_are_required_and_checked() -> None:
     for source, why in (
         ({"type": "t", "prev_event_ids": []}, "event_id is missing"),
         ({"event_id": "$e", "type": "t"}, "prev_event_ids is missing"),

@@ -1,4 +1,4 @@
-"""Extremities after random stories, against a computation from scratch; in one batch, one by one, restarted."""
+"""Tests of extremities after random graphs, compared with a computation from scratch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
-def tell(keeper: Keeper, steps: list[Step], cuts: list[bool] | None = None) -> None:
-    """Hand a story over one by one, or, where ``cuts`` are False, together with what comes before."""
+def persist_steps(keeper: Keeper, steps: list[Step], cuts: list[bool] | None = None) -> None:
+    """Persist steps one by one or, where ``cuts`` is False, together with the step before."""
     batch: list[Step] = []
     for index, step in enumerate(steps):
         cut = cuts is None or cuts[index % len(cuts)]
@@ -32,35 +32,35 @@ def tell(keeper: Keeper, steps: list[Step], cuts: list[bool] | None = None) -> N
 
 
 @given(stories())
-def test_forward_extremities_are_those_that_a_fresh_look_at_everything_finds(steps: list[Step]) -> None:
+def test_forward_extremities_equal_those_computed_from_scratch(steps: list[Step]) -> None:
     keeper = Keeper()
     for count, step in enumerate(steps, 1):
         before = keeper.tables().forward(ROOM)
-        tell(keeper, [step])  # a Keeper keeps nothing between transactions: each step is a restart, too
+        persist_steps(keeper, [step])  # a Keeper keeps nothing between transactions: each step is a restart, too
         found = keeper.tables().forward(ROOM)
         assert found
         assert found == (before if step.backfilled else forward_of(steps[:count]) or before)
 
 
 @given(stories())
-def test_backward_extremities_are_what_ordinary_events_follow_and_is_not_here(steps: list[Step]) -> None:
+def test_backward_extremities_equal_those_computed_from_scratch(steps: list[Step]) -> None:
     keeper = Keeper()
     for count, step in enumerate(steps, 1):
-        tell(keeper, [step])
+        persist_steps(keeper, [step])
         assert keeper.tables().backward(ROOM) == backward_of(steps[:count])
 
 
 @given(stories(), st.lists(st.booleans(), min_size=1, max_size=10))
-def test_one_batch_and_one_by_one_give_the_same_graph(steps: list[Step], cuts: list[bool]) -> None:
+def test_batches_do_not_change_the_graph(steps: list[Step], cuts: list[bool]) -> None:
     single, batched = Keeper(), Keeper()
-    tell(single, steps)
-    tell(batched, steps, cuts)
+    persist_steps(single, steps)
+    persist_steps(batched, steps, cuts)
     # a forward extremity that got a backfilled child goes with the next live batch: let one come to both
     for what in ("forward", "backward", "current_state"):
         assert getattr(single.tables(), what)(ROOM) == getattr(batched.tables(), what)(ROOM), what
     names = [step.event.event_id for step in steps]
-    for name, stored in single.tables().stored(names).items():
-        other = batched.tables().stored([name])[name]
+    for name, stored in single.tables().metadata(names).items():
+        other = batched.tables().metadata([name])[name]
         assert (stored.depth, stored.outlier, stored.rejected) == (other.depth, other.outlier, other.rejected)
         assert (stored.state_group is None) == (other.state_group is None)
         if stored.state_group is not None and other.state_group is not None:
@@ -69,11 +69,23 @@ def test_one_batch_and_one_by_one_give_the_same_graph(steps: list[Step], cuts: l
     assert single.rows(edges) == batched.rows(edges)
 
 
-def test_an_outlier_is_as_good_as_missing() -> None:
+def test_an_outlier_counts_as_missing() -> None:
     keeper = Keeper()
     (outlier, after) = (step.event for step in _outlier_story())
     keeper.take(ROOM, [outlier, after])
     assert missing(keeper.tables(), [after]) == {"o"}
+
+
+def test_an_event_that_is_reached_through_an_outlier_stays_a_forward_extremity() -> None:
+    keeper = Keeper()
+    for name, before, more in (
+        ("first", [], {}),
+        ("outlier", ["first"], {"outlier": True}),
+        ("last", ["outlier"], {"state_before": []}),
+    ):
+        fields = {"event_id": name, "type": "note", "prev_event_ids": before, **more}
+        keeper.take(ROOM, [Event.read(ROOM, fields)])
+    assert keeper.tables().forward(ROOM) == {"first", "last"}
 
 
 def _outlier_story() -> list[Step]:
@@ -90,24 +102,24 @@ ALICE, BOB, OURS = "@alice:far.test", "@bob:other.test", "@me:local.test"
 
 
 def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
-    """Return a room of Alice's: beside the topic is ``stuck``; ``chain`` events follow it, the last a new topic."""
+    """Return a room: ``stuck`` is beside the topic; ``chain`` events follow the topic, the last a new topic."""
     keeper = Keeper("local.test", matrix)
 
-    def say(name: str, prev: str | None, kind: str = "m.room.message", **values: Any) -> None:
+    def send(name: str, prev: str | None, kind: str = "m.room.message", **values: Any) -> None:
         source = {"event_id": name, "type": kind, "sender": ALICE, "prev_event_ids": [prev] if prev else [], **values}
         keeper.take(ROOM, [Event.read(ROOM, source)])
 
-    say("create", None, "m.room.create", state_key="", content={"creator": ALICE, "room_version": "6"})
-    said = {"auth_event_ids": ["create"]}
-    say("joined", "create", "m.room.member", state_key=ALICE, content={"membership": "join"}, **said)
-    said["auth_event_ids"].append("joined")
-    say("topic", "joined", "m.room.topic", state_key="", content={"topic": "t"}, **said)
-    say("stuck", "joined", **{"sender": BOB, **stuck})
+    send("create", None, "m.room.create", state_key="", content={"creator": ALICE, "room_version": "6"})
+    fields = {"auth_event_ids": ["create"]}
+    send("joined", "create", "m.room.member", state_key=ALICE, content={"membership": "join"}, **fields)
+    fields["auth_event_ids"].append("joined")
+    send("topic", "joined", "m.room.topic", state_key="", content={"topic": "t"}, **fields)
+    send("stuck", "joined", **{"sender": BOB, **stuck})
     last = "topic"
     for number in range(1, chain):
-        say(f"m{number}", last, sender=OURS)
+        send(f"m{number}", last, sender=OURS)
         last = f"m{number}"
-    say("end", last, "m.room.topic", state_key="", content={"topic": "u"}, **said)
+    send("end", last, "m.room.topic", state_key="", content={"topic": "u"}, **fields)
     return keeper
 
 
@@ -124,12 +136,12 @@ def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
         ({"sender": OURS, "origin_server_ts": 1, "type": DUMMY}, 101, True),  # "joined", which it joins, is Alice's
     ],
 )
-def test_far_behind_an_end_without_a_say_in_the_state_is_let_go(stuck: dict[str, Any], chain: int, goes: bool) -> None:
+def test_a_stuck_forward_extremity_is_removed(stuck: dict[str, Any], chain: int, goes: bool) -> None:
     keeper = room_with_a_stuck_end(stuck, chain)
     assert keeper.tables().forward(ROOM) == {"end", *([] if goes else ["stuck"])}
 
 
-def test_a_dummy_of_ours_that_joins_something_of_ours_stays() -> None:
+def test_a_local_dummy_that_follows_a_local_event_stays() -> None:
     sources = {"d": (OURS, DUMMY, ["mine", "theirs"]), "mine": (OURS, "m", []), "theirs": (ALICE, "m", [])}
 
     def fetch(event_ids: Collection[str]) -> dict[str, Event]:
@@ -154,7 +166,7 @@ def test_a_dummy_of_ours_that_joins_something_of_ours_stays() -> None:
     assert not stuck("new")
 
 
-def test_a_graph_that_is_no_matrix_room_keeps_its_ends() -> None:
+def test_a_graph_without_a_create_event_keeps_its_extremities() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [Event.read(ROOM, {"event_id": "a", "type": "n", "prev_event_ids": []})])
     ends = [Event.read(ROOM, {"event_id": each, "type": "n", "prev_event_ids": ["a"]}) for each in ("b", "c")]

@@ -1,4 +1,4 @@
-"""Persisting: a real Synapse's recordings, and what is refused."""
+"""Tests of persisting: recordings of a real Synapse, and refused events."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ SCENARIOS = list(dict.fromkeys(step["scenario"] for step in STEPS))
 
 
 def triples(rows: Any) -> list[tuple[Any, ...]]:
-    """Return rows as tuples, in one order."""
+    """Return rows as sorted tuples."""
     return sorted(map(tuple, rows), key=repr)
 
 
 def state_of(state: Any) -> list[tuple[str, ...]]:
-    """Return a state as the recordings have it."""
+    """Return a state in the form of the recordings."""
     return sorted((*key, event_id) for key, event_id in state.items())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_step_leaves_what_synapse_left(scenario: str) -> None:
-    """Extremities, flags, orderings, de-outliering, groups, deltas and rows, after each of the recorded steps."""
+def test_every_recorded_step_gives_the_same_tables_as_synapse(scenario: str) -> None:
+    """Extremities, flags, orderings, de-outliering, groups, deltas and rows after each recorded step."""
     replay_scenario(Keeper(), scenario)
 
 
 def replay_scenario(keeper: Keeper, scenario: str) -> None:
-    """Do what the recorder did, and compare after each step."""
+    """Persist the recorded events, and compare after each step."""
     steps = [step for step in STEPS if step["scenario"] == scenario]
     events = {event["event_id"]: event for step in steps for event in step["events"]}
     for step in steps:
         by_room = defaultdict(list)
         for event in step["events"]:
             by_room[event["room_id"]].append(event)
-        told = []
+        rows_sent = []
         for room, sources in by_room.items():
             some = read_all(room, sources, events.__getitem__)
             for chunk in [[each] for each in some] if step["one_transaction_each"] else [some]:
-                told += keeper.take(room, chunk, backfilled=step["backfilled"])
-        check_step(keeper, step, told)
+                rows_sent += keeper.take(room, chunk, backfilled=step["backfilled"])
+        check_step(keeper, step, rows_sent)
 
 
-def check_step(keeper: Keeper, step: Any, told: list[tuple[int, str]]) -> None:
-    """Compare all that is recorded of a step."""
+def check_step(keeper: Keeper, step: Any, rows_sent: list[tuple[int, str]]) -> None:
+    """Compare everything that was recorded of a step."""
     expected, where = step["expected"], (step["scenario"], step["step"])
     assert keeper.positions == expected["positions"], where
     lines = [line.split(" ", 4) for line in expected["wire"] if line.startswith("RDATA")]
-    # the recorder's poll sent backfill in descending order (trap 12), state rows in the table's
-    assert sorted(row for _, row in told) == sorted(line[4] for line in lines), where
+    # the recorder's poll sent backfill in descending order (docs/protocol/traps.md 12), state rows in the table's
+    assert sorted(row for _, row in rows_sent) == sorted(line[4] for line in lines), where
     numbered = sorted({int(line[3]) for line in lines if line[3] != "batch"})
-    assert sorted({number for number, _ in told}) == numbered, where
+    assert sorted({number for number, _ in rows_sent}) == numbered, where
     for room, tables_then in expected["rooms"].items():
         check_room(keeper, room, tables_then, where)
 
@@ -77,7 +77,7 @@ def check_room(keeper: Keeper, room: str, then: Any, where: object) -> None:
     summary = tables.room(room)
     assert (summary and summary.min_depth) == then["min_depth"], where
     for event in then["events"]:
-        (stored,) = tables.stored([event["event_id"]]).values()
+        (stored,) = tables.metadata([event["event_id"]]).values()
         assert (stored.stream_ordering, stored.depth) == (event["stream_ordering"], event["topological_ordering"]), (
             where
         )
@@ -100,7 +100,7 @@ def check_room(keeper: Keeper, room: str, then: Any, where: object) -> None:
         assert {tuple(row) for row in then[table]} <= held, (where, table)
 
 
-def test_a_lived_in_server_comes_out_as_it_was() -> None:
+def test_a_recorded_server_gives_the_same_tables_as_synapse() -> None:
     """3,442 events in 26 rooms of versions 1 to 9: depths, extremities, current state, and the state of every event."""
     keeper = Keeper("peer.test")
     expected = json.loads(gzip.decompress((DATA / "room-dag/expected.json.gz").read_bytes()))["rooms"]
@@ -114,7 +114,7 @@ def test_a_lived_in_server_comes_out_as_it_was() -> None:
         assert tables.forward(room) == set(then["forward_extremities"])
         assert tables.backward(room) == set(then["backward_extremities"])
         assert state_of(tables.current_state(room)) == triples(then["current_state"])
-    for stored in tables.stored(groups).values():
+    for stored in tables.metadata(groups).values():
         then = expected[stored.room_id]["state_groups"][str(groups[stored.event_id])]
         assert stored.state_group is not None
         assert state_of(tables.group_state(stored.state_group)) == triples(then["state"])
@@ -122,23 +122,23 @@ def test_a_lived_in_server_comes_out_as_it_was() -> None:
 
 
 def event(name: str, *prev: str, **more: Any) -> Event:
-    """Return an event of a graph that is no Matrix room."""
+    """Return an event of a graph without a create event."""
     return Event.read(ROOM, {"event_id": name, "type": "note", "prev_event_ids": list(prev), **more})
 
 
-def test_depth_is_computed_where_none_is_given() -> None:
+def test_a_missing_depth_is_computed() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("b", "a"), event("c", "a", "b")])
-    depths = {name: stored.depth for name, stored in keeper.tables().stored(["a", "b", "c"]).items()}
+    depths = {name: stored.depth for name, stored in keeper.tables().metadata(["a", "b", "c"]).items()}
     assert depths == {"a": 1, "b": 2, "c": 3}
     keeper.take(ROOM, [event("deep", "c", depth=MAX_DEPTH), event("deeper", "deep")])
-    assert keeper.tables().stored(["deeper"])["deeper"].depth == MAX_DEPTH
+    assert keeper.tables().metadata(["deeper"])["deeper"].depth == MAX_DEPTH
 
 
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ([event("x", "b", depth=1)], "less than the 2"),
+        ([event("x", "b", depth=1)], "less than depth 2"),
         ([event("x", "y", depth=1), event("y", "x", depth=1)], "cycle"),
         ([event("x", "y"), event("y", "x")], "cycle"),
         ([event("b", "a", content={"other": 1})], "stored already, with different content"),
@@ -146,11 +146,11 @@ def test_depth_is_computed_where_none_is_given() -> None:
         ([event("b", "a", depth=7)], "another depth"),
         ([event("x", "gone", depth=3)], "state_before"),
         ([event("x", "gone")], "no depth"),
-        ([event("x", "b", state_before=["a"])], "no state event"),
+        ([event("x", "b", state_before=["a"])], "not a state event"),
         ([event("x", "b", state_before=[["t", "", "a"], ["t", "", "b"]])], "two events"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(bad: list[Event], why: str) -> None:
+def test_a_refused_chunk_changes_nothing(bad: list[Event], why: str) -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("b", "a")])
     before = dump(keeper)
@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(bad: list[Event], why: str
 
 
 def dump(keeper: Keeper) -> list[Any]:
-    """Return all that is in the tables."""
+    """Return the content of all tables."""
     names = [name for (name,) in keeper.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     return [(name, keeper.rows(f"SELECT * FROM {name}")) for name in names]
 
@@ -177,8 +177,8 @@ def test_an_event_of_another_room_is_refused() -> None:
         keeper.take("!other", [Event.read("!other", {"event_id": "b", "type": "note", "prev_event_ids": ["a"]})])
 
 
-def test_a_cycle_through_what_is_stored_is_refused() -> None:
-    """``late`` was missing when ``above`` came; then it claims to follow it."""
+def test_a_cycle_through_stored_events_is_refused() -> None:
+    """``late`` was missing when ``above`` was stored; then it names ``above`` as its predecessor."""
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("above", "a", "late", depth=3, state_before=[]), event("top", "above")])
     with pytest.raises(RoomError, match="cycle"):
@@ -187,7 +187,7 @@ def test_a_cycle_through_what_is_stored_is_refused() -> None:
         keeper.take(ROOM, [event("late", "top", depth=2, sender="@far:away")], backfilled=True)
 
 
-def test_trap_49_a_soft_failed_event_hides_no_extremity_even_within_one_batch() -> None:
+def test_trap_49_an_extremity_behind_a_soft_failed_event_of_one_batch_is_removed() -> None:
     whole, single = Keeper(), Keeper()
     story = [event("a"), event("bad", "a", soft_failed=True), event("good", "bad")]
     whole.take(ROOM, story)
@@ -196,7 +196,7 @@ def test_trap_49_a_soft_failed_event_hides_no_extremity_even_within_one_batch() 
     assert whole.tables().forward(ROOM) == single.tables().forward(ROOM) == {"good"}
 
 
-def test_trap_49_a_room_keeps_a_forward_extremity_when_all_that_comes_is_bad() -> None:
+def test_trap_49_a_room_keeps_its_forward_extremity_if_all_new_events_are_bad() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a")])
     keeper.take(
@@ -205,36 +205,36 @@ def test_trap_49_a_room_keeps_a_forward_extremity_when_all_that_comes_is_bad() -
     assert keeper.tables().forward(ROOM) == {"a"}
 
 
-def test_trap_52_a_de_outliered_event_is_told_under_a_new_token_and_keeps_its_own() -> None:
+def test_trap_52_a_de_outliered_event_is_published_under_a_new_token_and_keeps_its_own() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("o", "a", outlier=True)])
     ((number, row),) = keeper.take(ROOM, [event("o", "a")])
     assert (number, json.loads(row)[1][0]) == (4, "o")
-    assert keeper.tables().stored(["o"])["o"].stream_ordering == 3
+    assert keeper.tables().metadata(["o"])["o"].stream_ordering == 3
 
 
-def test_a_rejected_outlier_that_is_accepted_after_all_becomes_ordinary() -> None:
+def test_a_rejected_outlier_that_is_accepted_later_becomes_ordinary() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("o", "a", outlier=True, rejected="no auth event yet")])
     keeper.take(ROOM, [event("o", "a")])
-    stored = keeper.tables().stored(["o"])["o"]
+    stored = keeper.tables().metadata(["o"])["o"]
     assert stored.is_good
     assert keeper.tables().edges_from(["o"]) == [("o", "a")]
     assert keeper.tables().forward(ROOM) == {"o"}
 
 
-def test_a_state_event_that_was_named_before_it_came_counts_once_it_is_here() -> None:
+def test_a_missing_state_event_joins_its_groups_when_it_is_stored() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("far", "gone", depth=9, state_before=["late"])])
-    group = keeper.tables().stored(["far"])["far"].state_group
+    group = keeper.tables().metadata(["far"])["far"].state_group
     assert group is not None
     assert keeper.tables().group_state(group) == {}
     keeper.take(ROOM, [event("late", "a", state_key="", outlier=True)])
     assert keeper.tables().group_state(group) == {("note", ""): "late"}
 
 
-def test_newest_first_the_state_is_taken_from_the_oldest() -> None:
-    """As backfill comes: only the event at the bottom brings the state before it."""
+def test_a_backfilled_chunk_takes_its_state_from_its_oldest_event() -> None:
+    """Backfill is newest first; only the oldest event has ``state_before``."""
     keeper = Keeper()
     keeper.take(ROOM, [event("top", "c", depth=9, state_before=[])])
     below = [
@@ -243,7 +243,7 @@ def test_newest_first_the_state_is_taken_from_the_oldest() -> None:
         event("a", "gone", depth=6, state_before=[]),
     ]
     keeper.take(ROOM, below, backfilled=True)
-    groups = {name: stored.state_group for name, stored in keeper.tables().stored("abc").items()}
+    groups = {name: stored.state_group for name, stored in keeper.tables().metadata("abc").items()}
     assert groups["c"] == groups["b"] is not None
     assert keeper.tables().group_state(groups["b"] or 0) == {("note", ""): "b"}
     assert keeper.tables().backward(ROOM) == {"gone"}

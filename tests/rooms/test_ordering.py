@@ -1,4 +1,4 @@
-"""Places in history, and what lies between two ends of a graph, against sets computed from scratch."""
+"""Tests of places in history, and of missing events, compared with sets computed from scratch."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from replication.rooms.event import Event
 from replication.rooms.ordering import Place, between
 from tests.rooms.recorded import Keeper
 from tests.rooms.stories import ROOM, Step, stories
-from tests.rooms.test_extremities import tell
+from tests.rooms.test_extremities import persist_steps
 
 
 @given(st.integers(0, 2**53 - 1), st.integers(-(2**40), 2**40))
 def test_a_place_reads_back(depth: int, stream_ordering: int) -> None:
     place = Place(depth, stream_ordering)
-    assert Place.parse(place.spell()) == place
+    assert Place.parse(place.encode()) == place
 
 
 @pytest.mark.parametrize("text", ["", "12", "t1", "t1_", "t-1_2", "t1_2_3", "t1_٣", "t1_2\n", "x" * 1_000])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_place_is_refused(text: str) -> None:
     with pytest.raises(RoomError, match="not a place"):
         Place.parse(text)
 
 
 @given(stories(), st.data())
-def test_what_is_missing_between_two_sets_is_the_one_past_without_the_other(
-    steps: list[Step], data: st.DataObject
-) -> None:
+def test_missing_events_are_one_past_without_the_other(steps: list[Step], data: st.DataObject) -> None:
     keeper = Keeper()
-    tell(keeper, steps)
+    persist_steps(keeper, steps)
     names = sorted({step.event.event_id for step in steps if not step.event.outlier})
     have = data.draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
     want = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
     edges = keeper.tables().edges_from(names)
-    stored = set(keeper.tables().stored(names)) | {prev for _, prev in edges}
-    stored = set(keeper.tables().stored(stored))
+    stored = set(keeper.tables().metadata(names)) | {prev for _, prev in edges}
+    stored = set(keeper.tables().metadata(stored))
 
     def past(ends: list[str]) -> set[str]:
         found: set[str] = set()
@@ -58,7 +56,7 @@ def test_what_is_missing_between_two_sets_is_the_one_past_without_the_other(
     assert short.limited == (len(missing) > 2)
 
 
-def test_a_room_whose_depths_lie_is_walked_to_its_bottom() -> None:
+def test_a_room_with_wrong_depths_is_walked_to_its_first_events() -> None:
     keeper = Keeper()
 
     def event(name: str, depth: int, *prev: str) -> Event:

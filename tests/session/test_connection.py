@@ -1,9 +1,9 @@
-"""One end of a conversation: the same bytes, however cut, say the same; nothing that a peer sends raises."""
+"""One end of a connection: the same bytes, in reads of any size, give the same commands; no input raises."""
 
 from __future__ import annotations
 
 from math import inf, nan
-from typing import Any, Self
+from typing import Self
 
 import attrs
 import pytest
@@ -11,7 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from replication.session.connection import MAY_SAY, Fault, Heard, Keepalive, ReplicationConnection, Role, Rows, Words
+from replication.session.connection import (
+    MAX_INCOMPLETE,
+    MAX_WRITERS,
+    Fault,
+    Keepalive,
+    Received,
+    ReplicationConnection,
+    Role,
+    Rows,
+)
 from replication.wire.commands import (
     COMMANDS,
     LINE_LIMIT,
@@ -27,11 +36,11 @@ from replication.wire.commands import (
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests import strategies
 from tests.strategies import cuts
-from tests.transcripts.lines import MALFORMED, SAID
+from tests.transcripts.lines import MALFORMED, VALID, ids_of
 
 KINDS = {"unknown command", "bad line", "wrong direction", "line too long", "not UTF-8", "ping timeout"}
 
-# protocol A4, once more: who sends what
+# docs/protocol/wire.md A4, once more: who sends what
 DIRECTIONS = {
     "SERVER": "S",
     "RDATA": "S",
@@ -53,10 +62,10 @@ def worker(line_limit: int = LINE_LIMIT) -> ReplicationConnection:
     return ReplicationConnection(Role.WORKER, 0.0, line_limit=line_limit)
 
 
-def flatten(heard: list[Heard]) -> list[Command | Fault]:
-    """Take Rows apart: how many RDATA came together is not part of what was said."""
+def flatten(received: list[Received]) -> list[Command | Fault]:
+    """Split Rows into Rdata, so that results do not depend on the size of reads."""
     flat: list[Command | Fault] = []
-    for each in heard:
+    for each in received:
         if isinstance(each, Rows):
             assert len(each.places) == len(each.texts) > 0
             flat += [Rdata(each.stream, each.instance, *row) for row in zip(each.places, each.texts, strict=True)]
@@ -74,69 +83,67 @@ def fault_of(connection: ReplicationConnection, data: bytes) -> Fault:
     return fault
 
 
-# ---- who may say what
+# ---- directions
 
 
-def test_the_table_is_that_of_the_protocol() -> None:
-    for role, words in MAY_SAY.items():
-        assert {word.WORD for word in words} == {word for word, who in DIRECTIONS.items() if LETTER[role] in who}
+def test_the_table_of_directions_is_the_protocols() -> None:
+    for role in Role:
+        sent = {word for word, command in COMMANDS.items() if role.value in command.SENT_BY}
+        assert sent == {word for word, who in DIRECTIONS.items() if LETTER[role] in who}
     assert DIRECTIONS.keys() == COMMANDS.keys()
     assert Role.MASTER.other is Role.WORKER
     assert Role.WORKER.other is Role.MASTER
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize(("line", "command"), SAID, ids=[line[:30] for line, _ in SAID])
-def test_every_word_is_heard_from_who_may_say_it_and_refused_from_who_may_not(
-    role: Role, line: str, command: Command
-) -> None:
-    speaker, listener = ReplicationConnection(role, 0.0), ReplicationConnection(role.other, 0.0)
+@pytest.mark.parametrize(("line", "command"), VALID, ids=ids_of(VALID))
+def test_each_command_is_sent_and_received_in_its_direction_only(role: Role, line: str, command: Command) -> None:
+    sender, receiver = ReplicationConnection(role, 0.0), ReplicationConnection(role.other, 0.0)
     data = line.encode() + b"\n"
     if LETTER[role] in DIRECTIONS[command.WORD]:
-        assert speaker.send(command, 2.0) == data
-        assert speaker.spoke_at == 2.0
-        assert flatten(listener.receive_data(data, 3.0)) == [command]
-        assert listener.heard_at == 3.0
+        assert sender.send(command, 2.0) == data
+        assert sender.sent_at == 2.0
+        assert flatten(receiver.receive_data(data, 3.0)) == [command]
+        assert receiver.received_at == 3.0
     else:
-        with pytest.raises(LocalProtocolError, match=f"{command.WORD} is not for a {role.value} to say"):
-            speaker.send(command, 2.0)
-        assert speaker.spoke_at == 0.0
-        fault = fault_of(listener, data)
+        with pytest.raises(LocalProtocolError, match=f"{command.WORD} may not be sent by a {role.value}"):
+            sender.send(command, 2.0)
+        assert sender.sent_at == 0.0
+        fault = fault_of(receiver, data)
         assert fault.kind == "wrong direction"
-        assert (
-            f"line 1: invalid command: {command.WORD} is not for a {role.value} to say, in '{line[:10]}" in fault.text
-        )
-        assert listener.heard_at == 0.0
+        expected = f"line 1: invalid command: {command.WORD} may not be sent by a {role.value}, in '{line[:10]}"
+        assert fault.text.startswith(expected)
+        assert receiver.received_at == 0.0
 
 
 @given(st.data(), st.sampled_from(Role))
-def test_a_conversation_arrives_as_it_was_said(data: st.DataObject, role: Role) -> None:
-    said = data.draw(st.lists(strategies.master_commands if role is Role.MASTER else strategies.worker_commands))
-    speaker, listener = ReplicationConnection(role, 0.0), ReplicationConnection(role.other, 0.0)
-    sent = b"".join(speaker.send(command, 1.0) for command in said)
-    assert [each for read in data.draw(cuts(sent)) for each in flatten(listener.receive_data(read, 1.0))] == said
-    assert listener.lines_heard == len(said)
-    assert not listener.closed
+def test_commands_are_received_as_they_were_sent(data: st.DataObject, role: Role) -> None:
+    commands = data.draw(st.lists(strategies.master_commands if role is Role.MASTER else strategies.worker_commands))
+    sender, receiver = ReplicationConnection(role, 0.0), ReplicationConnection(role.other, 0.0)
+    sent = b"".join(sender.send(command, 1.0) for command in commands)
+    assert [each for read in data.draw(cuts(sent)) for each in flatten(receiver.receive_data(read, 1.0))] == commands
+    assert receiver.lines_received == len(commands)
+    assert not receiver.closed
 
 
-def test_what_cannot_be_said_does_not_count_as_speaking() -> None:
+def test_a_command_that_cannot_be_encoded_does_not_delay_the_ping() -> None:
     connection = worker(line_limit=10)
     for command in (Ping("a\nb"), Name("x" * 10)):
         with pytest.raises(LocalProtocolError):
             connection.send(command, 5.0)
-    assert connection.spoke_at == 0.0
+    assert connection.sent_at == 0.0
 
 
 # ---- runs of RDATA
 
 
-def test_consecutive_rows_of_one_stream_and_instance_come_as_one() -> None:
+def test_consecutive_rdata_of_one_stream_and_instance_are_one_object() -> None:
     data = (
         b'RDATA s a 5 ["x y"]\nRDATA s a batch []\nRDATA s a 6 {}\nRDATA s b 7 []\nRDATA s bb 7 []\nRDATA st b 8 []\n'
         b"\nRDATA s b 9 []\nPOSITION s b 9 10\nRDATA s b 11 []\nRDATA s b 12 []\nRDATA s"
     )
-    heard = worker().receive_data(data, 1.0)
-    assert heard == [
+    received = worker().receive_data(data, 1.0)
+    assert received == [
         Rows(StreamName("s"), InstanceName("a"), [Token(5), None, Token(6)], ['["x y"]', "[]", "{}"]),
         Rows(StreamName("s"), InstanceName("b"), [Token(7)], ["[]"]),
         Rows(StreamName("s"), InstanceName("bb"), [Token(7)], ["[]"]),
@@ -147,13 +154,13 @@ def test_consecutive_rows_of_one_stream_and_instance_come_as_one() -> None:
     ]
 
 
-def test_rows_before_a_bad_one_in_the_same_run_are_heard() -> None:
+def test_rdata_before_a_bad_line_of_the_same_run_is_received() -> None:
     connection = worker()
-    heard = connection.receive_data(b"RDATA s a 5 []\nRDATA s a 6 []\nRDATA s a 07 []\nRDATA s a 8 []\n", 1.0)
-    assert [type(each) for each in heard] == [Rows, Rows, Fault]
-    assert [each.token for each in flatten(heard) if isinstance(each, Rdata)] == [5, 6]
-    assert heard[-1] == Fault("line 3: not a plain integer of 64 bits: '07', in 'RDATA s a 07 []'", "bad line")
-    assert connection.heard_at == 1.0
+    received = connection.receive_data(b"RDATA s a 5 []\nRDATA s a 6 []\nRDATA s a 07 []\nRDATA s a 8 []\n", 1.0)
+    assert [type(each) for each in received] == [Rows, Rows, Fault]
+    assert [each.token for each in flatten(received) if isinstance(each, Rdata)] == [5, 6]
+    assert received[-1] == Fault("line 3: not a plain integer of 64 bits: '07', in 'RDATA s a 07 []'", "bad line")
+    assert connection.received_at == 1.0
     assert connection.receive_data(b"RDATA s a 8 []\n", 2.0) == []
 
 
@@ -205,9 +212,9 @@ _lines = st.one_of(
 _limits = st.sampled_from([16, 40, 80, 200, LINE_LIMIT])
 
 
-def _outcome(connection: ReplicationConnection, heard: list[list[Heard]]) -> object:
-    flat = [each for some in heard for each in flatten(some)]
-    return flat, connection.closed, connection.heard_at, connection.lines_heard, connection.wake_at()
+def _outcome(connection: ReplicationConnection, received: list[list[Received]]) -> object:
+    flat = [each for some in received for each in flatten(some)]
+    return flat, connection.closed, connection.received_at, connection.lines_received, connection.wake_at()
 
 
 @given(st.data(), st.sampled_from(Role), st.lists(_lines, max_size=12), _limits)
@@ -216,7 +223,7 @@ def _outcome(connection: ReplicationConnection, heard: list[list[Heard]]) -> obj
 @example(None, Role.WORKER, [b"PING 1", b"\xff", b"x" * 20], 16)
 @example(None, Role.WORKER, [b"PING 1", b"x" * 20, b"\xff"], 16)
 @example(None, Role.WORKER, [b"PING 1", b"\xff" * 20], 16)
-def test_the_bulk_path_hears_what_line_by_line_is_heard(
+def test_the_bulk_path_receives_the_same_as_line_by_line(
     data: st.DataObject | None, role: Role, lines: list[bytes], limit: int
 ) -> None:
     slow = ReplicationConnection(role, 0.0, line_limit=limit)
@@ -235,12 +242,12 @@ def test_the_bulk_path_hears_what_line_by_line_is_heard(
     st.sampled_from(Role),
     _limits,
 )
-def test_garbage_ends_in_at_most_one_fault_that_can_be_said(reads: list[bytes], role: Role, limit: int) -> None:
+def test_garbage_ends_in_at_most_one_fault_that_can_be_sent(reads: list[bytes], role: Role, limit: int) -> None:
     connection = ReplicationConnection(role, 0.0, line_limit=limit)
-    heard = [each for read in reads for each in connection.receive_data(read, 1.0)]
-    faults = [each for each in heard if isinstance(each, Fault)]
+    received = [each for read in reads for each in connection.receive_data(read, 1.0)]
+    faults = [each for each in received if isinstance(each, Fault)]
     assert connection.closed == (len(faults) == 1)
-    assert faults == heard[len(heard) - len(faults) :]
+    assert faults == received[len(received) - len(faults) :]
     for fault in faults:
         assert fault.kind in KINDS
         assert ReplicationConnection(role, 0.0).send(Error(fault.text), 1.0) == f"ERROR {fault.text}\n".encode()
@@ -251,22 +258,22 @@ def test_garbage_ends_in_at_most_one_fault_that_can_be_said(reads: list[bytes], 
 
 @pytest.mark.parametrize("line", [b"", b" ", b"\r", b" \t\r", b"\x0b\x0c", "\u00a0\u2003".encode()])
 @pytest.mark.parametrize("role", Role)
-def test_trap_1_a_blank_line_says_nothing(role: Role, line: bytes) -> None:
+def test_trap_1_a_blank_line_is_ignored(role: Role, line: bytes) -> None:
     connection = ReplicationConnection(role, 0.0)
     assert connection.receive_data(line + b"\n" + line + b"\nPING 1\n", 1.0) == [Ping("1")]
     assert ReplicationConnection(role, 0.0).receive_line(line, 1.0) == []
-    assert connection.lines_heard == 3
+    assert connection.lines_received == 3
 
 
 def test_blank_lines_are_no_sign_of_life() -> None:
     connection = worker()
     connection.receive_data(b"\n \n\r\n", 1.0)
-    assert connection.heard_at == 0.0
+    assert connection.received_at == 0.0
 
 
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize(("line", "complaint"), MALFORMED, ids=[repr(line[:30]) for line, _ in MALFORMED])
-def test_a_malformed_line_is_a_fault_that_says_what_and_where(role: Role, line: str, complaint: str) -> None:
+@pytest.mark.parametrize(("line", "complaint"), MALFORMED, ids=ids_of(MALFORMED))
+def test_a_malformed_line_is_a_fault_with_reason_and_line_number(role: Role, line: str, complaint: str) -> None:
     connection = ReplicationConnection(role, 0.0)
     fault = fault_of(connection, b"PING 1\n\n" + line.encode() + b"\nPING 2\n")
     assert fault.kind == ("unknown command" if "unknown" in complaint else "bad line")
@@ -292,12 +299,32 @@ def test_trap_3_a_percent_sign_in_a_bad_line_is_not_formatted() -> None:
         (b"x" * 90 + b"\x80", f"byte 91: invalid start byte, in b'{'x' * 80}'..."),
     ],
 )
-def test_trap_4_bytes_that_are_not_utf_8_are_a_fault_that_says_where(line: bytes, where: str) -> None:
-    """All that was right before them is heard."""
+def test_trap_4_bytes_that_are_not_utf_8_are_a_fault_with_their_offset(line: bytes, where: str) -> None:
+    """The good lines before them are received."""
     connection = worker()
-    heard = connection.receive_data(b"PING 1\n" + line + b"\nPING 2\n", 1.0)
-    assert heard == [Ping("1"), Fault(f"line 2: not UTF-8 at {where}", "not UTF-8")]
+    received = connection.receive_data(b"PING 1\n" + line + b"\nPING 2\n", 1.0)
+    assert received == [Ping("1"), Fault(f"line 2: not UTF-8 at {where}", "not UTF-8")]
     assert connection.closed
+
+
+@pytest.mark.parametrize("hello", [b"\x16\x03\x01\x01.\x01", b"\x16\x03\x01\x02\xff"])
+def test_a_peer_with_tls_is_named_whatever_its_random_bytes_are(hello: bytes) -> None:
+    fault = fault_of(worker(), hello + b"\n")
+    assert (fault.text, fault.kind) == ("line 1: the peer connects with TLS, this port has none", "bad line")
+
+
+@pytest.mark.parametrize(("before", "number"), [(b"PING 1\nPING 2\n", 3), (b"\n", 2), (b"", 1)])
+def test_every_line_before_the_bytes_that_are_not_utf_8_is_received(before: bytes, number: int) -> None:
+    *good, fault = worker().receive_data(before + b"\xff\nPING 9\n", 1.0)
+    assert good == [Ping(str(each)) for each in range(1, before.count(b"P") + 1)]
+    assert isinstance(fault, Fault)
+    assert fault.text.startswith(f"line {number}: not UTF-8 at byte 1")
+
+
+@pytest.mark.parametrize(("length", "end"), [(80, "'"), (81, "'...")])
+def test_80_characters_of_a_bad_line_are_quoted(length: int, end: str) -> None:
+    line = "x" * length
+    assert fault_of(worker(), f"{line}\n".encode()).text.endswith(f", in '{line[:80]}{end}")
 
 
 def test_a_bad_line_before_the_bytes_that_are_not_utf_8_comes_first() -> None:
@@ -322,7 +349,7 @@ def test_the_limit_is_of_bytes_and_the_cr_counts() -> None:
     assert worker(7).receive_data(b"PING 1\r\n", 1.0) == [Ping("1")]
 
 
-def test_a_line_cut_by_somebody_else_has_the_same_limit() -> None:
+def test_receive_line_has_the_same_limit() -> None:
     assert worker(6).receive_line(b"PING 1", 1.0) == [Ping("1")]
     too_long = worker(6).receive_line(b"PING 12", 1.0)
     assert too_long == [Fault("Line length exceeded: line 1 has more than 6 bytes", "line too long")]
@@ -338,28 +365,74 @@ def test_the_limit_can_be_raised() -> None:
     assert len(connection.send(Ping("x" * 1_000_000), 1.0)) == 1_000_006
 
 
-def test_nothing_is_heard_after_the_end() -> None:
+def test_a_writer_that_begins_facts_and_completes_none_is_a_fault() -> None:
+    """What waits for the rest of a fact takes memory (docs/configuration.md, Fixed limits)."""
+    connection = worker()
+    for number in range(1_000):  # complete facts do not count
+        assert not any(
+            isinstance(each, Fault)
+            for each in connection.receive_data(f"RDATA a w{number} batch 1\nRDATA a w{number} 5 2\n".encode(), 0.0)
+        )
+    for number in range(MAX_INCOMPLETE):
+        (rows,) = connection.receive_data(f"RDATA a w{number} batch 1\nRDATA a w{number} batch 2\n".encode(), 0.0)
+        assert isinstance(rows, Rows)
+    (rows,) = connection.receive_data(b"RDATA a w0 5 2\n", 0.0)
+    assert isinstance(rows, Rows)
+    (rows,) = connection.receive_line(b"RDATA b w0 batch 2", 0.0)
+    assert isinstance(rows, Rows)
+    (fault,) = connection.receive_line(b"RDATA c w0 batch 2", 0.0)
+    assert isinstance(fault, Fault)
+    assert fault.kind == "incomplete facts"
+    assert "more than 16 facts are incomplete" in fault.text
+
+
+@pytest.mark.parametrize("rest", [b"POSITION a w0 5 5\n", b"RDATA a w0 5 2\n", b""])
+def test_a_fact_counts_as_incomplete_until_its_last_row_or_a_position(rest: bytes) -> None:
+    connection = worker()
+    connection.receive_data(
+        b"".join([b"RDATA a w%d batch 1\n" % number for number in range(MAX_INCOMPLETE)]) + rest, 0.0
+    )
+    (received,) = connection.receive_data(b"RDATA b w0 batch 1\n", 0.0)
+    if rest:
+        assert isinstance(received, Rows)
+    else:
+        assert isinstance(received, Fault)
+        assert received.text.endswith("more than 16 facts are incomplete, in 'RDATA b w0 batch 1'")
+
+
+def test_a_writer_with_positions_of_too_many_writers_is_a_fault() -> None:
+    connection = worker()
+    data = "".join([f"POSITION a w{number} 1 1\n" for number in range(MAX_WRITERS)]).encode()
+    for _ in range(2):
+        assert len(connection.receive_data(data, 0.0)) == MAX_WRITERS
+    (fault,) = connection.receive_data(b"POSITION b w 1 1\n", 0.0)
+    assert isinstance(fault, Fault)
+    assert fault.kind == "too many writers"
+    assert f"positions of more than {MAX_WRITERS} streams and writers, in 'POSITION b w 1 1'" in fault.text
+
+
+def test_nothing_is_received_after_a_fault() -> None:
     connection = worker()
     connection.receive_data(b"FOO\n", 1.0)
     assert connection.receive_data(b"PING 1\n\xff\n", 2.0) == []
     assert connection.receive_line(b"PING 1", 2.0) == []
-    assert connection.heard_at == 0.0
+    assert connection.received_at == 0.0
     assert connection.tick(1000.0, 0) is None
     assert connection.wake_at() == inf
 
 
 @pytest.mark.parametrize("role", Role)
 def test_an_error_from_the_peer_does_not_close(role: Role) -> None:
-    """Protocol B3: the sender of an ERROR closes, the receiver logs it."""
+    """docs/protocol/connection.md B3: the sender of an ERROR closes, the receiver logs it."""
     connection = ReplicationConnection(role, 0.0)
     assert connection.receive_data(b"ERROR 100%\nPING 1\n", 1.0) == [Error("100%"), Ping("1")]
     assert not connection.closed
 
 
-# ---- silence
+# ---- keep-alive
 
 
-def test_we_ping_when_we_have_said_nothing_for_a_while() -> None:
+def test_ping_is_due_5_s_after_the_last_line_sent() -> None:
     connection = worker()
     assert connection.wake_at() == 5.0
     assert connection.tick(4.9, 1) is None
@@ -370,7 +443,7 @@ def test_we_ping_when_we_have_said_nothing_for_a_while() -> None:
     assert connection.wake_at() == 10.0
 
 
-def test_lines_spelt_elsewhere_count_as_speaking() -> None:
+def test_lines_encoded_elsewhere_delay_the_ping() -> None:
     connection = worker()
     connection.sent(3.0)
     assert connection.wake_at() == 8.0
@@ -378,26 +451,26 @@ def test_lines_spelt_elsewhere_count_as_speaking() -> None:
 
 
 def test_a_peer_that_never_pinged_may_be_silent_for_ever() -> None:
-    """Protocol B2: netcat is welcome."""
+    """docs/protocol/connection.md B2: a person with nc may watch."""
     connection = worker()
     connection.receive_data(b"SERVER localhost\n", 1.0)
     assert connection.tick(1_000_000.0, 1) == Ping("1")
     assert not connection.closed
 
 
-def test_a_peer_that_pinged_once_must_not_fall_silent() -> None:
+def test_a_peer_that_pinged_times_out_after_15_s_of_silence() -> None:
     connection = worker()
     connection.receive_data(b"PING 1\n", 2.0)
     for now in (5.0, 10.0, 15.0):
         connection.sent(now)
     assert connection.wake_at() == 17.0
     assert connection.tick(16.9, 1) is None
-    assert connection.tick(17.0, 1) == Fault("ping timeout: nothing heard for 15 s", "ping timeout")
+    assert connection.tick(17.0, 1) == Fault("ping timeout: nothing received for 15 s", "ping timeout")
     assert connection.closed
     assert connection.send(Error("ping timeout"), 17.0) == b"ERROR ping timeout\n"
 
 
-def test_trap_2_a_healthy_synapse_may_be_silent_for_ten_seconds() -> None:
+def test_trap_2_a_silence_of_10_s_is_no_fault() -> None:
     connection = worker()
     now = 0.0
     while now < 100.0:
@@ -406,23 +479,23 @@ def test_trap_2_a_healthy_synapse_may_be_silent_for_ten_seconds() -> None:
         assert not isinstance(connection.tick(now, 1), Fault)
 
 
-def test_any_right_command_is_a_sign_of_life_and_a_wrong_one_is_none() -> None:
+def test_every_good_command_is_a_sign_of_life_and_a_bad_one_is_not() -> None:
     connection = worker()
     connection.receive_data(b"PING 1\n", 0.0)
     connection.receive_data(b"RDATA s a 5 []\n", 10.0)
-    assert connection.heard_at == 10.0
+    assert connection.received_at == 10.0
     connection.receive_line(b"POSITION s a 5 5", 20.0)
-    assert connection.heard_at == 20.0
+    assert connection.received_at == 20.0
     connection.receive_data(b"FOO\n", 30.0)
-    assert connection.heard_at == 20.0
+    assert connection.received_at == 20.0
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["heard", "pinged", "spoke", "slept"])), max_size=20),
+    st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["received", "pinged", "sent", "nothing"])), max_size=20),
     st.floats(0.01, 20),
     st.floats(0.01, 20),
 )
-def test_there_is_something_to_do_at_the_time_to_wake_and_nothing_before(
+def test_something_is_due_at_wake_at_and_nothing_before(
     steps: list[tuple[float, str]], ping_after: float, give_up_after: float
 ) -> None:
     now = 1.0
@@ -430,11 +503,11 @@ def test_there_is_something_to_do_at_the_time_to_wake_and_nothing_before(
     for pause, what in steps:
         now += pause
         match what:
-            case "heard":
+            case "received":
                 connection.receive_data(b"SERVER a\n", now)
             case "pinged":
                 connection.receive_data(b"PING 1\n", now)
-            case "spoke":
+            case "sent":
                 connection.sent(now)
     due = connection.wake_at()
     if now < due:
@@ -443,80 +516,57 @@ def test_there_is_something_to_do_at_the_time_to_wake_and_nothing_before(
 
 
 @pytest.mark.parametrize("seconds", [0, -1, nan, inf])
-def test_a_time_that_no_timer_can_wait_for_is_refused(seconds: float) -> None:
+def test_a_time_that_is_not_above_0_or_not_finite_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match="keep-alive: ping_after must be a number of seconds above 0"):
         Keepalive(ping_after=seconds)
     with pytest.raises(ConfigError, match="keep-alive: give_up_after must be"):
         Keepalive(give_up_after=seconds)
 
 
-# ---- an application's own words
+# ---- an application's own commands
 
 
 @attrs.frozen
 class Reindex(ApplicationCommand):
-    """Something that only we know."""
+    """An application's own command."""
 
     WORD = "REINDEX"
-    SAID_BY = ("worker",)
+    SENT_BY = ("worker",)
     table: str
 
     @classmethod
     def parse(cls, rest: str) -> Self:
         if rest == "?":
             raise RemoteProtocolError("REINDEX takes a table")
-        return cls(rest[: 10 // len(rest)])  # a bug of the application's: not made for an empty rest
+        return cls(rest[: 10 // len(rest)])  # the application's bug: it divides by 0 if the rest is empty
 
-    def spell(self) -> str:
+    def encode(self) -> str:
         return self.table
 
 
-def test_an_applications_word_is_said_and_heard_as_the_protocols_are() -> None:
-    words = Words()
-    speaker, stranger = worker(), ReplicationConnection(Role.MASTER, 0.0)
-    line = speaker.send(Reindex("t"), 1.0)
+def test_an_applications_command_is_sent_and_received_like_the_protocols() -> None:
+    commands = {**COMMANDS, Reindex.WORD: Reindex}
+    sender, without = worker(), ReplicationConnection(Role.MASTER, 0.0)
+    line = sender.send(Reindex("t"), 1.0)
     assert line == b"REINDEX t\n"
-    assert fault_of(stranger, line).kind == "unknown command"
-    words.add(Reindex)
-    words.add(Reindex)
-    words.add(Ping)
-    assert ReplicationConnection(Role.MASTER, 0.0, words=words).receive_data(line, 1.0) == [Reindex("t")]
-    fault = fault_of(ReplicationConnection(Role.WORKER, 0.0, words=words), line)
+    assert fault_of(without, line).kind == "unknown command"
+    assert ReplicationConnection(Role.MASTER, 0.0, commands=commands).receive_data(line, 1.0) == [Reindex("t")]
+    fault = fault_of(ReplicationConnection(Role.WORKER, 0.0, commands=commands), line)
     assert fault.kind == "wrong direction"
-    assert Words().classes == dict(COMMANDS)
-    with pytest.raises(LocalProtocolError, match="REINDEX is not for a master to say"):
+    with pytest.raises(LocalProtocolError, match="REINDEX may not be sent by a master"):
         ReplicationConnection(Role.MASTER, 0.0).send(Reindex("t"), 1.0)
 
 
-def test_whatever_an_applications_word_raises_closes_that_connection_only() -> None:
-    words = Words()
-    words.add(Reindex)
+def test_an_error_of_an_applications_parse_is_a_fault_of_its_connection() -> None:
+    commands = {**COMMANDS, Reindex.WORD: Reindex}
     for line, why in ((b"REINDEX ?\n", "REINDEX takes a table"), (b"REINDEX \n", "ZeroDivisionError: ")):
-        fault = fault_of(ReplicationConnection(Role.MASTER, 0.0, words=words), line)
+        fault = fault_of(ReplicationConnection(Role.MASTER, 0.0, commands=commands), line)
         assert fault.kind == "bad line"
         assert why in fault.text
 
 
-def test_a_word_that_cannot_be_added_is_refused() -> None:
-    def own(word: object, said_by: object = ("worker",)) -> Any:
-        return type("Own", (ApplicationCommand,), {"WORD": word, "SAID_BY": said_by})
-
-    refused: list[tuple[Any, str]] = [
-        (int, "is no command: subclass ApplicationCommand"),
-        (Reindex("t"), "is no command"),
-        (own("re-index"), "is no command"),
-        (own("PING"), "PING is Ping already: give Own another WORD"),
-        (own("X", "worker"), "X: SAID_BY lists"),
-        (own("X", ["boss"]), "X: SAID_BY lists"),
-        (own("X", []), "X: SAID_BY lists"),
-    ]
-    for made, why in refused:
-        with pytest.raises(ConfigError, match=why):
-            Words().add(made)
-
-
-def test_an_application_that_forgot_something_is_told_what() -> None:
+def test_a_command_without_parse_or_encode_names_the_missing_method() -> None:
     with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks parse\(\)"):
         ApplicationCommand.parse("")
-    with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks spell\(\)"):
-        ApplicationCommand().spell()
+    with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks encode\(\)"):
+        ApplicationCommand().encode()

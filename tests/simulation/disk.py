@@ -1,4 +1,4 @@
-"""A disk that outlives its processes; between them and it, work waits, fails, or is cut off by a kill."""
+"""A simulated disk, which outlives processes; operations can wait, fail, or be cut off by a kill."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from replication.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
-    from replication.storage.memory import MemoryStore
-    from replication.streams.registry import StreamDefinition
-    from replication.streams.seams import IStatements, ITransaction, Page, Receipt, Write
+    from replication.errors import CommitsLostError
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
+    from replication.streams.interfaces import ISqlExecutor, ITransaction, Page, Receipt, Write
     from replication.wire.grammar import InstanceName, StreamName, Token
+    from tests.contract.memory_store import MemoryStore
 
 T = TypeVar("T")
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not wait for anything."""
+    """Run a coroutine that does not wait."""
     try:
         work.send(None)
     except StopIteration as done:
@@ -30,7 +32,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Operation(Generic[T]):
-    """Something that a process asked its store for and has no answer to yet."""
+    """A call of a store that has not returned yet."""
 
     def __init__(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.what = what
@@ -38,7 +40,7 @@ class Operation(Generic[T]):
         self._work = work
 
     def succeed(self) -> None:
-        """Do it, and let the process know."""
+        """Do it, and return the result to the process."""
         try:
             result = finish(self._work())
         except StoreError as error:
@@ -47,46 +49,47 @@ class Operation(Generic[T]):
             self.answer.callback(result)
 
     def fail(self) -> None:
-        """Do nothing of it, and let the process know."""
-        self.answer.errback(StoreError(f"{self.what}: the disk says no"))
+        """Do nothing, and return an error to the process."""
+        self.answer.errback(StoreError(f"{self.what}: the disk fails"))
 
     def land(self) -> None:
-        """Do it, and tell nobody: the process is killed before it could hear of it."""
+        """Do it without returning: the process is killed meanwhile."""
         finish(self._work())
 
 
 class SimulatedStore:
     """One process's IStreamStore over a ``disk`` that outlives it.
 
-    While ``held``, what is asked for waits in ``waiting``; while ``failing``, it fails.  ``on_landed`` is told of every
-    commit that reached the disk, with what the application's function noted in its transaction.
+    While ``held``, calls wait in ``waiting``; while ``failing``, they fail.  ``on_landed`` is called for every commit
+    that reached the disk, with what the application's function wrote in its transaction.
     """
 
     def __init__(self, disk: MemoryStore, on_landed: Callable[[Sequence[Write], Sequence[Any]], object]) -> None:
         self.disk = disk
         self.warnings: list[str] = []
+        self.commits_lost: Deferred[CommitsLostError] = Deferred()
         self.held = self.failing = self.killed = self.closed = False
         self.waiting: list[Operation[Any]] = []
         self.on_landed = on_landed
         self._idle: Deferred[None] | None = None
 
     def release(self, operation: Operation[Any], outcome: Callable[[Operation[Any]], None] = Operation.succeed) -> None:
-        """Let an operation end."""
+        """End a waiting call."""
         self.waiting.remove(operation)
         outcome(operation)
         if self._idle is not None and not self.waiting and not self._idle.called:
             self._idle.callback(None)
 
     def release_all(self) -> None:
-        """Let everything end well from now on."""
+        """Let all calls succeed from now on."""
         self.held = self.failing = False
         while self.waiting:
             self.release(self.waiting[0])
 
     async def ask(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of ``work``, as soon as the simulation allows."""
+        """Return the result of ``work`` when the simulation allows it."""
         if self.killed:
-            await Deferred()  # for ever: nothing is left that could go on
+            await Deferred()  # for ever: the process is dead
         if self.closed:
             raise StoreError(f"{what}: the store is closed")
         if self.held:
@@ -94,7 +97,7 @@ class SimulatedStore:
             self.waiting.append(operation)
             return await operation.answer
         if self.failing:
-            raise StoreError(f"{what}: the disk says no")
+            raise StoreError(f"{what}: the disk fails")
         return await work()
 
     # ---- IStreamStore
@@ -108,17 +111,17 @@ class SimulatedStore:
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         return await self.ask(f"positions of {stream}", lambda: self.disk.positions(stream))
 
-    async def applied(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
-        return await self.ask(f"positions of {stream}", lambda: self.disk.applied(stream, follower))
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        return await self.ask(f"positions of {stream}", lambda: self.disk.applied_positions(stream, follower))
 
-    async def fill(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        await self.disk.fill(stream, instance, copy=copy)
+    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        await self.disk.claim_table(stream, instance, copy=copy)
 
     def watch(self) -> None:
-        """Return None: only what is simulated writes here."""
+        """Return None: there are no external writers."""
 
-    async def stored(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        return await self.ask("stored positions", self.disk.stored)
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        return await self.ask("stored positions", self.disk.stored_positions)
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         return await self.ask(
@@ -128,26 +131,40 @@ class SimulatedStore:
     def transaction(self) -> ITransaction:
         return SimulatedTransaction(self)
 
-    async def read(self, function: Callable[[IStatements], T]) -> T:
+    async def read(self, function: Callable[[ISqlExecutor], T]) -> T:
         return await self.disk.read(function)
 
     async def claim(self, instance: InstanceName) -> None:
         await self.disk.claim(instance)
 
-    async def present(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
-        return await self.disk.present(names)
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        return await self.disk.claimed_elsewhere(names)
 
     def sequence(self, stream: StreamName) -> None:
         self.disk.sequence(stream)
 
-    async def recall(self, key: str) -> Sequence[Token] | None:
-        return await self.ask(f"recall {key}", lambda: self.disk.recall(key))
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
+        return await self.ask(f"recall {key}", lambda: self.disk.find_receipt(key))
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        return await self.disk.present(stream, writer, after=after, upto=upto)
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        return await self.disk.history(stream, writer, follower)
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        await self.ask("store histories", lambda: self.disk.store_histories(writer, histories, follower))
+
+    async def verify(self) -> None:
+        """Return: the disk loses nothing."""
 
     async def check(self) -> None:
         await self.ask("check", self.disk.check)
 
     async def close(self) -> None:
-        """Finish what runs."""
+        """Wait for the calls in progress."""
         self.closed = True
         if self.waiting:
             self._idle = Deferred()
@@ -155,7 +172,7 @@ class SimulatedStore:
 
 
 class SimulatedTransaction:
-    """An ITransaction whose statements note something for the application, which lands with the commit or not."""
+    """An ITransaction; the parameters of its statements reach the disk with its commit."""
 
     def __init__(self, store: SimulatedStore) -> None:
         self._store = store
@@ -169,7 +186,7 @@ class SimulatedTransaction:
     async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         await self._store.ask(sql, lambda: self._note(parameters))
 
-    async def run(self, function: Callable[[IStatements], T]) -> T:
+    async def run(self, function: Callable[[ISqlExecutor], T]) -> T:
         return await self._on_disk.run(function)
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:

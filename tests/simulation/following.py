@@ -1,4 +1,4 @@
-"""A machine with a worker, those who wait for its positions, and where it fetches what it missed."""
+"""A host with a worker, its calls of ``wait_for``, and its catch-up sources."""
 
 from __future__ import annotations
 
@@ -6,150 +6,180 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from replication.errors import CatchUpError, PositionTimeoutError, ReplicationError, StoreError, StreamError
-from replication.follower import Keeping
+from replication.errors import (
+    CatchUpError,
+    PositionTimeoutError,
+    ReplicationError,
+    StoreError,
+    StreamError,
+    UnknownStreamError,
+)
+from replication.follower.stream import FollowMode
+from replication.follower.worker import Worker
 from replication.streams.facts import fact_bytes
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.worker import Worker
 from tests.simulation.disk import finish
-from tests.simulation.node import LIMITS, PORT, SERVER_NAME, Node
-from tests.simulation.witness import Account
+from tests.simulation.host import LIMITS, PORT, SERVER_NAME, Host
+from tests.simulation.invariants import FollowerHistory
+from tests.simulation.writing import MasterHost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from twisted.python.failure import Failure
 
-    from replication.follower import ApplyTransaction
+    from replication.follower.stream import ApplyTransaction
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
-    from replication.streams.seams import Page, Write
+    from replication.streams.history import History
+    from replication.streams.interfaces import Page, Write
+    from replication.web.site import IServed
     from tests.simulation.world import World
-    from tests.simulation.writing import MasterNode
 
 T = TypeVar("T")
 
-HELD_BYTES = 2_000  # what a cursor holds; a page comes on top
+HELD_BYTES = 2_000  # that a cursor may hold, besides one page
 APPLY_ROWS = 4
 
 
-class Question:
-    """A page that a worker asked for: on its way, one way or the other."""
+class PageRequest:
+    """A request for a page, in progress."""
 
-    def __init__(self, asked: MasterNode, by: WorkerNode) -> None:
+    def __init__(self, asked: Host, by: WorkerHost) -> None:
         self.asked = asked
         self.by = by
         self.answer: Deferred[Page] = Deferred()
-        self.page: Page | None = None  # once the master has answered
+        self.page: Page | None = None  # the answer of the master or relay
         self.error: str | None = None
-        by.world.questions.append(self)
+        by.world.page_requests.append(self)
         self.answer.addBoth(self._forget)
 
     @property
     def waiting(self) -> bool:
-        """Whether the worker still runs and waits for it."""
-        return self in self.by.world.questions
+        """Whether the worker still runs and waits for the answer."""
+        return self in self.by.world.page_requests
 
     def fail(self, why: str) -> None:
-        """Give the worker an error."""
+        """Answer with an error."""
         if self.waiting:
             self.answer.errback(CatchUpError(why))
 
-    def pass_on(self) -> None:
-        """Give the worker what the master said, if it has."""
+    def deliver_answer(self) -> None:
+        """Deliver the answer, if there is one."""
         if self.error is not None:
             self.fail(self.error)
         elif self.page is not None and self.waiting:
             self.answer.callback(self.page)
 
     def _forget(self, result: T) -> T:
-        self.by.world.questions.remove(self)
+        self.by.world.page_requests.remove(self)
         return result
 
 
 class SimulatedSources:
-    """Stands where a worker has its ``Sources``: asks the master's ``page`` as its HTTP side does."""
+    """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does."""
 
-    def __init__(self, node: WorkerNode) -> None:
-        self._node = node
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+
+    def foreign_database(self) -> None:
+        """Return None: no other program writes the database."""
 
     async def fetch(
         self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
     ) -> Page:
-        """Return a page as the machine's ``page_rows`` allow, once its ``pages_held`` does."""
-        node = self._node
-        asked = node.world.masters[writer]
-        assert endpoint == f"tcp:{writer}:{PORT}"
-        if node.pages_fail or not asked.running or {node.name, asked.name} & node.world.network.unplugged:
-            raise CatchUpError("no answer")
-        question = Question(asked, node)
+        """Return a page of at most ``page_rows`` rows; while ``pages_held``, it waits."""
+        host = self._host
+        asked, served = self._asked(writer)
+        assert endpoint == f"tcp:{asked}:{PORT}"
+        request = PageRequest(asked, host)
         page = Deferred.fromCoroutine(
-            asked.master.page(stream, writer, after=step.after, upto=step.upto, limit=min(limit, node.page_rows))
+            served.page(stream, writer, after=step.after, upto=step.upto, limit=min(limit, host.page_rows))
         )
 
         def answered(page: Page) -> None:
-            asked.ledgers[stream].check_page(page, step.after, step.upto)
-            node.largest_page = max(node.largest_page, fact_bytes(page.facts))
-            question.page = page
+            host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
+            host.largest_page = max(host.largest_page, fact_bytes(page.facts))
+            request.page = page
 
         def failed(failure: Failure) -> None:
             failure.trap(ReplicationError)
-            question.error = failure.getErrorMessage()
+            request.error = failure.getErrorMessage()
 
-        def pass_on(_: None) -> None:
-            if not node.pages_held:
-                question.pass_on()
+        def deliver_answer(_: None) -> None:
+            if not host.pages_held:
+                request.deliver_answer()
 
-        page.addCallbacks(answered, failed).addCallback(pass_on).addErrback(node.world.broken)
-        return await question.answer
+        page.addCallbacks(answered, failed).addCallback(deliver_answer).addErrback(host.world.broken)
+        return await request.answer
+
+    page = fetch
+
+    async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs that the master or relay has, as its HTTP API does."""
+        asked, served = self._asked(writer)
+        if isinstance(asked, MasterHost) and not asked.master._opened:
+            raise CatchUpError("no answer")
+        try:
+            return await served.history(stream, writer)
+        except UnknownStreamError as error:
+            raise CatchUpError(str(error)) from error
+
+    def _asked(self, writer: InstanceName) -> tuple[Host, IServed]:
+        """Return the host that is asked for facts of ``writer``, and what its HTTP API serves."""
+        host, world = self._host, self._host.world
+        asked: MasterHost | WorkerHost = world.workers[host.relay] if host.relay else world.masters[writer]
+        if host.pages_fail or not asked.running or {host.name, asked.name} & world.network.unplugged:
+            raise CatchUpError("no answer")
+        return asked, asked.worker.served if isinstance(asked, WorkerHost) else asked.master.served
 
     async def close(self) -> None:
-        """Drop what is on its way."""
-        for question in [each for each in self._node.world.questions if each.by is self._node]:
-            question.fail("closing")
+        """Fail the requests in progress."""
+        for request in [each for each in self._host.world.page_requests if each.by is self._host]:
+            request.fail("closing")
 
 
 class Wait:
-    """Somebody who waits for a position."""
+    """One call of ``wait_for``."""
 
-    def __init__(self, node: WorkerNode, stream: str, writer: str, token: int, timeout: float) -> None:
+    def __init__(self, host: WorkerHost, stream: str, writer: str, token: int, timeout: float) -> None:
         self.ended = False
-        self._node = node
+        self._host = host
         self._stream = StreamName(stream)
         self._writer = InstanceName(writer)
         self._token = token
-        self._until = node.reactor.seconds() + timeout
-        self.waiting = node.worker.wait_for(stream, writer, token, timeout)
-        self.waiting.addCallbacks(self._reached, self._late).addErrback(node.world.broken)
+        self._until = host.reactor.seconds() + timeout
+        self.waiting = host.worker.wait_for(stream, writer, token, timeout)
+        self.waiting.addCallbacks(self._reached, self._late).addErrback(host.world.broken)
 
     def check(self) -> None:
-        """I12: nobody waits for what is there; a worker without a list must have heard of a stream to know it."""
-        follower = self._node.worker._followers.get(self._stream)
+        """I12: no call waits for a position that is reached, nor longer than its timeout."""
+        follower = self._host.worker._followed._followers.get(self._stream)
         if not self.ended and follower is not None and follower._positions is not None:
-            at = self._node.position(self._stream, self._writer)
-            assert at < self._token, f"I12: somebody waits for {self._token} of {self._stream}, which is at {at}"
-            assert self._node.reactor.seconds() < self._until, "I12: somebody waits for too long"
+            at = self._host.position(self._stream, self._writer)
+            assert at < self._token, f"I12: a call waits for {self._token} of {self._stream}, which is at {at}"
+            assert self._host.reactor.seconds() < self._until, "I12: a call waits too long"
 
     def _reached(self, _: None) -> None:
         self.ended = True
-        at = self._node.position(self._stream, self._writer)
-        assert at >= self._token, f"I12: woken for {self._token} of {self._stream}, which is at {at}"
+        at = self._host.position(self._stream, self._writer)
+        assert at >= self._token, f"I12: fired for {self._token} of {self._stream}, which is at {at}"
 
     def _late(self, failure: Failure) -> None:
         self.ended = True
-        if self._node.stopping:
+        if self._host.stopping:
             failure.trap(StreamError)
             return
         failure.trap(PositionTimeoutError)
-        assert self._node.reactor.seconds() >= self._until, "I12: given up too early"
-        for word in (self._stream, self._writer, str(self._token), "links:"):
+        assert self._host.reactor.seconds() >= self._until, "I12: timed out too early"
+        for word in (self._stream, self._writer, str(self._token), "connections:"):
             assert word in failure.getErrorMessage()
 
 
-class WorkerNode(Node):
-    """A machine with a worker that follows ``streams`` (None: all) and has ``functions`` for some.
+class WorkerHost(Host):
+    """A host with a worker of ``streams`` (None: all) and with ``functions`` for some of them.
 
-    Those named in ``raising`` and ``hanging`` do so.  Catching up brings at most ``page_rows`` rows a page.
+    The functions of ``raising`` raise, those of ``hanging`` hang.  A page has at most ``page_rows`` rows.
     """
 
     def __init__(
@@ -158,23 +188,25 @@ class WorkerNode(Node):
         super().__init__(world, name)
         self.streams = streams
         self.functions = functions
-        self.accounts: dict[tuple[StreamName, InstanceName], Account] = {}
+        self.relay = world.relays.get(name)  # the name of the relay that it follows
+        self.relays = name in world.relays.values()  # whether it is one
+        self.applied: dict[tuple[StreamName, InstanceName], FollowerHistory] = {}
         self.raising: set[str] = set()
         self.hanging: set[str] = set()
         self.hung: list[Deferred[None]] = []
         self.waits: list[Wait] = []
         self.pages_fail = self.pages_held = False
         self.page_rows = 1_000
-        self.largest_page = 0  # that came, in bytes
+        self.largest_page = 0  # received, in bytes
         self.calls = 0  # of the application's functions
 
     @property
     def stopping(self) -> bool:
-        """Whether the process was asked to end."""
-        return self.worker.stopping
+        """Whether the process is stopping."""
+        return self.worker._lifetime.ended
 
     def stop(self) -> None:
-        """Ask the process to end; it is gone once it has."""
+        """Stop the process; it is killed when it has stopped."""
         worker = self.worker
 
         def stopped(_: object) -> None:
@@ -185,7 +217,7 @@ class WorkerNode(Node):
         worker.stop().addCallback(stopped).addErrback(self.world.broken)
 
     def wait_for(self, stream: str, writer: str, token: int, timeout: float) -> Wait:
-        """Wait for a position as an application does."""
+        """Call ``wait_for`` as an application does."""
         wait = Wait(self, stream, writer, token, timeout)
         self.waits.append(wait)
         return wait
@@ -197,70 +229,73 @@ class WorkerNode(Node):
         while self.hung:
             self.hung.pop(0).callback(None)
 
-    def account(self, stream: StreamName, writer: InstanceName) -> Account:
-        """Return what is durably here of one writer's stream."""
-        if (stream, writer) not in self.accounts:
-            self.accounts[stream, writer] = Account(self.world.masters[writer].ledgers[stream])
-        return self.accounts[stream, writer]
+    def applied_by(self, stream: StreamName, writer: InstanceName) -> FollowerHistory:
+        """Return what is durably applied of one writer's stream."""
+        if (stream, writer) not in self.applied:
+            self.applied[stream, writer] = FollowerHistory(self.world.masters[writer].histories[stream])
+        return self.applied[stream, writer]
 
     def position(self, stream: StreamName, writer: InstanceName) -> int:
-        """Return how far one writer's stream is applied here."""
-        if self.keeping(stream) is not Keeping.WATCHED:
-            return self.account(stream, writer).position
-        followed = self.worker._followers.get(stream)
+        """Return the applied position of one writer's stream."""
+        if self.mode(stream) is not FollowMode.POSITION_ONLY:
+            return self.applied_by(stream, writer).position
+        followed = self.worker._followed._followers.get(stream)
         return followed.cursors[writer].position if followed and writer in followed.cursors else -1
 
-    def keeping(self, stream: StreamName) -> Keeping:
-        """Return what is kept here of a stream."""
+    def mode(self, stream: StreamName) -> FollowMode:
+        """Return how a stream is followed."""
         if stream in self.functions:
-            return Keeping.APPLIED
-        return Keeping.WATCHED if self.functions else Keeping.COPIED
+            return FollowMode.APPLIED
+        stores = not self.functions and self.name not in self.world.without_copies
+        return FollowMode.COPIED if stores else FollowMode.POSITION_ONLY
 
     def follows(self, stream: str) -> bool:
-        """Whether a stream is followed here."""
+        """Whether the worker follows a stream."""
         return self.streams is None or stream in self.streams
 
     def lags(self) -> list[str]:
-        """Return what is missing here of all that was announced, and what says that it does not work."""
-        lags = [f"{self}: {each.endpoint} {each.state}" for each in self.worker._links if each.state != "following"]
+        """Return the published facts that are missing, and the states that are not healthy."""
+        lags = [f"{self}: {each.endpoint} {each.state}" for each in self.worker._clients if each.state != "following"]
         for master in self.world.masters.values():
-            for stream in filter(self.follows, master.ledgers):
-                if self.keeping(stream) is not Keeping.WATCHED:
-                    lags += [f"{self} lacks {each} of {stream}" for each in self.account(stream, master.name).lacks()]
-                at, announced = self.position(stream, master.name), master.announced(stream)
-                if at != announced:
-                    lags.append(f"{self} has {stream} of {master} at {at} of {announced}")
+            for stream in filter(self.follows, master.histories):
+                if self.mode(stream) is not FollowMode.POSITION_ONLY:
+                    lags += [
+                        f"{self} lacks {each} of {stream}" for each in self.applied_by(stream, master.name).lacks()
+                    ]
+                at, published = self.position(stream, master.name), master.published(stream)
+                if at != published:
+                    lags.append(f"{self} has {stream} of {master} at {at} of {published}")
         return lags + [
             f"{self}: {each.definition.name} of {writer.instance} is {writer.state}: {writer.error}"
-            for each in self.worker.stream_statuses()
+            for each in self.worker.served.stream_statuses()
             for writer in each.writers
             if writer.state != "live" or writer.error
         ]
 
     def check(self) -> None:
-        """Look at what must be true at any time."""
+        """Check what must be true at any time."""
         for wait in self.waits:
             wait.check()
         self.waits = [each for each in self.waits if not each.ended]
-        for followed in self.worker._followers.values():
+        for followed in self.worker._followed._followers.values():
             assert followed.resets == 0, f"I3: {self} set {followed.name} back"
             for cursor in followed.cursors.values():
                 limit = HELD_BYTES + self.largest_page
                 assert cursor.held_bytes <= limit, f"I9: {self} holds {cursor.held_bytes} bytes of {limit}"
 
     def check_disk(self) -> None:
-        """What is on the disk is what was counted."""
-        for (stream, writer), account in self.accounts.items():
-            if self.keeping(stream) is Keeping.COPIED:
+        """Check that the disk holds what was recorded."""
+        for (stream, writer), applied_by in self.applied.items():
+            if self.mode(stream) is FollowMode.COPIED:
                 kept = finish(self.disk.facts(stream, writer, after=Token(0), upto=Token(10**9), limit=10**6))
-                assert list(kept.facts) == account.facts
-            assert finish(self.disk.positions(stream))[writer] == account.position
+                assert list(kept.facts) == applied_by.facts
+            assert finish(self.disk.positions(stream))[writer] == applied_by.position
 
     # ---- inside
 
     def _start(self) -> None:
         worker = self.worker = Worker(
-            connect=[f"tcp:{master}:{PORT}" for master in self.world.masters],
+            connect=[f"tcp:{each}:{PORT}" for each in ([self.relay] if self.relay else self.world.masters)],
             server_name=SERVER_NAME,
             instance_name=self.name,
             database=self.store,
@@ -268,23 +303,29 @@ class WorkerNode(Node):
             reactor=self.reactor,
             limits=LIMITS,
             wall=self.reactor.seconds,
+            copy=False if self.name in self.world.without_copies else None,
+            relay=self.relays,
         )
-        worker._sources = SimulatedSources(self)  # type: ignore[assignment]
+        if self.relays:
+            self.reactor.listen(PORT, worker.factory())
+        worker._followed._sources = SimulatedSources(self)  # type: ignore[assignment]
         for stream in self.functions:
             worker.on(stream)(self._apply)
         starting = worker.start()
         starting.addErrback(lambda failure: self._not_started(worker, failure)).addErrback(self.world.broken)
 
     def _not_started(self, worker: Worker, failure: Failure) -> None:
-        failure.trap(StreamError if worker.stopping else StoreError)
-        if worker is self.worker and self.running and not worker.stopping:
+        failure.trap(StreamError if worker._lifetime.ended else StoreError)
+        if worker is self.worker and self.running and not worker._lifetime.ended:
             self.kill()  # twistd would exit
 
     def _killed(self) -> object:
-        questions = [each for each in self.world.questions if each.by is self]
-        for question in questions:
-            self.world.questions.remove(question)
-        dead = self.worker, self.hung, self.waits, questions
+        page_requests = [each for each in self.world.page_requests if each.by is self]
+        for request in page_requests:
+            self.world.page_requests.remove(request)
+        for request in [each for each in self.world.page_requests if each.asked is self]:
+            request.fail("the connection is gone")
+        dead = self.worker, self.hung, self.waits, page_requests
         self.hung, self.waits = [], []
         return dead
 
@@ -296,12 +337,12 @@ class WorkerNode(Node):
             await hang
         await txn.executemany("note", [(txn.stream, txn.writer, fact) for fact in facts])
         if txn.stream in self.raising:
-            raise ValueError("the application does not want this")
+            raise ValueError("a bug of the application")
 
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         (write,) = writes
         assert not write.reset, f"I3: {self} sets {write.stream} back to {write.upto}"
         assert all(note[:2] == (write.stream, write.writer) for note in notes), f"I4: mixed writers: {notes}"
-        copied = self.keeping(write.stream) is Keeping.COPIED
+        copied = self.mode(write.stream) is FollowMode.COPIED
         facts = write.facts if copied else [fact for _, _, fact in notes]
-        self.account(write.stream, write.writer).move(write.upto, facts)
+        self.applied_by(write.stream, write.writer).move(write.upto, facts)

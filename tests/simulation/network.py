@@ -1,4 +1,4 @@
-"""A network in memory, and what a process sees of it: TCP as Twisted shows it, cut and delayed at will.
+"""A network in memory with the interfaces of Twisted's TCP; tests cut and delay connections.
 
 A :class:`Transport` behaves as Twisted's own: it buffers, pauses its producer above a mark, closes once all is written.
 Between two of them a :class:`Connection` carries bytes in two :class:`Pipe`\\ s, each of which can be held back, let go
@@ -68,11 +68,11 @@ class Transport:
         self._producer = None
 
     def pauseProducing(self) -> None:
-        """Read no more for now."""
+        """Stop reading."""
         self.resting = True
 
     def resumeProducing(self) -> None:
-        """Read on."""
+        """Resume reading."""
         self.resting = False
 
     def loseConnection(self) -> None:
@@ -90,17 +90,17 @@ class Transport:
         return self._here
 
     def setTcpNoDelay(self, enabled: bool) -> None:
-        """Every byte is on its way when the network says so, Nagle or not."""
+        """Do nothing: the network decides when bytes are delivered."""
 
     # ---- what the network does
 
     @property
     def open(self) -> bool:
-        """Whether neither end has closed, as far as this one knows."""
+        """Whether the connection is open, as far as this end can tell."""
         return self.connected and not self.disconnecting
 
     def emptied(self) -> None:
-        """All that was written is with the kernel."""
+        """Notify the protocol that everything was sent to the kernel."""
         if self._producer is not None and self._paused:
             self._paused = False
             self._producer.resumeProducing()
@@ -108,14 +108,14 @@ class Transport:
             self.lose(ConnectionDone())
 
     def lose(self, reason: Exception) -> None:
-        """Let the protocol know that the connection is gone, unless it does already."""
+        """Notify the protocol that the connection is lost, once."""
         if self.connected:
             self.connected = self.disconnecting = False
             self.outgoing.clear()
             self.protocol.connectionLost(Failure(reason))
 
     def die(self) -> None:
-        """The process is gone: nobody is there to be told anything."""
+        """Drop the end of a killed process."""
         self.connected = self.disconnecting = False
         self.outgoing.clear()
         self._producer = None
@@ -132,7 +132,7 @@ class Pipe:
         self.held = False
 
     def take(self, window: int) -> bool:
-        """Let the kernel take what it has room for; return whether anything happened."""
+        """Move bytes into the kernel while it has room; return whether any moved."""
         source = self.source
         room = max(0, window - len(self.carried))
         taken = source.outgoing[:room]
@@ -145,7 +145,7 @@ class Pipe:
         return bool(taken)
 
     def deliver(self, size: int) -> None:
-        """Hand over the next ``size`` bytes in one read; nobody misses them if the other side has closed."""
+        """Deliver the next ``size`` bytes in one read; they are dropped if the other end has closed."""
         data = bytes(self.carried[:size])
         del self.carried[:size]
         self.delivered += data
@@ -154,7 +154,7 @@ class Pipe:
 
 
 class Connection:
-    """Two ends and two pipes; once ``dead``, nothing gets through, and who was not told does not know."""
+    """Two ends and two pipes; once ``dead``, it delivers nothing, and only notified ends can tell."""
 
     def __init__(self, number: int, client: Transport, server: Transport) -> None:
         self.number = number
@@ -169,7 +169,7 @@ class Connection:
         return self.up, self.down
 
     def cut(self, noticed_by: Iterable[Transport]) -> None:
-        """Lose all that is on its way, and all that will be; some ends are told."""
+        """Drop all bytes in flight and all later ones; notify some ends."""
         self.dead = True
         for end in noticed_by:
             end.lose(ConnectionLost())
@@ -205,7 +205,7 @@ class Connector:
 
 
 class SimulatedReactor:
-    """Time and TCP for one process.  When the process is killed, its timers and connections go with it."""
+    """The reactor of one process: time and TCP; both end when the process is killed."""
 
     def __init__(self, network: Network, host: str) -> None:
         self.network = network
@@ -239,7 +239,7 @@ class SimulatedReactor:
         return connector
 
     def kill(self, *, power: bool = False) -> None:
-        """End the process at once.  What its kernel has still goes out, but not if ``power`` is lost."""
+        """Kill the process; bytes in its kernel are still delivered, unless ``power`` is lost."""
         self.killed = True
         for call in self.getDelayedCalls():
             call.cancel()
@@ -269,14 +269,14 @@ class Network:
         self.listeners: dict[tuple[str, int], tuple[SimulatedReactor, Factory]] = {}
         self.new_held = False, False  # which pipes of a new connection are held: up to the server, down from there
         self.attempts: list[Connector] = []
-        self.unplugged: set[str] = set()  # hosts that nothing reaches, nor hears of
+        self.unplugged: set[str] = set()  # hosts without any connection to others
         self.on_connected: Callable[[Connection], object] = lambda _: None
         self._numbers = count(1)
 
     # ---- time
 
     def turn(self) -> None:
-        """Do what can be done now: reads, writes, timers that are due, until nothing is left."""
+        """Do all reads, writes and timers that are due."""
         for _ in range(MAX_ROUNDS):
             if not (self._connect() | self._move() | self._run_due_calls()):
                 return
@@ -288,7 +288,7 @@ class Network:
             pass
 
     def passing(self, seconds: float) -> Iterator[float]:
-        """Let time pass, and yield the time whenever something may have happened."""
+        """Let time pass, and yield the time after each step."""
         until = self.clock.seconds() + seconds
         self.turn()
         yield self.clock.seconds()
@@ -315,14 +315,14 @@ class Network:
         ]
 
     def unplug(self, host: str) -> None:
-        """Nothing passes from or to ``host`` any more, and nobody is told."""
+        """Drop everything from and to ``host``, without notice."""
         self.unplugged.add(host)
         for each in self.connections:
             if host in (each.client.reactor.host, each.server.reactor.host):
                 each.dead = True
 
     def heal(self) -> None:
-        """Carry everything again; what is dead is dead."""
+        """Deliver everything again; dead connections stay dead."""
         self.unplugged.clear()
         self.new_held = False, False
         for connection in self.connections:

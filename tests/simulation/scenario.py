@@ -1,4 +1,4 @@
-"""What the single cases share: a small world, and short words for what is done to it."""
+"""The base of single test cases: a small world, and short methods for what happens in it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from replication.wire.grammar import InstanceName, StreamName
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from tests.simulation.following import WorkerNode
+    from tests.simulation.following import WorkerHost
     from tests.simulation.network import Connection
-    from tests.simulation.writing import MasterNode
+    from tests.simulation.writing import MasterHost
 
 A, B, CACHES = map(StreamName, ("a", "b", "caches"))
 MASTER, SECOND = map(InstanceName, ("master", "second"))
-SOON = 5.0  # seconds: I10, where nothing has to be found out by waiting for it
-TOO_LONG = 240  # a row that is so full does not fit into a line
+SOON = 5.0  # seconds (I10) if no timeout has to pass first
+TOO_LONG = 240  # the size of a row that does not fit in a line
 
 
 class Scenario(SynchronousTestCase):
-    """A master with streams ``a`` and ``b``; workers: ``copy`` all, ``apply`` a and caches, copy a ``few``."""
+    """A master of streams ``a`` and ``b``; workers ``copy`` (all), ``apply`` (a, caches) and ``few`` (copies b)."""
 
     def setUp(self) -> None:
         self.world = self.make_world()
@@ -33,40 +33,40 @@ class Scenario(SynchronousTestCase):
         return world
 
     @property
-    def copy(self) -> WorkerNode:
+    def copy(self) -> WorkerHost:
         return self.world.workers["copy"]
 
     @property
-    def apply(self) -> WorkerNode:
+    def apply(self) -> WorkerHost:
         return self.world.workers["apply"]
 
     @property
-    def few(self) -> WorkerNode:
+    def few(self) -> WorkerHost:
         return self.world.workers["few"]
 
     def append(self, *rows: int, stream: str = "a", size: int = 0) -> None:
-        """Append facts of so many rows."""
+        """Append facts with these numbers of rows."""
         self.master.append(stream, self.world.rows(*rows, size=size))
         self.world.turn()
 
-    def wire(self, worker: WorkerNode, master: MasterNode | None = None) -> Connection:
+    def wire(self, worker: WorkerHost, master: MasterHost | None = None) -> Connection:
         """Return the worker's newest connection."""
         return self.world.network.between(worker.name, (master or self.master).name)[-1]
 
-    def cut(self, worker: WorkerNode) -> None:
-        """Lose the worker's connection; both ends notice."""
+    def cut(self, worker: WorkerHost) -> None:
+        """Cut the worker's connection; both ends notice."""
         wire = self.wire(worker)
         wire.cut([wire.client, wire.server])
 
-    def told(self, worker: WorkerNode, word: str = "") -> list[str]:
-        """Return the lines of that word that the worker was sent, over all its connections."""
+    def sent_to(self, worker: WorkerHost, word: str = "") -> list[str]:
+        """Return the lines that were sent to the worker, over all connections, and begin with ``word``."""
         lines = [line.partition(f" -> {worker.name}: ")[2] for line in self.world.trace]
         return [line for line in lines if line and line.startswith(word)]
 
-    def position(self, worker: WorkerNode, stream: StreamName = A, writer: InstanceName = MASTER) -> int:
+    def position(self, worker: WorkerHost, stream: StreamName = A, writer: InstanceName = MASTER) -> int:
         return worker.position(stream, writer)
 
     def assert_well(self, within: float = SOON) -> None:
-        """Everybody gets everything, without anybody's help."""
+        """Check that every follower catches up without help, and that the world is quiet then."""
         self.world.converge(within)
         self.world.check_quiet()

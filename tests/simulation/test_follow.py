@@ -1,6 +1,6 @@
-"""The whole product against everything that may happen to it: processes killed, links cut, disks that hang or fail.
+"""Random tests of masters and workers with all faults: kills, cut links, disks that hang or fail.
 
-Faults F1, F5 to F7, F9, F11, F12, F24 and F26 of field.md; a failure prints its steps and what was said on the wire.
+A failure prints its steps and the lines on the wire.
 ``test_faults.py`` and ``test_traps.py`` have the interesting single cases.
 """
 
@@ -21,10 +21,10 @@ from tests.simulation.writing import RollBackError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tests.simulation.following import WorkerNode
+    from tests.simulation.following import WorkerHost
+    from tests.simulation.host import Host
     from tests.simulation.network import Connection, Pipe
-    from tests.simulation.node import Node
-    from tests.simulation.writing import Job, MasterNode
+    from tests.simulation.writing import Job, MasterHost
 
 T = TypeVar("T")
 
@@ -47,15 +47,17 @@ class Following(RuleBasedStateMachine):
 
     masters: ClassVar[Mapping[str, Sequence[str]]] = MASTERS
     workers: ClassVar[Mapping[str, tuple[Sequence[str] | None, Sequence[str]]]] = WORKERS
+    relays: ClassVar[Mapping[str, str]] = {}
+    without_copies: ClassVar[Sequence[str]] = ()
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.masters, self.workers)
+        self.world = World(self.masters, self.workers, self.relays, self.without_copies)
         self.steps = 0  # since everything was well
         self.world.__enter__()
 
     def teardown(self) -> None:
-        """Whatever happened, it can be mended."""
+        """At the end all faults are healed, and everything must converge."""
         try:
             if sys.exc_info()[0] is None and self.steps:
                 self.heal()
@@ -68,7 +70,7 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.streams())
     @rule(which=picks, facts=contents, turn=st.booleans())
     def append(self, which: int, facts: list[tuple[int, int]], turn: bool) -> None:
-        """Append facts; without a ``turn``, something else happens before the reactor gets to do anything."""
+        """Append facts; without a ``turn``, the next step comes before the reactor runs."""
         stream = pick(self.streams(), which)
         self.master_of(stream).append(stream, self.rows(facts))
         self.done(turn)
@@ -78,14 +80,14 @@ class Following(RuleBasedStateMachine):
     def reserve(self, which: int, facts: list[tuple[int, int]], caches: tuple[str, ...]) -> None:
         stream = pick(self.streams(), which)
         master = self.master_of(stream)
-        # One master at most writes to a stream that all masters have: their IDs are not told apart where it is copied.
-        master.write(stream, self.rows(facts), caches if master is self.nodes[0] else ())
+        # At most one master writes a stream that all masters have: copies do not distinguish their IDs.
+        master.write(stream, self.rows(facts), caches if master is self.hosts[0] else ())
         self.done()
 
     @precondition(lambda self: self.streams())
     @rule(which=picks, times=st.integers(2, 10), stalls=st.booleans())
     def spike(self, which: int, times: int, stalls: bool) -> None:
-        """Append more than may wait for a peer that does not read, and perhaps there is one (F5)."""
+        """Append more than the queue of a peer that does not read."""
         stream = pick(self.streams(), which)
         if stalls and self.alive():
             pick(self.alive(), which).down.held = True
@@ -96,13 +98,13 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs(is_open=True))
     @rule(which=picks, how=st.sampled_from(["commit", "commit", "roll back", "cancel", "drop"]), turn=st.booleans())
     def finish(self, which: int, how: str, turn: bool) -> None:
-        """Somebody leaves his block, by whichever exit (F11, F12)."""
+        """A block ends: by commit, error, cancellation or garbage collection."""
         job = pick(self.jobs(is_open=True), which)
         match how:
             case "commit":
-                job.wish.callback(None)
+                job.outcome.callback(None)
             case "roll back":
-                job.wish.errback(RollBackError())
+                job.outcome.errback(RollBackError())
             case "cancel":
                 job.running.cancel()
             case "drop":
@@ -112,7 +114,7 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs(is_open=False))
     @rule(which=picks)
     def stop_waiting(self, which: int) -> None:
-        """Somebody is cancelled while what he wrote is being committed."""
+        """A task is cancelled during its commit."""
         pick(self.jobs(is_open=False), which).running.cancel()
         self.done()
 
@@ -120,22 +122,22 @@ class Following(RuleBasedStateMachine):
 
     @rule(which=picks, held=st.booleans(), failing=st.booleans())
     def disk_becomes(self, which: int, held: bool, failing: bool) -> None:
-        store = pick(self.nodes, which).store
+        store = pick(self.hosts, which).store
         store.held, store.failing = held, failing
         self.done()
 
-    @precondition(lambda self: any(each.store.waiting for each in self.nodes))
+    @precondition(lambda self: any(each.store.waiting for each in self.hosts))
     @rule(which=picks, first=picks, fails=st.booleans())
     def disk_answers(self, which: int, first: int, fails: bool) -> None:
-        """One of the things that a disk was asked for is done, in any order."""
-        store = pick([each.store for each in self.nodes if each.store.waiting], which)
+        """One waiting call of a disk ends, in any order."""
+        store = pick([each.store for each in self.hosts if each.store.waiting], which)
         store.release(pick(store.waiting, first), Operation.fail if fails else Operation.succeed)
         self.done()
 
-    @precondition(lambda self: any(each.store.held for each in self.nodes))
+    @precondition(lambda self: any(each.store.held for each in self.hosts))
     @rule(which=picks)
     def disk_works(self, which: int) -> None:
-        pick([each.store for each in self.nodes if each.store.held], which).release_all()
+        pick([each.store for each in self.hosts if each.store.held], which).release_all()
         self.done()
 
     # ---- processes
@@ -143,12 +145,12 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.running())
     @rule(which=picks, power=st.booleans(), lands=st.integers(0, 3))
     def kill(self, which: int, power: bool, lands: int) -> None:
-        """A process ends at once (F9); some of its commits land, and it never hears of it."""
-        node = pick(self.running(), which)
-        for operation in node.store.waiting[:lands]:
+        """A process is killed; some of its commits reach the disk."""
+        host = pick(self.running(), which)
+        for operation in host.store.waiting[:lands]:
             if operation.what.startswith("commit"):
                 operation.land()
-        node.kill(power=power)
+        host.kill(power=power)
         self.done()
 
     @precondition(lambda self: self.running())
@@ -157,10 +159,10 @@ class Following(RuleBasedStateMachine):
         pick(self.running(), which).stop()
         self.done()
 
-    @precondition(lambda self: len(self.running()) < len(self.nodes))
+    @precondition(lambda self: len(self.running()) < len(self.hosts))
     @rule(which=picks)
     def start(self, which: int) -> None:
-        pick([each for each in self.nodes if not each.running], which).start()
+        pick([each for each in self.hosts if not each.running], which).start()
         self.done()
 
     # ---- links
@@ -168,19 +170,19 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.alive())
     @rule(which=picks, way=st.sampled_from([0, 1, 1]))
     def hold_pipe(self, which: int, way: int) -> None:
-        """Somebody does not read (F5): a master, or more often a worker."""
+        """A process stops reading: a master, or more often a worker."""
         pick(self.alive(), which).pipes[way].held = True
 
     @rule(held_up=st.booleans(), held_down=st.booleans())
     def new_connections_become(self, held_up: bool, held_down: bool) -> None:
-        """What is said first gets through late."""
+        """The first bytes of a connection are delayed."""
         self.world.network.new_held = held_up, held_down
         self.steps += 1
 
     @precondition(lambda self: any(each.carried for each in self.held_pipes()))
     @rule(which=picks, size=st.integers(1, 600))
     def deliver(self, which: int, size: int) -> None:
-        """Some bytes get through, wherever that cuts a line (F1)."""
+        """Some bytes are delivered, which may end inside a line."""
         pick([each for each in self.held_pipes() if each.carried], which).deliver(size)
         self.done()
 
@@ -197,15 +199,15 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.alive())
     @rule(which=picks, worker_knows=st.booleans(), master_knows=st.booleans())
     def cut(self, which: int, worker_knows: bool, master_knows: bool) -> None:
-        """A connection breaks (F6), and not everybody is told."""
+        """A connection breaks; one end, both or none is notified."""
         connection = pick(self.alive(), which)
-        told = [connection.client] * worker_knows + [connection.server] * master_knows
-        connection.cut(told)
+        notified = [connection.client] * worker_knows + [connection.server] * master_knows
+        connection.cut(notified)
         self.done()
 
     @rule(which=picks)
     def unplug(self, which: int) -> None:
-        self.world.network.unplug(pick(self.nodes, which).name)
+        self.world.network.unplug(pick(self.hosts, which).name)
         self.done()
 
     @precondition(lambda self: self.world.network.unplugged)
@@ -218,24 +220,24 @@ class Following(RuleBasedStateMachine):
 
     @rule(which=picks, held=st.booleans(), fail=st.booleans(), rows=st.sampled_from([1, 2, 5, 1_000]))
     def catch_up_becomes(self, which: int, held: bool, fail: bool, rows: int) -> None:
-        """Pages come late or not at all; their limit falls inside facts (F26)."""
+        """Pages are delayed or fail; their limit falls inside facts."""
         worker = pick(self.all_workers, which)
         worker.pages_held, worker.pages_fail, worker.page_rows = held, fail, rows
         self.steps += 1
 
-    @precondition(lambda self: self.world.questions)
+    @precondition(lambda self: self.world.page_requests)
     @rule(which=picks, fails=st.booleans())
     def page_comes(self, which: int, fails: bool) -> None:
-        question = pick(self.world.questions, which)
+        request = pick(self.world.page_requests, which)
         if fails:
-            question.fail("502")
+            request.fail("502")
         else:
-            question.pass_on()
+            request.deliver_answer()
         self.done()
 
     @rule(raising=st.booleans(), hanging=st.booleans(), stream=st.sampled_from(["a", "caches"]))
     def functions_become(self, raising: bool, hanging: bool, stream: str) -> None:
-        """The application's functions raise, or do not return (F24)."""
+        """The application's functions raise or hang."""
         for worker in self.all_workers:
             worker.release_functions()
             worker.raising |= {stream} if raising else set()
@@ -249,7 +251,7 @@ class Following(RuleBasedStateMachine):
         names = [StreamName(each) for master in self.masters.values() for each in master if worker.follows(each)]
         stream = pick(names, other)
         master = self.master_of(stream)
-        worker.wait_for(stream, master.name, master.ledgers[stream].told + ahead, timeout)
+        worker.wait_for(stream, master.name, master.histories[stream].published + ahead, timeout)
         self.done()
 
     # ---- time
@@ -262,7 +264,7 @@ class Following(RuleBasedStateMachine):
     @precondition(lambda self: self.steps > STEPS_BEFORE_HEALING)
     @rule()
     def heal(self) -> None:
-        """When the faults end, everybody has everything soon, by himself (I10), and then is quiet (I11)."""
+        """Without faults, every follower soon is complete (I10), and then quiet (I11)."""
         self.world.heal()
         self.world.converge()
         self.world.check_quiet()
@@ -276,24 +278,24 @@ class Following(RuleBasedStateMachine):
             self.world.turn()
 
     @property
-    def nodes(self) -> list[Node]:
-        return self.world.nodes
+    def hosts(self) -> list[Host]:
+        return self.world.hosts
 
     @property
-    def all_workers(self) -> list[WorkerNode]:
+    def all_workers(self) -> list[WorkerHost]:
         return [*self.world.workers.values()]
 
-    def running(self) -> list[Node]:
-        return [each for each in self.nodes if each.running]
+    def running(self) -> list[Host]:
+        return [each for each in self.hosts if each.running]
 
-    def master_of(self, stream: StreamName) -> MasterNode:
+    def master_of(self, stream: StreamName) -> MasterHost:
         return next(each for each in self.world.masters.values() if stream in each.streams)
 
     def streams(self) -> list[StreamName]:
         """Return the streams that can be written now."""
         return [StreamName(stream) for each in self.world.masters.values() if each.running for stream in each.streams]
 
-    def running_workers(self) -> list[WorkerNode]:
+    def running_workers(self) -> list[WorkerHost]:
         return [each for each in self.all_workers if each.running]
 
     def rows(self, facts: list[tuple[int, int]]) -> list[list[list[object]]]:
@@ -317,6 +319,31 @@ class FollowingTwo(Following):
     workers: ClassVar = {"copy": (None, ()), "apply": (None, ("a", "b")), "few": (("b", "c", "caches"), ("c",))}
 
 
+class FollowingRelays(Following):
+    """Workers behind one relay, and behind two."""
+
+    workers: ClassVar = {
+        "relay": (None, ()),
+        "second": (None, ()),
+        "copy": (None, ()),
+        "apply": (None, ("a", "caches")),
+        "few": (("b",), ()),
+    }
+    relays: ClassVar = {"second": "relay", "copy": "relay", "apply": "second", "few": "second"}
+
+
+class FollowingPlainRelay(Following):
+    """Workers behind a relay that stores nothing, of two masters."""
+
+    masters: ClassVar = {"master": ("a",), "second": ("b",)}
+    workers: ClassVar = {"relay": (None, ()), "copy": (None, ()), "apply": (None, ("a", "b"))}
+    relays: ClassVar = {"copy": "relay", "apply": "relay"}
+    without_copies: ClassVar = ("relay",)
+
+
 TestFollowing = Following.TestCase
 TestFollowingTwo = FollowingTwo.TestCase
-TestFollowing.settings = TestFollowingTwo.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
+TestFollowingRelays = FollowingRelays.TestCase
+TestFollowingPlainRelay = FollowingPlainRelay.TestCase
+for each in (TestFollowing, TestFollowingTwo, TestFollowingRelays, TestFollowingPlainRelay):
+    each.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)

@@ -1,6 +1,6 @@
-"""A world of masters and workers: the real product in one thread; network, clock and disks are the test's to control.
+"""A world of masters and workers in one thread; the test controls network, clock and disks.
 
-``trace`` says what was done and what was said on the wire.
+``trace`` lists the steps of the test and the lines on the wire.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from unittest import mock
 from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
-import replication.follower
-import replication.writer
+import replication.follower.stream
+import replication.writer.publisher
+from replication.follower.relay import RelayedCursor
 from replication.streams.cursor import Cursor
-from replication.streams.settling import Settling
+from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import InstanceName
-from tests.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerNode
+from tests.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerHost
+from tests.simulation.host import LIMITS
+from tests.simulation.invariants import WireCheck
 from tests.simulation.network import Network
-from tests.simulation.node import LIMITS
-from tests.simulation.witness import WireWatch
-from tests.simulation.writing import MasterNode
+from tests.simulation.writing import MasterHost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,77 +32,83 @@ if TYPE_CHECKING:
     from twisted.logger import LogEvent
     from twisted.python.failure import Failure
 
-    from tests.simulation.following import Question
+    from tests.simulation.following import PageRequest
+    from tests.simulation.host import Host
     from tests.simulation.network import Connection
-    from tests.simulation.node import Node
 
-# Seconds.  A link that is dead in silence is noticed after 15 and abandoned after 15 more; a nap lasts up to 10.
+# Seconds.  A dead link is noticed after 15 and closed after 15 more; a retry waits up to 10.
 HEALED_WITHIN = 45.0
 
 MASTERS: Mapping[str, Sequence[str]] = {"master": ("a", "b")}
-# The streams that a worker follows (None: all) and those that it has functions for.
+# For each worker: the streams that it follows (None: all) and those with a function.
 WORKERS: Mapping[str, tuple[Sequence[str] | None, Sequence[str]]] = {
     "copy": (None, ()),
     "apply": (None, ("a", "caches")),
     "few": (("b",), ()),
 }
+NO_RELAYS: Mapping[str, str] = {}
 
 
 class World:
-    """Masters and workers; entered as a context they all start, and what they may keep in memory is little."""
+    """Masters and workers; the context starts them all, with small limits of memory."""
 
     def __init__(
         self,
         masters: Mapping[str, Sequence[str]] = MASTERS,
         workers: Mapping[str, tuple[Sequence[str] | None, Sequence[str]]] = WORKERS,
+        relays: Mapping[str, str] = NO_RELAYS,  # for each worker that follows a relay, its name
+        without_copies: Sequence[str] = (),  # workers that store no copies
     ) -> None:
         self.trace: list[str] = []
-        self.failures: list[str] = []  # what the product logged as its own bug, and what was wrong in a callback
-        self.graveyard: list[object] = []  # what dead processes have left
-        self.questions: list[Question] = []
+        self.failures: list[str] = []  # logged bugs, and failed checks in callbacks
+        self.remains: list[object] = []  # objects of killed processes
+        self.page_requests: list[PageRequest] = []
         self.network = Network(high_water=300, window=300)
         self.network.on_connected = self._watch
-        self.masters = {InstanceName(name): MasterNode(self, name, streams) for name, streams in masters.items()}
-        self.workers = {name: WorkerNode(self, name, *what) for name, what in workers.items()}
-        self._watches: list[WireWatch] = []
+        self.masters = {InstanceName(name): MasterHost(self, name, streams) for name, streams in masters.items()}
+        self.relays, self.without_copies = relays, without_copies
+        self.workers = {name: WorkerHost(self, name, *what) for name, what in workers.items()}
+        self._watches: list[WireCheck] = []
         self._serial = count(1)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         little = partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)
-        self._stack.enter_context(mock.patch.object(replication.follower, "Cursor", little))
-        waiting = partial(Settling, max_bytes=HELD_BYTES)
-        self._stack.enter_context(mock.patch.object(replication.writer, "Settling", waiting))
+        self._stack.enter_context(mock.patch.object(replication.follower.stream, "Cursor", little))
+        relayed = partial(RelayedCursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)
+        self._stack.enter_context(mock.patch.object(replication.follower.stream, "RelayedCursor", relayed))
+        waiting = partial(ReorderBuffer, max_bytes=HELD_BYTES)
+        self._stack.enter_context(mock.patch.object(replication.writer.publisher, "ReorderBuffer", waiting))
         globalLogPublisher.addObserver(self._logged)  # type: ignore[arg-type]
         self._stack.callback(globalLogPublisher.removeObserver, self._logged)  # type: ignore[arg-type]
-        for node in self.nodes:
-            node.start()
+        for host in self.hosts:
+            host.start()
         self.turn()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node in self.nodes:
-            if node.running:
-                node.kill()
+        for host in self.hosts:
+            if host.running:
+                host.kill()
         self._stack.close()
 
     @property
-    def nodes(self) -> list[Node]:
-        """All machines, masters first."""
+    def hosts(self) -> list[Host]:
+        """All hosts, masters first."""
         return [*self.masters.values(), *self.workers.values()]
 
-    # ---- what a test does
+    # ---- for tests
 
     def row(self, size: int = 0) -> list[object]:
-        """Return a row that is like no other; from a ``size`` of 240 on no line can hold it."""
+        """Return a unique row; with ``size`` 240 or more it does not fit in a line."""
         return [next(self._serial), "x" * size]
 
     def rows(self, *counts: int, size: int = 0) -> list[list[list[object]]]:
-        """Return facts of so many rows."""
+        """Return facts with these numbers of rows."""
         return [[self.row(size) for _ in range(each)] for each in counts]
 
     def turn(self) -> None:
-        """Let happen what can happen at this moment, and look at the invariants."""
+        """Do everything that is due now, and check the invariants."""
         self.network.turn()
         self.check()
 
@@ -111,32 +118,32 @@ class World:
             self.check()
 
     def heal(self) -> None:
-        """End every fault: processes run, links carry, disks and functions work, and who writes makes up his mind."""
+        """End every fault: processes, links, disks and functions work again, and open blocks commit."""
         self.trace.append("---- heal")
         self.network.heal()
         for worker in self.workers.values():
             worker.pages_held = worker.pages_fail = False
-        for node in self.nodes:
-            node.store.release_all()
+        for host in self.hosts:
+            host.store.release_all()
         for worker in self.workers.values():
             worker.release_functions()
         self.turn()
-        for question in list(self.questions):
-            question.pass_on()
+        for request in list(self.page_requests):
+            request.deliver_answer()
         for master in self.masters.values():
             for job in [each for each in master.jobs if each.open]:
-                job.wish.callback(None)
+                job.outcome.callback(None)
         for connection in self.network.connections:
             if connection.dead:
                 self._give_up(connection)
-        for node in self.nodes:
-            if node.running and node.stopping:
-                node.kill()  # it has had its time
-            if not node.running:
-                node.start()
+        for host in self.hosts:
+            if host.running and host.stopping:
+                host.kill()  # it had time to stop
+            if not host.running:
+                host.start()
 
     def converge(self, within: float = HEALED_WITHIN) -> float:
-        """Let time pass until all followers have all; return how long that took, at most ``within`` seconds (I10)."""
+        """Let time pass until all followers are complete, at most ``within`` seconds (I10); return the seconds."""
         since = self.network.clock.seconds()
         for _ in self.network.passing(within):
             self.check()
@@ -149,56 +156,57 @@ class World:
         return self.network.clock.seconds() - since
 
     def lags(self) -> list[str]:
-        """Return what is not as it should be in the end."""
+        """Return what is not complete or not working."""
         lags = [each for worker in self.workers.values() for each in worker.lags()]
         for master in self.masters.values():
-            for status in master.master.stream_statuses():
+            for status in master.master.served.stream_statuses():
                 (writer,) = status.writers
-                if status.open_count or writer.announced != writer.position:
+                if status.open_count or writer.published != writer.position:
                     lags.append(f"{master} has {status} open")
         return lags + [f"connection {each.number} is dead" for each in self.network.connections if each.dead]
 
     def check_quiet(self, seconds: float = 30.0) -> None:
-        """I11: when nothing is written, nothing is said but PING."""
-        before = self._spoken()
+        """I11: while nothing is written, only PING is sent."""
+        before = self._lines_sent()
         self.advance(seconds)
-        assert self._spoken() == before, "I11: somebody talks about nothing"
+        assert self._lines_sent() == before, "I11: lines other than PING were sent"
 
     def check(self) -> None:
-        """Look at what must be true at any time."""
+        """Check what must be true at any time."""
         assert not self.failures, "\n".join(self.failures)
         for worker in self.workers.values():
             if worker.running:
                 worker.check()
         for connection in self.network.connections:
-            outbox = connection.server.protocol._outbox
+            outbox = connection.server.protocol._send_buffer
             assert outbox.queued_bytes <= LIMITS.max_queued_bytes, "I9"
             assert outbox.queued_lines <= LIMITS.max_queued_lines, "I9"
 
     def broken(self, failure: Failure) -> None:
-        """Keep what was found to be wrong where Twisted would not let it out."""
+        """Record a failed check in a callback, which Twisted would only log."""
         self.failures.append(failure.getTraceback())
 
     # ---- inside
 
     def _watch(self, connection: Connection) -> None:
-        client, server = connection.client.reactor.host, InstanceName(connection.server.reactor.host)
-        watch = WireWatch(self.masters[server].ledgers, self.trace, f"{connection.number} {server} -> {client}:")
+        client, server = connection.client.reactor.host, connection.server.reactor.host
+        histories = {name: master.histories for name, master in self.masters.items()}
+        watch = WireCheck(histories, self.trace, f"{connection.number} {server} -> {client}:")
         self._watches.append(watch)
         connection.server.on_write = watch.read
 
     def _give_up(self, connection: Connection) -> None:
-        """Do what a kernel does in the end, for whoever may wait for ever: he has heard no PING (protocol B2).
+        """End a dead connection as a kernel does, for an end that has no timeout (docs/protocol/connection.md B2).
 
-        A worker may only if it has heard SERVER.
+        An end has no timeout before it has received PING; a worker has one until it has received SERVER.
         """
         for pipe, first in ((connection.up, b""), (connection.down, b"SERVER")):
-            said = pipe.delivered[: pipe.delivered.rfind(b"\n") + 1]
-            if said.startswith(first) and b"PING" not in said:
+            received = pipe.delivered[: pipe.delivered.rfind(b"\n") + 1]
+            if received.startswith(first) and b"PING" not in received:
                 pipe.target.lose(ConnectionLost())
 
-    def _spoken(self) -> int:
-        return sum(each.spoke for each in self._watches)
+    def _lines_sent(self) -> int:
+        return sum(each.lines for each in self._watches)
 
     def _logged(self, event: LogEvent) -> None:
         ours = event["log_namespace"].startswith("replication.")

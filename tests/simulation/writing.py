@@ -1,4 +1,4 @@
-"""A machine with a master, and those who write facts there."""
+"""A host with a master, and the application's tasks that write facts."""
 
 from __future__ import annotations
 
@@ -7,108 +7,110 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import CancelledError, Deferred
 
 from replication.errors import ReplicationError, StoreError, StreamError
-from replication.master import Master
-from replication.streams.registry import CACHES
-from replication.wire.grammar import StreamName, Token, spell_row
-from tests.simulation.node import LIMITS, PORT, SERVER_NAME, Node
-from tests.simulation.witness import Ledger
+from replication.streams.definitions import CACHES
+from replication.wire.grammar import StreamName, Token, encode_row
+from replication.writer.master import Master
+from tests.simulation.host import LIMITS, PORT, SERVER_NAME, Host
+from tests.simulation.invariants import WriterHistory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from twisted.python.failure import Failure
 
-    from replication.streams.seams import Write
-    from replication.writer import OpenFact
+    from replication.streams.interfaces import Write
+    from replication.writer.reservation import Reservation
     from tests.simulation.world import World
 
 
 class RollBackError(Exception):
-    """What the application raises when it has changed its mind."""
+    """Raised by the application to roll back."""
 
 
 class Job:
-    """Somebody who writes facts; in a block, he is ``open`` until he is told how to leave it."""
+    """A task that writes facts; in a ``reserve`` block it is ``open`` until its ``outcome`` is decided."""
 
-    def __init__(self, ledger: Ledger, contents: Sequence[Sequence[object]]) -> None:
-        self.ledger = ledger
-        self.texts = [tuple(map(spell_row, rows)) for rows in contents]
+    def __init__(self, history: WriterHistory, contents: Sequence[Sequence[object]]) -> None:
+        self.history = history
+        self.texts = [tuple(map(encode_row, rows)) for rows in contents]
         self.tokens: list[Token] = []
-        self.held: list[tuple[Ledger, Token]] = []  # open IDs
-        self.wish: Deferred[None] = Deferred()  # what to do in the end
+        self.held: list[tuple[WriterHistory, Token]] = []  # open IDs
+        self.outcome: Deferred[None] = Deferred()  # fires to commit, fails to roll back
         self.running: Deferred[None] = Deferred()
-        self.handed_over = False  # for its commit
+        self.handed_over = False  # whether its commit was requested
         self.ended = False
         self._work: Coroutine[Any, Any, None] | None = None
 
     @property
     def open(self) -> bool:
-        """Whether he has IDs, and may be told how to leave."""
+        """Whether it has open IDs and its outcome can be decided."""
         return bool(self.held)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine that does it."""
+        """Start the coroutine."""
         self._work = work
         self.running = Deferred.fromCoroutine(work)
 
-    def opened(self, facts: Sequence[OpenFact], ledgers: dict[StreamName, Ledger]) -> None:
-        """The IDs are known."""
+    def opened(self, facts: Sequence[Reservation], histories: dict[StreamName, WriterHistory]) -> None:
+        """Record the reserved IDs."""
         self.tokens = [fact.token for fact in facts]
-        reservation = facts[0]._reservation
-        ledger = ledgers[reservation.writer.definition.name]
+        reservation = facts[0]._transaction
+        history = histories[reservation.stream.definition.name]
         for fact in facts:
-            assert fact.token > ledger.told, f"I5: {ledger.name}: {fact.token} is reserved after {ledger.told}"
-            ledger.open[fact.token] = reservation
-            self.held.append((ledger, fact.token))
+            assert fact.token > history.published, (
+                f"I5: {history.name}: {fact.token} is reserved after {history.published}"
+            )
+            history.open[fact.token] = reservation
+            self.held.append((history, fact.token))
 
     def close(self) -> None:
-        """The block is being left: from now on its IDs may be passed."""
-        for ledger, token in self.held:
-            del ledger.open[token]
+        """Record the end of the block: from now on its IDs may be passed."""
+        for history, token in self.held:
+            del history.open[token]
         self.held.clear()
 
     def drop(self) -> None:
-        """Let nobody go on with it, as when its coroutine is garbage."""
+        """Close the coroutine, as the garbage collector does."""
         assert self._work is not None
         self._work.close()
         self.ended = True
         self.check_undone()
 
     def succeeded(self) -> None:
-        """All of it is durable, as it was written."""
+        """Check that all of it is durable, as it was written."""
         self.ended = True
-        got = [self.ledger.committed.get(token, ()) for token in self.tokens]
-        assert got == self.texts, f"{self.ledger.name}: acknowledged {self.tokens}, but {got} is committed"
+        got = [self.history.committed.get(token, ()) for token in self.tokens]
+        assert got == self.texts, f"{self.history.name}: acknowledged {self.tokens}, but {got} is committed"
 
     def failed(self, failure: Failure) -> None:
-        """None of it is durable, unless somebody stopped to wait for the commit."""
+        """Check that none of it is durable, unless the wait for the commit was cancelled."""
         self.ended = True
         failure.trap(RollBackError, CancelledError, ReplicationError)
         if not (self.handed_over and failure.check(CancelledError)):
             self.check_undone()
 
     def check_undone(self) -> None:
-        """None of it is durable; its IDs may be somebody else's by now."""
-        stayed = set(filter(None, self.texts)) & set(self.ledger.committed.values())
-        assert not stayed, f"{self.ledger.name}: {stayed} was rolled back, but is committed"
+        """Check that none of it is durable; its IDs may have been used again."""
+        stayed = set(filter(None, self.texts)) & set(self.history.committed.values())
+        assert not stayed, f"{self.history.name}: {stayed} was rolled back, but is committed"
 
 
-class MasterNode(Node):
-    """A machine with a master that writes ``streams``."""
+class MasterHost(Host):
+    """A host with a master that writes ``streams``."""
 
     def __init__(self, world: World, name: str, streams: Sequence[str]) -> None:
         super().__init__(world, name)
         self.streams = streams
-        self.ledgers = {StreamName(each): Ledger(f"{name}/{each}") for each in (*streams, CACHES)}
+        self.histories = {StreamName(each): WriterHistory(f"{name}/{each}") for each in (*streams, CACHES)}
         self.jobs: list[Job] = []
 
     @property
     def stopping(self) -> bool:
-        """Whether the process was asked to end."""
-        return self.master.stopping
+        """Whether the process is stopping."""
+        return self.master._transactions.stopping
 
     def stop(self) -> None:
-        """Ask the process to end; it is gone once it has."""
+        """Stop the process; it is killed when it has stopped."""
         master = self.master
 
         def stopped(_: object) -> None:
@@ -118,19 +120,19 @@ class MasterNode(Node):
         master.stop().addCallback(stopped).addErrback(self.world.broken)
 
     def write(self, stream: str, contents: Sequence[Sequence[object]], caches: Sequence[str] = ()) -> Job:
-        """Begin to write facts in a block; ``caches`` are invalidated in its transaction."""
-        job = Job(self.ledgers[StreamName(stream)], contents)
+        """Start to write facts in a block; ``caches`` are invalidated in its transaction."""
+        job = Job(self.histories[StreamName(stream)], contents)
         return self._begin(job, self._write(job, stream, contents, caches))
 
     def append(self, stream: str, contents: Sequence[Sequence[object]], key: str | None = None) -> Job:
         """Append facts in one call."""
-        job = Job(self.ledgers[StreamName(stream)], contents)
+        job = Job(self.histories[StreamName(stream)], contents)
         job.handed_over = True
         return self._begin(job, self._append(job, stream, contents, key))
 
-    def announced(self, stream: str) -> Token:
-        """Return the position that the process has told."""
-        return self.master.stream(stream).announced
+    def published(self, stream: str) -> Token:
+        """Return the published position."""
+        return self.master.stream(stream).published
 
     # ---- inside
 
@@ -150,22 +152,24 @@ class MasterNode(Node):
         starting.addErrback(self.world.broken)
 
     def _started(self, master: Master) -> None:
-        for name, ledger in self.ledgers.items():
-            announced = master.stream(name).announced
-            assert announced >= ledger.told, f"I13: {ledger.name} starts at {announced} after it told {ledger.told}"
+        for name, history in self.histories.items():
+            published = master.stream(name).published
+            assert published >= history.published, (
+                f"I13: {history.name} starts at {published} after publishing {history.published}"
+            )
 
     def _not_started(self, master: Master, failure: Failure) -> None:
-        failure.trap(StreamError if master.stopping else StoreError)
-        if master is self.master and self.running and not master.stopping:
+        failure.trap(StreamError if master._transactions.stopping else StoreError)
+        if master is self.master and self.running and not master._transactions.stopping:
             self.kill()  # twistd would exit
 
     def _killed(self) -> object:
         jobs, self.jobs = self.jobs, []
         for job in jobs:
             job.close()
-        for question in list(self.world.questions):
-            if question.asked is self:
-                question.fail("the connection is gone")
+        for request in list(self.world.page_requests):
+            if request.asked is self:
+                request.fail("the connection is gone")
         return self.master, jobs
 
     def _begin(self, job: Job, work: Coroutine[Any, Any, None]) -> Job:
@@ -182,9 +186,9 @@ class MasterNode(Node):
                     await fact.write(row)
             for cache in caches:
                 facts[0].invalidate(cache, None)
-            job.opened(facts, self.ledgers)
+            job.opened(facts, self.histories)
             try:
-                await job.wish
+                await job.outcome
                 job.handed_over = True
             finally:
                 job.close()
@@ -194,4 +198,4 @@ class MasterNode(Node):
 
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         for write in writes:
-            self.ledgers[write.stream].commit(write.facts)
+            self.histories[write.stream].commit(write.facts)

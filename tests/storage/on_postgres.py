@@ -1,4 +1,4 @@
-"""What tests of the PostgreSQL store share: a fresh database each, other ways to it, and the means to break it."""
+"""Shared by tests of the PostgreSQL store: a fresh database for each test, other connections, and faults."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from replication.storage.postgres import PostgresStore
-from replication.streams.registry import StreamDefinition
+from replication.storage.postgres.store import PostgresStore
+from replication.streams.definitions import StreamDefinition
 from tests.contract.stream_store import ORDERS, UsesStore
 from tests.system.daemons import until
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
-    from replication.storage.postgres import PostgresSequence
+    from replication.storage.postgres.store import PostgresSequence
+    from replication.storage.receipts import ReceiptClock
     from tests.postgres import PostgresServer
 else:
     _Case = object
@@ -44,21 +45,21 @@ class HasDatabase(_Case):
         return self.server.url(self.database)
 
     def sql(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Ask the database by a connection of somebody else."""
+        """Run SQL on another program's connection."""
         return self.server.sql(sql, *parameters, database=self.database)
 
     def configure(self, setting: str, value: str) -> None:
-        """Change what sessions of this database begin with."""
+        """Set a default for new sessions of this database."""
         self.server.sql(f"ALTER DATABASE {self.database} SET {setting} = '{value}'")
 
     def end_sessions(self) -> None:
-        """Let the server end all sessions of this database that there are now."""
+        """End all present sessions of this database."""
         ended = self.sql(f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OTHERS}")
         left = "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s)"
         until(lambda: not self.sql(left, [pid for pid, _ in ended]), "they have ended")
 
     def at_each(self, table: str, statement: str, *, deferred: bool = False) -> None:
-        """Let the database do something, in PL/pgSQL, for each row that comes into a table; or at its COMMIT."""
+        """Run PL/pgSQL for each row inserted into a table; with ``deferred``, at COMMIT."""
         self.sql("CREATE SEQUENCE times")
         self.sql(f"CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {statement} RETURN NULL; END $$")
         kind, when = ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if deferred else ("TRIGGER", "")
@@ -71,7 +72,7 @@ class HasDatabase(_Case):
 
     @contextmanager
     def when_waiting_for(self, event: str, act: Callable[[], object]) -> Iterator[None]:
-        """Do something, on a thread, as soon as a session of this database waits for ``event``."""
+        """Call ``act`` on a thread as soon as a session of this database waits for ``event``."""
         waiting = f"SELECT pid FROM pg_stat_activity WHERE wait_event = '{event}' AND {OTHERS}"
 
         def watch() -> None:
@@ -87,7 +88,7 @@ class HasDatabase(_Case):
 
     @contextmanager
     def standby_missing(self) -> Iterator[None]:
-        """Let every COMMIT wait, when it is on the disk already, for a standby that there is not (``SyncRep``)."""
+        """Let every COMMIT wait, when it is on disk already, for a missing standby (``SyncRep``)."""
         self.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         self.sql("SELECT pg_reload_conf()")
         until(lambda: self.sql("SHOW synchronous_standby_names") == [("nobody",)], "the server has read it")
@@ -104,8 +105,8 @@ class OnPostgres(HasDatabase, UsesStore):
 
     store: PostgresStore
 
-    def make_store(self, now: Callable[[], float]) -> PostgresStore:
-        return PostgresStore(self.url, self.pump, now=now)
+    def make_store(self, clock: ReceiptClock) -> PostgresStore:
+        return PostgresStore(self.url, self.pump, clock=clock)
 
     def sequence(self, store: PostgresStore | None = None) -> PostgresSequence:
         """Return where the IDs of ``orders`` come from."""

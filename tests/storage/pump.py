@@ -21,7 +21,7 @@ PATIENCE = 60.0  # seconds without a word from any thread: the test hangs
 
 @implementer(IReactorFromThreads)
 class Pump:
-    """What threads ask of the reactor is done while the test waits for something, on the test's own thread.
+    """Calls of threads to the reactor run on the test's own thread, while the test waits for a result.
 
     ``pump.wait(store.open())`` runs a coroutine or Deferred to its end and returns or raises its result;
     ``pump.start(...)`` only begins it.
@@ -31,15 +31,15 @@ class Pump:
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def callFromThread(self, callable: Callable[..., Any], *args: object, **kwargs: object) -> None:  # noqa: A002 - Twisted's
-        """Keep the call until somebody waits."""
+        """Queue the call until the test waits."""
         self._calls.put(lambda: callable(*args, **kwargs))
 
     def start(self, awaited: Coroutine[Any, Any, _T]) -> Deferred[_T]:
-        """Begin it: it runs until it waits for a thread."""
+        """Start ``work``; it runs until it waits for a thread."""
         return Deferred.fromCoroutine(awaited)
 
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
-        """Do what threads ask for until ``awaited`` has a result; raise it if it is an error."""
+        """Run queued calls until ``awaited`` has a result; raise it if it is an error."""
         outcome: list[_T | Failure] = []
         deferred = awaited if isinstance(awaited, Deferred) else Deferred.fromCoroutine(awaited)
         deferred.addBoth(outcome.append)

@@ -1,121 +1,38 @@
-"""One connection, blocking: transactions of several batches, and what the database refuses."""
+"""What connections of all databases do, on SQLite."""
 
 from __future__ import annotations
 
-import sqlite3
-from typing import TYPE_CHECKING
-
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import PositionMovedError, StoreError
-from replication.storage.connection import CURES, SqliteConnection
-from replication.storage.mapped import MappedTable
-from replication.storage.tables import Batch, GenericTable
-from replication.streams.registry import StreamDefinition
-from replication.streams.seams import Receipt, Write
-from replication.wire.grammar import Token
-from tests.contract.stream_store import ME, fact, facts, write
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from replication.storage.tables import Table
+from replication.errors import SchemaError, StoreError
+from replication.storage.sqlite.connection import SqliteConnection
 
 
-class ConnectionTests(SynchronousTestCase):
+class SharedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.connection = SqliteConnection(":memory:", read_only=False, busy_timeout=0.0)
         self.connection.open()
         self.addCleanup(self.connection.close)
-        self.tables: dict[str, Table] = {
-            name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
-        }
-        for table in self.tables.values():
-            self.connection.declare(table)
 
-    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch[Table]:
-        return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0)
+    def test_a_function_that_reads_leaves_no_transaction(self) -> None:
+        self.assertEqual(self.connection.read(lambda database: database.execute("SELECT 1")), [(1,)])
+        self.assertRaises(StoreError, self.connection.read, lambda database: database.execute("SELECT nothing"))
+        self.assertFalse(self.connection.session.begun)
 
-    def commit_together(self, *batches: Batch[Table]) -> Sequence[type[Exception] | None]:
-        outcomes = self.connection.commit_together(batches)
-        return [None if each is None else type(each) for each in outcomes]
+    def test_an_exclusive_transaction_is_undone_by_an_exception(self) -> None:
+        def fail() -> None:
+            with self.connection.exclusive():
+                self.connection.session.run("CREATE TABLE mine (a)")
+                raise ZeroDivisionError
 
-    def tokens(self) -> list[int]:
-        page = self.connection.page(self.tables["orders"], ME, after=Token(0), upto=Token(999), limit=999)
-        return [each.token for each in page.facts]
+        self.assertRaises(ZeroDivisionError, fail)
+        with self.connection.exclusive():
+            self.connection.session.run("CREATE TABLE mine (a)")
+        self.assertFalse(self.connection.session.begun)
 
-    def test_positions_have_the_sign_of_their_table(self) -> None:
-        self.connection.commit(self.batch(write(3), write(3, facts(2, 3), stream="down")))
-        self.connection.commit(self.batch(write(2), write(2, stream="down", expected=3)))
-        rows = self.connection.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions", ())
-        self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
+    def test_an_error_about_a_table_names_the_database(self) -> None:
+        def refuse() -> None:
+            with self.connection.naming():
+                raise SchemaError("there is no table")
 
-    def test_batches_share_one_transaction(self) -> None:
-        outcomes = self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 12)))
-        self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
-        self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
-
-    def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
-        """And in the order in which they came: each expects the position that the good one before it leaves."""
-        for bad in ({0}, {15}, {7, 8}, {3, 4, 12}, set(range(16))):
-            self.setUp()
-            before, batches = 0, []
-            for number in range(16):
-                token = number + 2
-                batches.append(self.batch(write(token, facts(token), expected=999 if number in bad else before)))
-                before = before if number in bad else token
-            outcomes = self.commit_together(*batches)
-            self.assertEqual(outcomes, [PositionMovedError if number in bad else None for number in range(16)])
-            self.assertEqual(self.tokens(), [number + 2 for number in range(16) if number not in bad])
-            self.assertEqual(self.connection.commits, 16 - len(bad))
-
-    def test_when_nothing_can_begin_everybody_hears_why_once(self) -> None:
-        """Another process has the lock: trying halves would only wait for it again and again."""
-        self.connection._run("BEGIN")
-        asked: list[str] = []
-        self.connection._opened.set_trace_callback(asked.append)
-        self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [StoreError] * 8)
-        self.assertEqual(len([each for each in asked if each.startswith("BEGIN")]), 1)
-
-    def test_after_a_commit_that_failed_nothing_is_tried_again(self) -> None:
-        """It may be on the disk or not: a second try could store it twice, or tell a lie."""
-        self.connection._run("PRAGMA foreign_keys = ON")
-        self.connection.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)", ())
-        parent = "parent REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"  # looked at by COMMIT
-        self.connection.execute(f"CREATE TABLE children (id INTEGER PRIMARY KEY, {parent})", ())
-        self.connection.commit(self.batch())
-        children = StreamDefinition("children", table="children", id_column="id", row=["parent"])
-        self.tables["children"] = MappedTable(children)
-        orphan = self.batch(write(2, [fact(2, "[77]")], stream="children"))
-        self.assertEqual(self.commit_together(self.batch(write(2, facts(2))), orphan), [StoreError] * 2)
-        self.assertEqual((self.tokens(), self.connection.commits), ([], 1))
-        self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
-
-    def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
-        for day in range(3):
-            batch = self.batch(receipt=Receipt(f"day {day}", [Token(2)]))
-            self.connection.commit(Batch([], batch.receipt, day * 86_400.0))
-        self.assertEqual(self.connection.execute("SELECT key FROM append_receipts", ()), [("day 2",)])
-
-    def test_a_value_that_cannot_be_stored_is_an_error_that_names_the_database(self) -> None:
-        for value in ([1], 2**63, "\ud800"):
-            said = str(self.assertRaises(StoreError, self.connection.execute, "SELECT ?", (value,)))
-            self.assertTrue(said.startswith("database ':memory:': "), said)
-
-    def test_two_statements_in_one_are_refused(self) -> None:
-        self.assertRaises(StoreError, self.connection.execute, "SELECT 1; SELECT 2", ())
-
-    def test_every_cure_belongs_to_an_error_of_sqlite(self) -> None:
-        for name in CURES:
-            self.assertIsInstance(getattr(sqlite3, name), int)
-
-    def test_a_database_that_cannot_have_a_wal_is_refused(self) -> None:
-        """As on some network file systems; an unnamed database is of that kind too."""
-        connection = SqliteConnection("", read_only=False, busy_timeout=0.0)
-        self.addCleanup(connection.close)
-        self.assertIn("cannot have a WAL", str(self.assertRaises(StoreError, connection.open)))
-
-    def test_a_closed_connection_says_so_and_is_closed_twice_without_harm(self) -> None:
-        self.connection.close()
-        self.connection.close()
-        self.assertIn("is not open", str(self.assertRaises(StoreError, self.connection.recall, "k", 0.0)))
+        self.assertEqual(str(self.assertRaises(SchemaError, refuse)), "database ':memory:': there is no table")

@@ -1,4 +1,4 @@
-"""From rows to facts, and where a page ends."""
+"""Rows become facts; where a page ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from replication.errors import StoreError
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.streams.facts import Fact, gather
-from replication.streams.seams import Page
+from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
 
 
@@ -39,7 +39,7 @@ def test_a_page_that_holds_all_there_is_reaches_as_far_as_asked() -> None:
     )
 
 
-def test_the_row_too_many_tells_where_the_last_whole_fact_ends() -> None:
+def test_the_row_too_many_shows_where_the_last_whole_fact_ends() -> None:
     whole = Rows(tokens(2, 3), ["a", "b"], Token(3), limited=True)
     assert cut_rows(tokens(2, 3, 4), ["a", "b", "c"], upto=Token(9), limit=2) == whole
     assert cut_rows(tokens(2, 3, 4, 4), ["a", "b", "c", "d"], upto=Token(9), limit=3) == whole
@@ -49,7 +49,7 @@ def test_a_first_fact_that_does_not_fit_makes_no_page() -> None:
     assert cut_rows(tokens(2, 2, 2), ["a", "b", "c"], upto=Token(9), limit=2) is None
 
 
-def test_rows_of_one_fact_are_a_page_whose_end_says_whether_there_is_more() -> None:
+def test_rows_of_one_fact_are_a_page_that_is_limited_if_there_is_more() -> None:
     for upto, limited in ((2, False), (9, True)):
         page = Rows.of_fact(Token(2), ("a", "b"), Token(upto)).page()
         assert page == Page([Fact(Token(2), ("a", "b"))], Token(2), limited=limited)

@@ -1,4 +1,4 @@
-"""The lane: one thread, in order."""
+"""One thread that runs functions in order."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ import threading
 from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.storage.threads import Lane
+from replication.storage.threads import SerialThread
 from tests.storage.pump import Pump
 
 
-class LaneTests(SynchronousTestCase):
+class SerialThreadTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.pump = Pump()
-        self.lane = Lane(self.pump, "lane of a test")
-        self.addCleanup(lambda: self.pump.wait(self.lane.stop()))
+        self.thread = SerialThread(self.pump, "thread of a test")
+        self.addCleanup(lambda: self.pump.wait(self.thread.stop()))
 
-    def test_work_is_done_on_the_lanes_thread_and_its_result_comes_back_on_ours(self) -> None:
-        done = self.lane.run(threading.current_thread)
+    def test_work_runs_on_the_thread_and_its_result_arrives_on_the_reactors(self) -> None:
+        done = self.thread.run(threading.current_thread)
         both = done.addCallback(lambda there: (there.name, threading.current_thread()))
-        self.assertEqual(self.pump.wait(both), ("lane of a test", threading.current_thread()))
+        self.assertEqual(self.pump.wait(both), ("thread of a test", threading.current_thread()))
 
     def test_work_is_done_in_the_order_in_which_it_was_given(self) -> None:
         seen: list[int] = []
         for number in range(100):
-            last = self.lane.run(seen.append, number)
+            last = self.thread.run(seen.append, number)
         self.pump.wait(last)
         self.assertEqual(seen, list(range(100)))
 
-    def test_what_the_work_raises_is_raised_to_whoever_waits_and_the_lane_goes_on(self) -> None:
-        self.assertRaises(ZeroDivisionError, self.pump.wait, self.lane.run(lambda: 1 // 0))
-        self.assertEqual(self.pump.wait(self.lane.run(lambda: 7)), 7)
+    def test_an_exception_reaches_the_caller_and_the_thread_goes_on(self) -> None:
+        self.assertRaises(ZeroDivisionError, self.pump.wait, self.thread.run(lambda: 1 // 0))
+        self.assertEqual(self.pump.wait(self.thread.run(lambda: 7)), 7)
 
-    def test_a_cancelled_caller_hears_of_it_at_once_and_the_work_is_done_all_the_same(self) -> None:
+    def test_a_cancelled_call_ends_at_once_and_its_work_is_done(self) -> None:
         seen: list[int] = []
         gate = threading.Event()
-        self.lane.run(gate.wait, 60)
-        done = self.lane.run(seen.append, 1)
+        self.thread.run(gate.wait, 60)
+        done = self.thread.run(seen.append, 1)
         done.cancel()
         self.failureResultOf(done, CancelledError)
         self.assertEqual(seen, [])
         gate.set()
-        self.pump.wait(self.lane.run(lambda: None))
+        self.pump.wait(self.thread.run(lambda: None))
         self.assertEqual(seen, [1])
 
     def test_stop_waits_for_what_was_given_before(self) -> None:
-        lane, seen = Lane(self.pump, "another"), list[int]()
-        lane.run(seen.append, 1)
-        self.pump.wait(lane.stop())
+        thread, seen = SerialThread(self.pump, "another"), list[int]()
+        thread.run(seen.append, 1)
+        self.pump.wait(thread.stop())
         self.assertEqual(seen, [1])

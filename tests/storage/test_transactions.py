@@ -1,4 +1,4 @@
-"""What both SQL stores share: their contracts hold them to most of it; here is who is told what of a shared commit."""
+"""Group commit: the outcome for each caller.  The contracts test the rest of transactions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
-from replication.storage.transactions import CommitGroup
+from replication.storage.transactions import CallGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class CommitGroupTests(SynchronousTestCase):
-    """Batches are names here, and a commit is done when the test says so."""
+class CallGroupTests(SynchronousTestCase):
+    """Batches are names here, and the test decides when a commit ends."""
 
     def setUp(self) -> None:
         self.asked: list[tuple[list[str], Deferred[Sequence[Exception | None]]]] = []
         self.line = DeferredLock()
-        self.group = CommitGroup(self.line, self.commit)
+        self.group: CallGroup[str, None] = CallGroup(self.line, self.commit)
 
     def commit(self, batches: Sequence[str]) -> Deferred[Sequence[Exception | None]]:
         done: Deferred[Sequence[Exception | None]] = Deferred()
@@ -34,7 +34,7 @@ class CommitGroupTests(SynchronousTestCase):
         self.successResultOf(each[0])
         self.assertEqual([names for names, _ in self.asked], [["one"], ["two", "three"]])
 
-    def test_each_is_told_what_became_of_it(self) -> None:
+    def test_each_caller_receives_its_own_outcome(self) -> None:
         self.line.acquire()
         good, bad = self.group.add("good"), self.group.add("bad")
         self.line.release()
@@ -50,16 +50,16 @@ class CommitGroupTests(SynchronousTestCase):
         self.successResultOf(second)
         self.assertFalse(self.line.locked)
 
-    def test_those_who_ask_while_others_gather_are_in_the_same_commit(self) -> None:
+    def test_batches_that_arrive_while_others_collect_join_the_same_commit(self) -> None:
         gathered: Deferred[None] = Deferred()
-        group = CommitGroup(self.line, self.commit, gather=lambda: gathered)
+        group: CallGroup[str, None] = CallGroup(self.line, self.commit, collect=lambda: gathered)
         group.add("one")
         group.add("two")
         self.assertEqual(self.asked, [])
         gathered.callback(None)
         self.assertEqual([names for names, _ in self.asked], [["one", "two"]])
 
-    def test_whoever_no_longer_waits_is_committed_all_the_same(self) -> None:
+    def test_a_batch_whose_caller_is_cancelled_is_committed(self) -> None:
         self.line.acquire()
         waiting = self.group.add("one")
         waiting.addErrback(lambda _: None)

@@ -1,13 +1,13 @@
-"""A follower's place, rule by rule; ``test_cursor_machine.py`` has all of them at once."""
+"""A follower's cursor, rule by rule; ``test_cursor_machine.py`` tests all rules together."""
 
 from __future__ import annotations
 
 import pytest
 
 from replication.errors import CatchUpError, StreamError
-from replication.streams.cursor import Apply, CatchUp, Cursor, Reset
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
+from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
+from replication.streams.facts import Fact, fact_bytes, row_bytes
+from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
 
 LINK, OTHER = "link", "other link"
@@ -18,25 +18,25 @@ def fact(token: int, *texts: str) -> Fact:
 
 
 def cursor(
-    position: int = 5, *, heard: int | None = None, max_held_bytes: int = 10_000, max_apply_rows: int = 3
+    position: int = 5, *, received: int | None = None, max_held_bytes: int = 10_000, max_apply_rows: int = 3
 ) -> Cursor:
-    """Return a cursor that has heard POSITION of where it is, unless ``heard`` says otherwise."""
+    """Return a cursor that has received a POSITION of its own position, unless ``received`` is another."""
     made = Cursor(Token(position), max_held_bytes=max_held_bytes, max_apply_rows=max_apply_rows)
-    tell(made, position if heard is None else heard, position if heard is None else heard)
+    receive(made, position if received is None else received, position if received is None else received)
     return made
 
 
-def tell(made: Cursor, prev: int, new: int, link: str = LINK) -> None:
-    made.position_heard(link, Token(prev), Token(new))
+def receive(made: Cursor, prev: int, new: int, link: str = LINK) -> None:
+    made.position_received(link, Token(prev), Token(new))
 
 
-def say(made: Cursor, *tokens: int | None, link: str = LINK, text: str = "[]") -> None:
-    """Say a row per token; None is ``batch``."""
-    made.rows_heard(link, [None if each is None else Token(each) for each in tokens], [text] * len(tokens))
+def send(made: Cursor, *tokens: int | None, link: str = LINK, text: str = "[]") -> None:
+    """Pass on one row for each token; None is ``batch``."""
+    made.rows_received(link, [None if each is None else Token(each) for each in tokens], [text] * len(tokens))
 
 
 def apply_all(made: Cursor) -> list[int]:
-    """Apply whatever is ready; returns the tokens."""
+    """Apply the facts that are ready, and return their tokens."""
     tokens: list[int] = []
     while isinstance(step := made.step(), Apply):
         assert step.after == made.position
@@ -45,11 +45,11 @@ def apply_all(made: Cursor) -> list[int]:
     return tokens
 
 
-def test_live_facts_are_applied_in_order_in_portions() -> None:
+def test_live_facts_are_applied_in_order_in_steps_of_limited_size() -> None:
     made = cursor()
-    say(made, 6, 7, 9, 10)
+    send(made, 6, 7, 9, 10)
     step = made.step()
-    assert step == Apply([fact(6), fact(7), fact(9)], Token(5), Token(9), made.step().epoch)  # type: ignore[union-attr]
+    assert step == Apply([fact(6), fact(7), fact(9)], Token(5), Token(9), made.step().resets)  # type: ignore[union-attr]
     assert not made.live
     assert apply_all(made) == [6, 7, 9, 10]
     assert made.position == 10
@@ -57,43 +57,43 @@ def test_live_facts_are_applied_in_order_in_portions() -> None:
     assert made.step() is None
 
 
-def test_a_fact_with_more_rows_than_fit_is_applied_alone_and_whole() -> None:
+def test_a_fact_with_more_rows_than_the_limit_is_applied_alone_and_whole() -> None:
     made = cursor(max_apply_rows=2)
-    say(made, None, None, None, 6, 7)
+    send(made, None, None, None, 6, 7)
     step = made.step()
     assert isinstance(step, Apply)
     assert [(each.token, len(each.texts)) for each in step.facts] == [(6, 4)]
 
 
-def test_a_step_that_failed_is_asked_for_again_and_may_have_grown() -> None:
+def test_a_step_that_failed_is_returned_again_and_may_have_grown() -> None:
     made = cursor()
-    say(made, 6)
+    send(made, 6)
     first = made.step()
     assert first == made.step()
-    say(made, 7)
+    send(made, 7)
     again = made.step()
     assert isinstance(again, Apply)
     assert [each.token for each in again.facts] == [6, 7]
 
 
-def test_a_position_that_joins_on_moves_the_place_without_facts() -> None:
+def test_a_position_that_joins_on_moves_the_position_without_facts() -> None:
     made = cursor()
-    tell(made, 5, 8)
+    receive(made, 5, 8)
     assert made.step() == Apply([], Token(5), Token(8))
     assert apply_all(made) == []
     assert made.position == 8
 
 
-def test_trap_28_a_position_whose_beginning_we_have_passed_needs_no_fetch() -> None:
+def test_trap_28_a_position_whose_prev_is_below_the_known_one_needs_no_fetch() -> None:
     made = cursor()
-    tell(made, 3, 8)
+    receive(made, 3, 8)
     assert isinstance(made.step(), Apply)
 
 
-def test_a_gap_is_fetched_in_pages_and_live_facts_wait_behind_it() -> None:
-    made = cursor(5, heard=9)
+def test_a_gap_is_fetched_in_pages_and_live_facts_are_held_behind_it() -> None:
+    made = cursor(5, received=9)
     assert made.step() == CatchUp(Token(5), Token(9))
-    say(made, 10)
+    send(made, 10)
     step = made.step()
     assert isinstance(step, CatchUp)
     made.fetched(step, Page([fact(6)], Token(7), limited=True))
@@ -106,9 +106,9 @@ def test_a_gap_is_fetched_in_pages_and_live_facts_wait_behind_it() -> None:
     assert apply_all(made) == [9, 10]
 
 
-def test_a_page_that_reaches_too_far_brings_nothing_twice() -> None:
-    made = cursor(5, heard=9)
-    say(made, 10)
+def test_a_page_beyond_the_gap_brings_no_fact_twice() -> None:
+    made = cursor(5, received=9)
+    send(made, 10)
     step = made.step()
     assert isinstance(step, CatchUp)
     made.fetched(step, Page([fact(4), fact(6), fact(10)], Token(12), limited=False))
@@ -117,183 +117,235 @@ def test_a_page_that_reaches_too_far_brings_nothing_twice() -> None:
 
 @pytest.mark.parametrize("page", [Page([], Token(5), limited=True), Page([fact(7), fact(6)], Token(9), limited=False)])
 def test_a_page_without_progress_or_order_is_an_error_of_its_source(page: Page) -> None:
-    made = cursor(5, heard=9)
+    made = cursor(5, received=9)
     step = made.step()
     assert isinstance(step, CatchUp)
-    with pytest.raises(CatchUpError):
+    with pytest.raises(CatchUpError) as raised:
         made.fetched(step, page)
+    assert str(raised.value) == (
+        "the facts of a page that should follow 5 do not ascend"
+        if page.facts
+        else "facts after 5 are missing, but the source reaches only 5"
+    )
     assert made.step() == step
 
 
 def test_trap_5_a_fact_too_long_for_a_line_is_a_gap() -> None:
     made = cursor()
-    say(made, 6)
-    tell(made, 8, 8)
+    send(made, 6)
+    receive(made, 8, 8)
     assert apply_all(made) == [6]
     assert made.step() == CatchUp(Token(6), Token(8))
 
 
-def test_trap_24_what_was_heard_before_is_dropped_and_counted() -> None:
+def test_trap_24_rows_that_were_received_before_are_dropped_and_counted() -> None:
     made = cursor()
-    say(made, 6, 7)
-    say(made, 6, 7, 8)
+    send(made, 6, 7)
+    send(made, 6, 7, 8)
     assert made.duplicates == 2
     assert apply_all(made) == [6, 7, 8]
 
 
 def test_trap_25_rows_before_a_position_on_their_link_are_dropped() -> None:
     made = Cursor(Token(5))
-    say(made, 6)
+    send(made, 6)
     assert made.dropped == 1
     assert made.step() is None
     assert not made.linked
 
 
 def test_trap_26_batches_of_two_writers_may_interleave() -> None:
-    """Each writer has a cursor, so one's rows and POSITIONs are nothing to the other's half fact."""
+    """Each writer has its own cursor, so rows and POSITIONs of one do not touch an incomplete fact of the other."""
     first, second = cursor(max_apply_rows=10), cursor(max_apply_rows=10)
-    say(first, None, text="1")
-    say(second, None, text="2")
-    tell(second, 5, 5)
-    say(first, 6, text="1")
-    say(second, 7, text="2")
+    send(first, None, text="1")
+    send(second, None, text="2")
+    receive(second, 5, 5)
+    send(first, 6, text="1")
+    send(second, 7, text="2")
     assert first.step() == Apply([fact(6, "1", "1")], Token(5), Token(6))
     assert second.step() == Apply([fact(7, "2", "2")], Token(5), Token(7))
 
 
-def test_trap_27_a_fetch_that_failed_is_asked_for_again_without_another_position() -> None:
-    made = cursor(5, heard=9)
+def test_trap_27_a_fetch_that_failed_is_repeated_without_another_position() -> None:
+    made = cursor(5, received=9)
     asked = made.step()
-    say(made, 10)
+    send(made, 10)
     made.link_lost(LINK)
     assert made.step() == asked == CatchUp(Token(5), Token(9))
 
 
-def test_a_half_fact_dies_with_its_link_and_is_whole_on_the_next() -> None:
+def test_an_incomplete_fact_is_dropped_with_its_link_and_whole_on_the_next() -> None:
     made = cursor()
-    say(made, None, None)
+    send(made, None, None)
     made.link_lost(LINK)
-    tell(made, 5, 5, OTHER)
-    say(made, None, 6, link=OTHER)
+    receive(made, 5, 5, OTHER)
+    send(made, None, 6, link=OTHER)
     step = made.step()
     assert isinstance(step, Apply)
     assert [len(each.texts) for each in step.facts] == [2]
 
 
-def test_a_fact_comes_whole_however_it_is_cut() -> None:
+def test_a_fact_is_whole_however_its_rows_are_split_over_reads() -> None:
     made = cursor(max_apply_rows=10)
-    say(made, None)
-    say(made, None, 6, None)
-    say(made, 7)
+    send(made, None)
+    send(made, None, 6, None)
+    send(made, 7)
     step = made.step()
     assert isinstance(step, Apply)
     assert [(each.token, len(each.texts)) for each in step.facts] == [(6, 3), (7, 2)]
 
 
-def test_the_end_of_a_fact_whose_beginning_was_not_kept_is_no_fact() -> None:
+def test_the_last_rows_of_a_fact_without_its_first_rows_are_dropped() -> None:
     made = Cursor(Token(5))
-    say(made, None)
-    tell(made, 5, 5)
-    say(made, 6, 7)
+    send(made, None)
+    receive(made, 5, 5)
+    send(made, 6, 7)
     assert made.step() == CatchUp(Token(5), Token(6))
+    assert made.dropped == 2
+
+
+def test_a_fact_that_ends_before_the_position_of_its_link_hides_no_later_one() -> None:
+    made = Cursor(Token(5))
+    send(made, None)
+    send(made, 6)
+    receive(made, 6, 6)
+    send(made, None, 7)
+    assert (made.dropped, made.step()) == (2, CatchUp(Token(5), Token(6)))
+    assert made.published == 7
+    made.fetched(CatchUp(Token(5), Token(6)), Page([fact(6)], Token(6), limited=False))
+    assert made.step() == Apply([fact(6), fact(7, "[]", "[]")], Token(5), Token(7))
 
 
 def test_a_position_in_the_middle_of_a_fact_does_not_split_it() -> None:
     made = cursor(max_apply_rows=10)
-    say(made, None)
-    tell(made, 5, 5)
-    say(made, 6)
+    send(made, None)
+    receive(made, 5, 5)
+    send(made, 6)
     assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
 
 
-def test_trap_5_a_half_fact_that_a_position_passes_has_lost_its_end() -> None:
-    """Its rows are not given to the next fact, and that is fetched: nobody knows whether it is whole."""
+def test_trap_5_an_incomplete_fact_that_a_position_passes_is_fetched() -> None:
+    """Its rows are not added to the next fact.  The next fact is fetched, because it may be incomplete too."""
     made = cursor()
-    say(made, None)
-    tell(made, 5, 6)
+    send(made, None)
+    receive(made, 5, 6)
     assert (made.dropped, made.held_bytes) == (1, 0)
-    say(made, 7)
+    send(made, 7)
     assert apply_all(made) == []
     assert made.step() == CatchUp(Token(6), Token(7))
 
 
-def test_the_half_fact_of_a_link_that_another_takes_over_from_is_torn() -> None:
+def test_the_incomplete_fact_of_a_link_is_dropped_when_another_link_is_followed() -> None:
     made = cursor()
-    say(made, None)
-    tell(made, 5, 6, OTHER)
-    say(made, None, 6)  # on the link that is not followed any more
-    say(made, None)
+    send(made, None)
+    receive(made, 5, 6, OTHER)
+    send(made, None, 6)  # on the link that is not followed any more
+    send(made, None)
     assert (made.dropped, made.held_bytes) == (4, 0)
-    tell(made, 6, 6)
-    say(made, 7, 8)
+    receive(made, 6, 6)
+    send(made, 7, 8)
     assert made.step() == Apply([], Token(5), Token(6))
     assert apply_all(made) == []
     assert made.step() == CatchUp(Token(6), Token(7))
 
 
-def test_a_torn_fact_that_is_known_already_leaves_no_gap() -> None:
+def test_the_rows_of_an_incomplete_fact_are_not_added_to_a_fact_of_another_link() -> None:
+    made = cursor()
+    send(made, None)
+    receive(made, 5, 5, OTHER)
+    assert (made.dropped, made.held_bytes) == (1, 0)
+    send(made, None, 6, link=OTHER)
+    assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
+
+
+def test_an_incomplete_fact_that_is_known_already_leaves_no_gap() -> None:
     made = Cursor(Token(5))
-    say(made, None)
-    tell(made, 5, 6)
-    say(made, None, 6, 7)
+    send(made, None)
+    receive(made, 5, 6)
+    send(made, None, 6, 7)
     assert apply_all(made) == [7]
 
 
 def test_losing_a_link_that_is_not_followed_changes_nothing() -> None:
     made = cursor()
-    say(made, None)
-    say(made, None, link=OTHER)
+    send(made, None)
+    send(made, None, link=OTHER)
     made.link_lost(OTHER)
-    assert not made._torn
-    say(made, 6)
+    assert not made._skipping
+    send(made, 6)
     assert made.step() == Apply([fact(6, "[]", "[]")], Token(5), Token(6))
 
 
-def test_a_lost_link_takes_its_half_fact_along() -> None:
+def test_the_incomplete_fact_of_a_lost_link_is_dropped() -> None:
     made = cursor()
-    say(made, None, None)
+    send(made, None, None)
     made.link_lost(LINK)
     assert (made.dropped, made.held_bytes, made.linked) == (2, 0, False)
-
-
-def test_whole_facts_outlive_their_link() -> None:
-    made = cursor()
-    say(made, 6)
+    receive(made, 5, 5)
+    send(made, None)
     made.link_lost(LINK)
-    tell(made, 6, 6, OTHER)
+    assert made.dropped == 3
+
+
+def test_complete_facts_are_kept_when_their_link_is_lost() -> None:
+    made = cursor()
+    send(made, 6)
+    made.link_lost(LINK)
+    receive(made, 6, 6, OTHER)
     assert apply_all(made) == [6]
 
 
 def test_a_stale_position_on_a_link_that_is_followed_is_ignored() -> None:
     made = cursor()
-    say(made, 6)
-    tell(made, 5, 5)
-    tell(made, 4, 4, OTHER)
+    send(made, 6)
+    receive(made, 5, 5)
+    receive(made, 4, 4, OTHER)
     assert apply_all(made) == [6]
     assert made.linked
 
 
-def test_memory_is_bounded_and_what_does_not_fit_is_fetched() -> None:
+def test_memory_is_limited_and_facts_beyond_the_limit_are_fetched() -> None:
     made = cursor(max_held_bytes=1000)
     for token in range(6, 40):
-        say(made, token, text="x" * 100)
+        send(made, token, text="x" * 100)
     assert made.held_bytes <= 1000
     assert made.dropped > 0
     done = apply_all(made)
     assert done
     assert made.step() == CatchUp(Token(done[-1]), Token(39))
-    say(made, 40)
-    assert made.announced == 40
+    send(made, 40)
+    assert made.published == 40
 
 
-def test_facts_that_were_held_and_do_not_fit_are_fetched_with_the_gap() -> None:
-    made = cursor(5, heard=9, max_held_bytes=1000)
-    say(made, 10, 11, text="x" * 200)
+def test_facts_and_incomplete_facts_may_take_exactly_the_memory_limit() -> None:
+    size = fact_bytes([fact(6), fact(7)])
+    for limit, dropped in ((size, 0), (size - 1, 1)):
+        made = cursor(max_held_bytes=limit)
+        send(made, 6)
+        send(made, 7)
+        assert made.dropped == dropped
+    rows = row_bytes(["[]", "[]"])
+    for limit, dropped in ((rows, 0), (rows - 1, 2)):
+        made = cursor(max_held_bytes=limit)
+        send(made, None, None)
+        assert made.dropped == dropped
+
+
+def test_every_row_that_is_dropped_for_lack_of_memory_is_counted() -> None:
+    made = cursor(max_held_bytes=1)
+    send(made, 6)
+    send(made, 7, 8)
+    assert (made.dropped, made.step()) == (3, CatchUp(Token(5), Token(8)))
+
+
+def test_held_facts_beyond_the_limit_are_fetched_with_the_gap() -> None:
+    made = cursor(5, received=9, max_held_bytes=1000)
+    send(made, 10, 11, text="x" * 200)
     assert made.held_bytes > 0
-    say(made, 12, 13, text="x" * 200)
+    send(made, 12, 13, text="x" * 200)
     assert (made.held_bytes, made.dropped) == (0, 4)
     assert made.step() == CatchUp(Token(5), Token(13))
-    say(made, 14)
+    send(made, 14)
     step = made.step()
     assert isinstance(step, CatchUp)
     made.fetched(step, Page([fact(each) for each in range(6, 14)], Token(13), limited=False))
@@ -301,26 +353,26 @@ def test_facts_that_were_held_and_do_not_fit_are_fetched_with_the_gap() -> None:
     assert made.held_bytes == 0
 
 
-def test_a_position_ahead_of_what_is_held_takes_it_into_the_gap() -> None:
-    made = cursor(5, heard=9)
-    say(made, 10)
-    tell(made, 12, 12)
+def test_a_position_ahead_of_held_facts_adds_them_to_the_gap() -> None:
+    made = cursor(5, received=9)
+    send(made, 10)
+    receive(made, 12, 12)
     assert (made.held_bytes, made.dropped) == (0, 1)
     assert made.step() == CatchUp(Token(5), Token(12))
 
 
-def test_a_position_behind_a_gap_only_says_that_there_is_no_more() -> None:
-    made = cursor(5, heard=9)
-    tell(made, 9, 12)
-    assert (made.step(), made.announced) == (CatchUp(Token(5), Token(9)), 12)
+def test_a_position_that_joins_on_behind_a_gap_does_not_grow_the_gap() -> None:
+    made = cursor(5, received=9)
+    receive(made, 9, 12)
+    assert (made.step(), made.published) == (CatchUp(Token(5), Token(9)), 12)
     step = made.step()
     assert isinstance(step, CatchUp)
     made.fetched(step, Page([], Token(9), limited=False))
     assert made.step() == Apply([], Token(5), Token(12))
 
 
-def test_a_page_that_comes_twice_is_taken_once() -> None:
-    made = cursor(5, heard=9)
+def test_a_page_that_comes_twice_counts_once() -> None:
+    made = cursor(5, received=9)
     step = made.step()
     assert isinstance(step, CatchUp)
     for _ in range(2):
@@ -328,75 +380,75 @@ def test_a_page_that_comes_twice_is_taken_once() -> None:
     assert apply_all(made) == [6, 7]
 
 
-def test_a_crowded_cursor_says_so() -> None:
+def test_crowded_is_true_above_half_of_the_memory_limit() -> None:
     made = cursor(max_held_bytes=1000)
     assert not made.crowded
     for token in range(6, 8):
-        say(made, token, text="x" * 100)
+        send(made, token, text="x" * 100)
     assert made.crowded
 
 
-def test_a_giant_half_fact_is_given_up_and_fetched() -> None:
+def test_an_incomplete_fact_beyond_the_memory_limit_is_fetched() -> None:
     made = cursor(max_held_bytes=1000)
     for _ in range(30):
-        say(made, None, text="x" * 100)
+        send(made, None, text="x" * 100)
     assert made.held_bytes <= 1100
-    say(made, 6, 7)
+    send(made, 6, 7)
     assert made.step() == CatchUp(Token(5), Token(6))
 
 
 class TestReset:
-    """The writer went back: it was restored, or begins anew."""
+    """The writer was restored or reset."""
 
-    def test_it_is_undone_before_anything_else(self) -> None:
+    def test_applied_facts_are_undone_first(self) -> None:
         made = cursor(9)
         made.link_lost(LINK)
-        tell(made, 4, 4, OTHER)
+        receive(made, 4, 4, OTHER)
         step = made.step()
         assert isinstance(step, Reset)
         assert (step.after, step.to) == (9, 4)
         assert not made.live
         made.applied(step)
         assert made.position == 4
-        say(made, 5, link=OTHER)
+        send(made, 5, link=OTHER)
         assert apply_all(made) == [5]
 
-    def test_only_what_was_not_yet_applied_is_forgotten_if_that_is_enough(self) -> None:
+    def test_without_applied_facts_above_it_nothing_is_undone(self) -> None:
         made = cursor(5)
-        say(made, 6, 7, 8)
+        send(made, 6, 7, 8)
         made.link_lost(LINK)
-        tell(made, 6, 6, OTHER)
+        receive(made, 6, 6, OTHER)
         assert made.step() == CatchUp(Token(5), Token(6), 1)
 
-    def test_a_page_from_before_is_ignored(self) -> None:
-        made = cursor(5, heard=9)
+    def test_a_page_from_before_a_reset_is_ignored(self) -> None:
+        made = cursor(5, received=9)
         step = made.step()
         assert isinstance(step, CatchUp)
         made.link_lost(LINK)
-        tell(made, 7, 7, OTHER)
+        receive(made, 7, 7, OTHER)
         made.fetched(step, Page([fact(6)], Token(9), limited=False))
         assert made.step() == CatchUp(Token(5), Token(7), 1)
 
-    def test_a_step_under_way_that_comes_through_is_undone(self) -> None:
+    def test_a_step_from_before_a_reset_that_is_committed_is_undone(self) -> None:
         made = cursor(5)
-        say(made, 6, 7)
+        send(made, 6, 7)
         step = made.step()
         assert isinstance(step, Apply)
         made.link_lost(LINK)
-        tell(made, 5, 5, OTHER)
+        receive(made, 5, 5, OTHER)
         made.applied(step)
         again = made.step()
         assert isinstance(again, Reset)
         assert (again.after, again.to) == (7, 5)
 
-    def test_what_a_step_under_way_applied_of_what_is_still_true_is_not_applied_again(self) -> None:
+    def test_facts_of_a_step_from_before_a_reset_up_to_the_reset_are_not_applied_again(self) -> None:
         made = cursor(5)
-        say(made, 6, 7)
+        send(made, 6, 7)
         under_way = made.step()
         assert isinstance(under_way, Apply)
-        say(made, 8, 9)
+        send(made, 8, 9)
         made.link_lost(LINK)
-        tell(made, 8, 8, OTHER)
+        receive(made, 8, 8, OTHER)
         fetch = made.step()
         assert isinstance(fetch, CatchUp)
         made.fetched(fetch, Page([fact(6), fact(7), fact(8)], Token(8), limited=False))
@@ -404,25 +456,50 @@ class TestReset:
         assert apply_all(made) == [8]
         assert made.held_bytes == 0
 
-    def test_a_step_under_way_may_reach_further_than_what_is_ready(self) -> None:
+    def test_a_step_from_before_a_reset_may_end_at_the_reset(self) -> None:
         made = cursor(5)
-        say(made, 6, 7)
+        send(made, 6, 7)
         under_way = made.step()
         assert isinstance(under_way, Apply)
-        say(made, 8, 9)
+        send(made, 8)
         made.link_lost(LINK)
-        tell(made, 8, 8, OTHER)
+        receive(made, 7, 7, OTHER)
+        fetch = made.step()
+        assert isinstance(fetch, CatchUp)
+        made.fetched(fetch, Page([fact(6), fact(7)], Token(7), limited=False))
+        made.applied(under_way)
+        assert made.held_bytes == 0
+        send(made, 8, link=OTHER)
+        assert apply_all(made) == [8]
+
+    def test_ready_and_held_facts_are_dropped(self) -> None:
+        made = cursor(5)
+        send(made, 6)
+        receive(made, 9, 9)
+        send(made, 10, 11)
+        made.link_lost(LINK)
+        receive(made, 5, 5, OTHER)
+        assert (made.dropped, made.held_bytes, made.live) == (3, 0, True)
+
+    def test_a_step_from_before_a_reset_may_reach_further_than_ready_facts(self) -> None:
+        made = cursor(5)
+        send(made, 6, 7)
+        under_way = made.step()
+        assert isinstance(under_way, Apply)
+        send(made, 8, 9)
+        made.link_lost(LINK)
+        receive(made, 8, 8, OTHER)
         made.applied(under_way)
         assert made.step() == CatchUp(Token(7), Token(8), 1)
 
-    def test_facts_of_the_new_life_are_not_taken_for_those_of_a_step_under_way(self) -> None:
+    def test_facts_after_a_reset_differ_from_those_of_a_step_before_it(self) -> None:
         made = cursor(5)
-        say(made, 6, 7)
+        send(made, 6, 7)
         under_way = made.step()
         assert isinstance(under_way, Apply)
         made.link_lost(LINK)
-        tell(made, 5, 5, OTHER)
-        say(made, 6, 7, 8, link=OTHER, text="0")
+        receive(made, 5, 5, OTHER)
+        send(made, 6, 7, 8, link=OTHER, text="0")
         made.applied(under_way)
         undo = made.step()
         assert undo == Reset(Token(7), Token(5), 1)
@@ -430,25 +507,25 @@ class TestReset:
         made.applied(undo)
         assert made.step() == Apply([fact(each, "0") for each in (6, 7, 8)], Token(5), Token(8), 1)
 
-    def test_one_after_the_other_goes_back_to_the_lowest(self) -> None:
+    def test_several_resets_go_back_to_the_lowest(self) -> None:
         made = cursor(9)
         made.link_lost(LINK)
-        tell(made, 4, 4, OTHER)
-        say(made, 5, 6, 7, link=OTHER)
+        receive(made, 4, 4, OTHER)
+        send(made, 5, 6, 7, link=OTHER)
         made.link_lost(OTHER)
-        tell(made, 6, 6)
+        receive(made, 6, 6)
         step = made.step()
         assert step == Reset(Token(9), Token(4), 2)
         assert isinstance(step, Reset)
         made.applied(step)
         assert made.step() == CatchUp(Token(4), Token(6), 2)
 
-    def test_trap_29_a_writer_that_reaches_the_old_number_again_does_not_look_up_to_date(self) -> None:
+    def test_trap_29_a_writer_that_reaches_its_old_token_again_is_still_reset(self) -> None:
         made = cursor(9)
         made.link_lost(LINK)
-        tell(made, 0, 0, OTHER)
-        say(made, *range(1, 10), link=OTHER)
-        assert made.position == made.announced == 9
+        receive(made, 0, 0, OTHER)
+        send(made, *range(1, 10), link=OTHER)
+        assert made.position == made.published == 9
         assert not made.live
         step = made.step()
         assert step == Reset(Token(9), Token(0), 1)
@@ -458,52 +535,209 @@ class TestReset:
         assert made.live
 
 
-def test_a_step_from_elsewhere_is_refused() -> None:
+class TestHistory:
+    """With ``checks_history`` the first step on each link is a Check; what the histories do not share is dropped."""
+
+    def checked_cursor(self, position: int = 5) -> Cursor:
+        made = Cursor(Token(position), max_held_bytes=10_000, checks_history=True)
+        receive(made, position, position)
+        self.check(made, position)
+        return made
+
+    def check(self, made: Cursor, common: int) -> Check:
+        """Compare once, and confirm if nothing is above ``common``."""
+        step = made.step()
+        assert isinstance(step, Check)
+        if made.compared(step, Token(common)):
+            made.checked(step)
+        return step
+
+    def test_nothing_is_applied_before_the_histories_are_compared(self) -> None:
+        made = Cursor(Token(5), checks_history=True)
+        assert made.step() is None
+        receive(made, 5, 7)
+        assert (made.step(), made.live, made.reached) == (Check(Token(5), Token(5), 1), False, 5)
+        self.check(made, 5)
+        assert apply_all(made) == []
+        assert (made.position, made.live, made.reached) == (7, True, 7)
+
+    def test_a_cursor_is_confirmed_while_nothing_is_to_be_compared_or_undone(self) -> None:
+        made = Cursor(Token(9), checks_history=True)
+        assert made.confirmed
+        receive(made, 9, 9)
+        assert not made.confirmed
+        self.check(made, 7)
+        assert not made.confirmed
+        undo = made.step()
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        assert not made.confirmed
+        self.check(made, 7)
+        assert made.confirmed
+        made.link_lost(LINK)
+        assert made.confirmed
+
+    def test_a_reset_that_was_applied_after_a_new_link_forgot_it_leaves_nothing_to_fetch(self) -> None:
+        made = self.checked_cursor(11)
+        made.link_lost(LINK)
+        receive(made, 6, 6, OTHER)
+        self.check(made, 6)
+        undo = made.step()
+        assert undo == Reset(Token(11), Token(6), 1)
+        made.link_lost(OTHER)
+        receive(made, 6, 6)
+        assert made.step() == Check(Token(11), Token(11), 3)
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        assert self.check(made, 6) == Check(Token(6), Token(6), 3)
+        assert (made.step(), made.position, made.live) == (None, 6, True)
+
+    def test_received_facts_above_the_common_position_are_dropped_and_all_is_fetched(self) -> None:
+        made = self.checked_cursor()
+        send(made, 6, 7, 8)
+        send(made, None)
+        made.link_lost(LINK)
+        receive(made, 9, 9, OTHER)
+        assert self.check(made, 6) == Check(Token(5), Token(8), 2)
+        assert (made.dropped, made.held_bytes) == (4, 0)
+        assert self.check(made, 5) == Check(Token(5), Token(5), 2)
+        assert made.step() == CatchUp(Token(5), Token(9), 1)
+
+    def test_applied_facts_above_the_common_position_are_undone_and_checked_again(self) -> None:
+        made = self.checked_cursor(9)
+        made.link_lost(LINK)
+        receive(made, 12, 12, OTHER)
+        self.check(made, 7)
+        undo = made.step()
+        assert undo == Reset(Token(9), Token(7), 1)
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        assert self.check(made, 7) == Check(Token(7), Token(7), 2)
+        assert made.step() == CatchUp(Token(7), Token(12), 1)
+
+    def test_an_incomplete_fact_is_dropped_when_the_cursor_goes_back(self) -> None:
+        made = self.checked_cursor()
+        send(made, 6)
+        made.link_lost(LINK)
+        receive(made, 6, 6, OTHER)
+        send(made, None, link=OTHER)
+        self.check(made, 5)
+        assert (made.dropped, made.held_bytes) == (2, 0)
+        self.check(made, 5)
+        send(made, 7, link=OTHER)
+        assert made.step() == CatchUp(Token(5), Token(7), 1)
+
+    def test_a_link_that_stands_at_the_common_position_opens_no_gap(self) -> None:
+        made = self.checked_cursor(9)
+        made.link_lost(LINK)
+        receive(made, 7, 7, OTHER)
+        self.check(made, 7)
+        undo = made.step()
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        self.check(made, 7)
+        assert (made.step(), made.live, made.published) == (None, True, 7)
+
+    def test_a_reset_that_is_committed_after_the_next_link_is_checked_again(self) -> None:
+        made = self.checked_cursor(9)
+        made.link_lost(LINK)
+        receive(made, 12, 12, OTHER)
+        self.check(made, 7)
+        undo = made.step()
+        assert isinstance(undo, Reset)
+        made.link_lost(OTHER)
+        receive(made, 12, 12)
+        assert made.step() == Check(Token(9), Token(12), 3)
+        made.applied(undo)
+        assert self.check(made, 7) == Check(Token(7), Token(7), 3)
+        assert made.step() == CatchUp(Token(7), Token(12), 3)
+
+    def test_what_was_received_or_applied_before_is_compared_on_each_link(self) -> None:
+        made = self.checked_cursor()
+        send(made, 6, 7, 8, 9)
+        made.link_lost(LINK)
+        receive(made, 6, 6, OTHER)
+        assert made.step() == Check(Token(5), Token(9), 2)
+        made.link_lost(OTHER)
+        receive(made, 6, 6)
+        assert self.check(made, 6) == Check(Token(5), Token(9), 3)
+
+    def test_applied_facts_that_are_to_be_undone_are_compared_on_the_next_link(self) -> None:
+        made = self.checked_cursor(9)
+        made.link_lost(LINK)
+        receive(made, 7, 7, OTHER)
+        self.check(made, 7)
+        assert isinstance(made.step(), Reset)
+        made.link_lost(OTHER)
+        receive(made, 7, 7)
+        assert made.step() == Check(Token(9), Token(9), 3)
+
+    def test_an_empty_stream_is_compared_at_0(self) -> None:
+        made = Cursor(Token(0), checks_history=True)
+        receive(made, 0, 0)
+        assert made.step() == Check(Token(0), Token(0), 1)
+
+    def test_a_comparison_of_an_earlier_link_counts_no_more(self) -> None:
+        made = self.checked_cursor()
+        made.link_lost(LINK)
+        receive(made, 6, 6, OTHER)
+        earlier = made.step()
+        assert isinstance(earlier, Check)
+        made.link_lost(OTHER)
+        assert made.step() is None
+        assert not made.compared(earlier, Token(5))
+        receive(made, 6, 6)
+        assert not made.compared(earlier, Token(5))
+        made.checked(earlier)
+        assert made.step() == Check(Token(5), Token(6), 3)
+
+
+def test_a_step_that_does_not_start_at_the_position_is_refused() -> None:
     made = cursor()
     with pytest.raises(StreamError, match="but the position is 5"):
         made.applied(Apply([], Token(3), Token(4)))
 
 
 class TestOutOfOrder:
-    """Trap 12: what a Synapse tells of backfill goes down, and leaves the lowest out."""
+    """Trap 12: Synapse sends ``backfill`` in descending order, and for some batches omits the lowest token."""
 
     def test_trap_12_facts_in_descending_order_are_fetched(self) -> None:
         made = cursor()
-        say(made, 9, 8, 6)
+        send(made, 9, 8, 6)
         assert made.step() == CatchUp(Token(5), Token(9), fresh=True)
         made.fetched(CatchUp(Token(5), Token(9)), Page([fact(6), fact(7), fact(8), fact(9)], Token(9), limited=False))
         assert apply_all(made) == [6, 7, 8, 9]
         assert made.live
 
     @pytest.mark.parametrize("tokens", [(6, 9, 8), (7, 9, 6), (6, 6, 8, 7)])
-    def test_any_other_disorder_is_fetched_too(self, tokens: tuple[int, ...]) -> None:
+    def test_facts_in_any_other_disorder_are_fetched(self, tokens: tuple[int, ...]) -> None:
         made = cursor()
-        say(made, *tokens)
+        send(made, *tokens)
         assert made.step() == CatchUp(Token(5), Token(max(tokens)), fresh=True)
         assert (made.held_bytes, made.dropped) == (0, len(tokens))
 
-    def test_once_a_link_was_found_out_each_leap_is_fetched(self) -> None:
+    def test_after_facts_out_of_order_every_later_fact_is_fetched(self) -> None:
         made = cursor()
-        say(made, 7, 6)
+        send(made, 7, 6)
         made.fetched(CatchUp(Token(5), Token(7)), Page([fact(6), fact(7)], Token(7), limited=False))
         assert apply_all(made) == [6, 7]
-        say(made, 12)
-        say(made, 10)
+        send(made, 12)
+        send(made, 10)
         assert made.step() == CatchUp(Token(7), Token(12), fresh=True)
         made.fetched(CatchUp(Token(7), Token(12)), Page([fact(10), fact(12)], Token(12), limited=False))
         assert apply_all(made) == [10, 12]
-        say(made, 11, 10)
+        send(made, 11, 10)
         assert made.step() is None
 
-    def test_what_comes_late_is_fetched_and_applied_after_what_is_applied_already(self) -> None:
+    def test_a_late_fact_is_fetched_and_applied_although_a_later_one_is_applied(self) -> None:
         made = cursor()
-        say(made, 6, 19)
+        send(made, 6, 19)
         under_way = made.step()
-        say(made, 18, 21)
+        send(made, 18, 21)
         assert isinstance(under_way, Apply)
         made.applied(under_way)
         assert made.step() == CatchUp(Token(6), Token(19), fresh=True)
-        made.fetched(CatchUp(Token(6), Token(19)), Page([fact(7), fact(8)], Token(8), limited=True))
+        made.fetched(CatchUp(Token(6), Token(19)), Page([fact(6), fact(7), fact(8)], Token(8), limited=True))
         assert made.step() == Apply([fact(7), fact(8)], Token(19), Token(19), 0)
         assert not made.live
         assert apply_all(made) == [7, 8]
@@ -515,26 +749,93 @@ class TestOutOfOrder:
         assert apply_all(made) == [21]
         assert (made.position, made.live) == (21, True)
 
-    def test_nothing_is_late_any_more_for_a_writer_that_begins_anew(self) -> None:
+    def test_a_reset_forgets_late_facts(self) -> None:
         made = cursor()
-        say(made, 9)
-        say(made, 8)
+        send(made, 9)
+        send(made, 8)
         assert apply_all(made) == [9]
         made.link_lost(LINK)
-        tell(made, 3, 3)
+        receive(made, 3, 3)
         assert made.step() == Reset(Token(9), Token(3), 1)
 
-    def test_behind_a_gap_the_gap_grows(self) -> None:
+    def test_a_late_fact_after_a_reset_belongs_to_that_reset(self) -> None:
         made = cursor()
-        tell(made, 8, 8)
-        say(made, 12, 11)
+        send(made, 6)
+        made.link_lost(LINK)
+        receive(made, 5, 5)
+        send(made, 9)
+        send(made, 8)
+        assert apply_all(made) == [9]
+        step = made.step()
+        assert step == CatchUp(Token(5), Token(9), 1, fresh=True)
+        assert isinstance(step, CatchUp)
+        made.fetched(step, Page([fact(8), fact(9)], Token(9), limited=False))
+        assert made.step() == Apply([fact(8)], Token(9), Token(9), 1)
+
+    def test_the_newest_row_again_behind_a_newer_one_is_not_out_of_order(self) -> None:
+        made = cursor()
+        send(made, 7)
+        send(made, 9, 7, 10)
+        assert apply_all(made) == [7, 9, 10]
+
+    def test_a_reset_forgets_where_late_facts_may_be_missing(self) -> None:
+        made = cursor()
+        send(made, 9)
+        send(made, 8)
+        assert apply_all(made) == [9]
+        made.link_lost(LINK)
+        receive(made, 3, 3)
+        step = made.step()
+        assert isinstance(step, Reset)
+        made.applied(step)
+        assert (made.live, made.step()) == (True, None)
+        receive(made, 3, 12)
+        assert apply_all(made) == []
+        assert (made.position, made.live, made.step()) == (12, True, None)
+
+    def test_a_reset_forgets_late_facts_that_are_fetched(self) -> None:
+        made = cursor()
+        send(made, 9)
+        send(made, 8)
+        assert apply_all(made) == [9]
+        step = made.step()
+        assert isinstance(step, CatchUp)
+        made.fetched(step, Page([fact(8), fact(9)], Token(9), limited=False))
+        made.link_lost(LINK)
+        receive(made, 3, 3)
+        undo = made.step()
+        assert isinstance(undo, Reset)
+        made.applied(undo)
+        assert (made.position, made.live, made.step()) == (3, True, None)
+
+    @pytest.mark.parametrize("again", [5, 7])
+    def test_a_row_that_comes_twice_before_facts_out_of_order_is_not_late(self, again: int) -> None:
+        made = cursor()
+        send(made, 7)
+        send(made, again, 9, 8)
+        assert apply_all(made) == [7]
+        assert (made.step(), made.dropped) == (CatchUp(Token(7), Token(9), fresh=True), 3)
+        send(made, 11)
+        assert made.dropped == 4
+
+    def test_a_late_fact_does_not_drop_facts_that_are_held_behind_a_gap(self) -> None:
+        made = cursor()
+        receive(made, 8, 8)
+        send(made, 12)
+        send(made, 11, 12)
+        assert (made.step(), made.dropped) == (CatchUp(Token(5), Token(8), fresh=True), 2)
+
+    def test_facts_out_of_order_behind_a_gap_grow_the_gap(self) -> None:
+        made = cursor()
+        receive(made, 8, 8)
+        send(made, 12, 11)
         assert made.step() == CatchUp(Token(5), Token(12), fresh=True)
 
-    def test_behind_a_gap_what_comes_late_is_fetched_once_the_gap_is_closed(self) -> None:
+    def test_a_late_fact_behind_a_gap_is_fetched_after_the_gap(self) -> None:
         made = cursor()
-        tell(made, 8, 8)
-        say(made, 12)
-        say(made, 11)
+        receive(made, 8, 8)
+        send(made, 12)
+        send(made, 11)
         made.fetched(CatchUp(Token(5), Token(8)), Page([fact(7)], Token(8), limited=False))
         assert apply_all(made) == [7, 12]
         assert made.step() == CatchUp(Token(8), Token(12), fresh=True)
@@ -542,18 +843,104 @@ class TestOutOfOrder:
         assert apply_all(made) == [11]
         assert made.live
 
-    def test_what_is_told_again_is_no_disorder(self) -> None:
-        """As a Synapse's caches are, whose rows go out before their ID counts."""
+    def test_rows_that_come_twice_are_not_out_of_order(self) -> None:
+        """Synapse sends rows of ``caches`` before their ID is settled."""
         made = cursor()
-        say(made, 7, 8, 7, 8, 9)
-        say(made, 8, 9, 5)
+        send(made, 7, 8, 7, 8, 9)
+        send(made, 8, 9, 5)
         assert apply_all(made) == [7, 8, 9]
         assert made.duplicates == 5
 
-    def test_below_a_position_there_is_nothing_to_come_late(self) -> None:
+    def test_a_fact_below_a_position_is_not_late(self) -> None:
         made = cursor()
-        say(made, 9)
-        tell(made, 9, 12)
-        say(made, 11)
+        send(made, 9)
+        receive(made, 9, 12)
+        send(made, 11)
         assert apply_all(made) == [9]
         assert (made.position, made.step(), made.duplicates) == (12, None, 1)
+
+
+def test_a_row_that_cannot_be_read_has_its_fact_and_the_next_one_fetched() -> None:
+    """The end of a fact may be lost with it, so the next fact cannot be told from the rest of it."""
+    made = cursor()
+    send(made, 6)
+    made.row_lost(LINK)
+    send(made, None, 8)
+    assert apply_all(made) == [6]
+    assert made.step() == CatchUp(Token(6), Token(8))
+    made.fetched(CatchUp(Token(6), Token(8)), Page([fact(7), fact(8)], Token(8), limited=False))
+    send(made, 9)
+    assert apply_all(made) == [7, 8, 9]
+
+
+def test_the_first_rows_of_a_fact_are_dropped_with_a_row_that_cannot_be_read() -> None:
+    made = cursor()
+    send(made, None)
+    made.row_lost(LINK)
+    send(made, 7)
+    assert made.step() == CatchUp(Token(5), Token(7))
+
+
+def test_a_row_that_cannot_be_read_on_another_link_drops_nothing_here() -> None:
+    made = cursor()
+    send(made, None)
+    made.row_lost(OTHER)
+    send(made, 6)
+    assert apply_all(made) == [6]
+
+
+class TestAudit:
+    """Facts that were found below the position, and positions that were found, in the writer's database."""
+
+    def test_facts_below_the_position_are_applied_once_and_the_position_stays(self) -> None:
+        made = cursor()
+        send(made, 6, 9)
+        assert apply_all(made) == [6, 9]
+        assert made.found_late([fact(7), fact(8)])
+        assert made.step() == Apply([fact(7), fact(8)], Token(9), Token(9))
+        assert not made.live
+        assert apply_all(made) == [7, 8]
+        assert (made.position, made.live) == (9, True)
+
+    def test_they_are_refused_while_others_wait_or_above_the_position(self) -> None:
+        made = cursor()
+        send(made, 9)
+        assert not made.found_late([fact(8)])
+        assert apply_all(made) == [9]
+        assert not made.found_late([])
+        assert not made.found_late([fact(8), fact(10)])
+        assert made.found_late([fact(8)])
+        assert not made.found_late([fact(7)])
+        assert apply_all(made) == [8]
+
+    def test_they_are_refused_while_a_late_fact_is_to_be_fetched(self) -> None:
+        made = cursor()
+        send(made, 9)
+        assert apply_all(made) == [9]
+        send(made, 8)
+        assert not made.found_late([fact(7)])
+        assert made.step() == CatchUp(Token(5), Token(9), fresh=True)
+
+    def test_a_writer_that_goes_back_takes_them_back(self) -> None:
+        made = cursor()
+        send(made, 9)
+        assert apply_all(made) == [9]
+        assert made.found_late([fact(8)])
+        made.link_lost(LINK)
+        receive(made, 6, 6)
+        assert isinstance(made.step(), Reset)
+
+    def test_a_settled_id_opens_a_gap(self) -> None:
+        made = cursor()
+        assert made.settled(Token(9))
+        assert made.step() == CatchUp(Token(5), Token(9))
+        assert not made.settled(Token(9))
+        send(made, 7, 10)
+        made.fetched(CatchUp(Token(5), Token(9)), Page([fact(7)], Token(9), limited=False))
+        assert apply_all(made) == [7, 10]
+
+    def test_without_a_link_nothing_is_settled(self) -> None:
+        made = cursor()
+        made.link_lost(LINK)
+        assert not made.settled(Token(9))
+        assert made.step() is None

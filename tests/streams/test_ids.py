@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SequenceRegressedError
-from replication.streams.ids import StreamIds, draw
-from replication.streams.pending import PendingIds
+from replication.streams.ids import StreamIds
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -20,16 +20,18 @@ class Asked:
     """A sequence whose answers a test gives."""
 
     def __init__(self) -> None:
-        self.pending = PendingIds(1)
+        self.ids = StreamIds(Token(1))
+        self.ids.begin(Token(1), self)
+        self.pending = self.ids.pending
         self.answers: list[Deferred[Sequence[int]]] = []
 
-    async def draw(self, count: int) -> Sequence[int]:
+    async def allocate(self, count: int) -> Sequence[int]:
         assert count == 2
         self.answers.append(Deferred())
         return await self.answers[-1]
 
     def begin(self) -> Deferred[Sequence[int]]:
-        return Deferred.fromCoroutine(draw(self.pending, self, 2))
+        return Deferred.fromCoroutine(self.ids.reserve(2))
 
 
 class DrawTests(SynchronousTestCase):
@@ -47,7 +49,7 @@ class DrawTests(SynchronousTestCase):
         drawing = self.asked.begin()
         self.asked.answers[0].callback([4, 5])
         self.assertEqual(self.successResultOf(drawing), [4, 5])
-        self.assertEqual((self.pending.settled, self.pending.open_count), (3, 2))  # 2 and 3 are somebody else's
+        self.assertEqual((self.pending.settled, self.pending.open_count), (3, 2))  # 2 and 3 are another process's
 
     def test_trap_36_nothing_is_passed_that_may_be_on_its_way(self) -> None:
         drawing = self.asked.begin()
@@ -66,7 +68,7 @@ class DrawTests(SynchronousTestCase):
         self.assert_nothing_is_left()
 
     def test_a_coroutine_that_is_dropped(self) -> None:
-        work = draw(self.pending, self.asked, 2)
+        work = self.asked.ids.reserve(2)
         work.send(None)
         work.close()
         self.assert_nothing_is_left()
@@ -85,13 +87,24 @@ class DrawTests(SynchronousTestCase):
 
 
 def test_ids_settle_no_further_than_others_have_come_who_are_watched() -> None:
-    ids = StreamIds[object](Token(1))
+    ids = StreamIds(Token(1))
     ids.begin(Token(5), None)
-    assert (ids.are_known, ids.within_reach(5)) == (True, 5)
-    ids.reached = Token(0)
-    assert (ids.are_known, ids.within_reach(5)) == (False, 0)
-    ids.reach(Token(0))  # of a sequence that nobody has drawn from
-    assert (ids.are_known, ids.within_reach(5)) == (True, 1)
-    ids.reach(Token(9))
-    ids.reach(Token(7))
-    assert (ids.within_reach(ids.pending.settled), ids.within_reach(8)) == (9, 8)
+    assert (ids.horizon_known, ids.within_horizon(5)) == (True, 5)
+    ids.begin_with_external_writers()
+    assert (ids.horizon_known, ids.within_horizon(5)) == (False, 0)
+    ids.raise_horizon(Token(0))  # of an empty table, which may begin with ID 1
+    assert (ids.horizon_known, ids.within_horizon(5)) == (True, 0)
+    ids.raise_horizon(Token(9))
+    ids.raise_horizon(Token(7))
+    assert (ids.within_horizon(ids.pending.settled), ids.within_horizon(8)) == (9, 8)
+
+
+def test_without_a_sequence_the_process_counts_from_the_start() -> None:
+    ids = StreamIds(Token(5))
+    assert (ids.settled, ids.durable) == (5, 5)
+    reserving = ids.reserve(2)
+    with pytest.raises(StopIteration) as returned:
+        reserving.send(None)
+    assert returned.value.value == [6, 7]
+    ids.begin(Token(9), None)
+    assert (ids.settled, ids.durable) == (9, 9)

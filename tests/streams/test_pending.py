@@ -1,4 +1,4 @@
-"""IDs that finish in any order."""
+"""Stream IDs that complete in any order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replication.streams.pending import PendingIds
 
 
 def test_the_example_of_the_streams_document() -> None:
-    """Protocol F1: a stream at 1 follows its writer through completions in any order."""
+    """docs/protocol/ids.md F1: a stream at 1 follows its writer through completions in any order."""
     pending = PendingIds(1)
     assert [*pending.reserve(), *pending.reserve()] == [2, 3]
     assert pending.settled == 1
@@ -41,7 +41,7 @@ def test_many_ids_may_be_reserved_and_completed_at_once() -> None:
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [1], [4], [2], [3, 4]])
-def test_an_id_is_completed_once_by_whoever_reserved_it(ids: list[int]) -> None:
+def test_an_id_is_completed_once(ids: list[int]) -> None:
     pending = PendingIds(1)
     pending.complete(pending.reserve())
     pending.reserve()
@@ -49,11 +49,11 @@ def test_an_id_is_completed_once_by_whoever_reserved_it(ids: list[int]) -> None:
         pending.complete(ids)
 
 
-def test_trap_36_an_id_that_is_on_its_way_is_not_passed() -> None:
-    """The position does not pass an ID between its allocation and our knowing of it."""
+def test_trap_36_an_id_that_is_being_allocated_does_not_settle() -> None:
+    """The position does not pass an ID between its allocation and its arrival here."""
     pending = PendingIds(1)
     slow, fast = pending.expect(), pending.expect()
-    pending.open(fast, [3])  # 2 was handed out before, to the slow request
+    pending.open(fast, [3])  # 2 was allocated before, for the slow request
     pending.complete([3])
     assert pending.settled == 1
     pending.open(slow, [2])
@@ -62,7 +62,7 @@ def test_trap_36_an_id_that_is_on_its_way_is_not_passed() -> None:
     assert pending.settled == 3
 
 
-def test_ids_that_were_overtaken_take_their_place_among_those_that_are_open() -> None:
+def test_ids_of_a_slower_request_are_open_below_those_of_a_faster_one() -> None:
     pending = PendingIds(1)
     floors = [pending.expect() for _ in range(3)]
     pending.open(floors[0], [9, 4])
@@ -77,7 +77,7 @@ def test_ids_that_were_overtaken_take_their_place_among_those_that_are_open() ->
     assert settled == [3, 3, 8, 9]
 
 
-def test_gaps_of_a_shared_sequence_are_not_waited_for() -> None:
+def test_ids_of_other_processes_do_not_delay_settling() -> None:
     pending = PendingIds(1)
     pending.open(pending.expect(), [5])
     assert pending.settled == 4
@@ -85,7 +85,7 @@ def test_gaps_of_a_shared_sequence_are_not_waited_for() -> None:
     assert pending.settled == 5
 
 
-def test_an_abandoned_place_holds_nothing_back() -> None:
+def test_an_abandoned_request_does_not_delay_settling() -> None:
     pending = PendingIds(1)
     failed = pending.expect()
     pending.complete(pending.reserve())
@@ -94,7 +94,7 @@ def test_an_abandoned_place_holds_nothing_back() -> None:
     assert pending.settled == 2
 
 
-def test_a_place_that_nobody_holds_cannot_be_given_back() -> None:
+def test_an_unknown_request_cannot_be_abandoned() -> None:
     pending = PendingIds(1)
     with pytest.raises(StreamError, match="no request"):
         pending.abandon(1)
@@ -102,19 +102,21 @@ def test_a_place_that_nobody_holds_cannot_be_given_back() -> None:
         pending.open(1, [2])
 
 
-def test_a_request_may_come_back_with_nothing() -> None:
+def test_a_request_may_bring_no_ids() -> None:
     pending = PendingIds(1)
     pending.open(pending.expect(), [])
     assert (pending.settled, pending.open_count) == (1, 0)
 
 
 @pytest.mark.parametrize("ids", [[5], [4, 7], [7, 7], [6]])
-def test_trap_41_a_sequence_that_goes_back_is_refused_and_its_place_still_held(ids: list[int]) -> None:
+def test_trap_41_a_sequence_that_goes_back_is_refused_and_the_request_kept(ids: list[int]) -> None:
     pending = PendingIds(5)
     first, second = pending.expect(), pending.expect()
     pending.open(first, [6])
-    with pytest.raises(SequenceRegressedError, match="set it forward"):
+    expected = r"others are open: set it forward, past every ID that is stored$"
+    with pytest.raises(SequenceRegressedError, match=expected) as caught:
         pending.open(second, ids)
+    assert (caught.value.ids, caught.value.used_upto) == (ids, second)
     pending.complete([6])
     assert pending.settled == 5
     pending.abandon(second)
@@ -122,7 +124,7 @@ def test_trap_41_a_sequence_that_goes_back_is_refused_and_its_place_still_held(i
 
 
 class LocalCounter(RuleBasedStateMachine):
-    """IDs of our own counter, completed in any order, against a model that looks at every ID."""
+    """IDs of an own counter, completed in any order, against a model that checks every ID."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,15 +174,15 @@ class LocalCounter(RuleBasedStateMachine):
 
 
 class SharedSequence(LocalCounter):
-    """IDs of a sequence that others draw from, for requests that overtake each other, fail or are cancelled."""
+    """IDs of a shared sequence, by requests that overtake each other, fail or are cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asking: list[tuple[int, list[int] | None]] = []  # a floor, and what the sequence handed out for it
+        self.asking: list[tuple[int, list[int] | None]] = []  # a floor, and the IDs allocated for it
         self.sequence = 10
 
     def reserve(self, count: int) -> None:
-        """Not with a shared sequence."""
+        """Do nothing: a shared sequence has no own counter."""
 
     @rule()
     def ask(self) -> None:
@@ -193,7 +195,7 @@ class SharedSequence(LocalCounter):
 
     @rule(data=st.data())
     def others_are_heard_of(self, data: st.DataObject) -> None:
-        """Of any ID that was handed out: what is ours and has not arrived may be smaller."""
+        """Note any allocated ID: IDs of this process that have not arrived may be smaller."""
         seen = data.draw(st.integers(2, self.sequence))
         self.pending.note(seen)
         self.highest = max(self.highest, seen)
@@ -220,7 +222,7 @@ class SharedSequence(LocalCounter):
     @precondition(lambda self: self.asking)
     @rule(data=st.data())
     def a_request_fails_or_is_cancelled(self, data: st.DataObject) -> None:
-        """Before or after the sequence handed out IDs, which are gone then."""
+        """Abandon a request, before or after its IDs were allocated, which then are lost."""
         floor, _ = self.asking.pop(data.draw(st.integers(0, len(self.asking) - 1)))
         self.pending.abandon(floor)
 
@@ -236,7 +238,7 @@ class SharedSequence(LocalCounter):
 
     @invariant()
     def nothing_that_was_handed_out_is_passed(self) -> None:
-        """Hold I5: whether we know of an ID yet or not."""
+        """Check I5, for IDs that have arrived and for those that have not."""
         handed_out = {each for _, ids in self.asking for each in ids or ()}
         assert all(each > self.pending.settled for each in handed_out | self.open)
 

@@ -1,6 +1,6 @@
-"""A master whose application is a Synapse's tables: it takes all facts out of a restored database, and in again.
+"""A master that moves all facts out of a restored Synapse database, and writes them again.
 
-``loading.py URL SERVER_NAME`` prints where its wire is, waits for a line, writes each fact with SQL, under the ID that
+``loading.py URL SERVER_NAME`` prints its endpoint, waits for a line, writes each fact with SQL, under the ID that
 it had, and prints, as JSON, the last token of each stream.
 """
 
@@ -17,14 +17,14 @@ from twisted.internet import defer, endpoints, task, threads
 
 from replication import Master
 from replication.storage import open_store
-from replication.streams.registry import SourceTable
+from replication.streams.definitions import SourceTable
 from replication.synapse import STREAMS
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replication.streams.registry import Dialect, StreamDefinition
+    from replication.streams.definitions import Dialect, StreamDefinition
 
 IDS = {"id", "stream_id", "stream_ordering", "event_stream_ordering", "event_id"}
 CHUNK = 50  # facts in a transaction
@@ -39,7 +39,7 @@ def tables_of(definition: StreamDefinition, dialect: Dialect) -> Sequence[Source
 
 
 def take_out(url: str, dialect: Dialect, tables: Sequence[str]) -> Columns:
-    """Move all rows aside, into ``recorded_TABLE``, where ``place`` is their order; as if nothing had happened yet."""
+    """Move all rows to ``recorded_TABLE``, with their order in ``place``, and leave the tables empty."""
     if dialect == "sqlite":
         connect: Any = closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None))
         place, empty = "rowid", "DELETE FROM {}"
@@ -63,7 +63,7 @@ def take_out(url: str, dialect: Dialect, tables: Sequence[str]) -> Columns:
 
 
 async def read_all(reactor: Any, url: str) -> dict[str, dict[int, list[Any]]]:
-    """Return all rows that there are, by stream and token."""
+    """Return all rows, by stream and token."""
     store = open_store(url, reactor)
     await store.open()
     facts: dict[str, dict[int, list[Any]]] = {}
@@ -78,7 +78,7 @@ async def read_all(reactor: Any, url: str) -> dict[str, dict[int, list[Any]]]:
 
 
 class Loader:
-    """Puts it all in again."""
+    """Writes all rows again, as facts of a master."""
 
     def __init__(self, master: Master, dialect: Dialect, facts: Mapping[str, Mapping[int, Sequence[Any]]]) -> None:
         self.master = master
@@ -106,7 +106,7 @@ class Loader:
             at = end
 
     async def put_in(self, fact: Any, definition: StreamDefinition) -> None:
-        """Do with SQL what a Synapse did."""
+        """Insert the rows of a fact by SQL, as Synapse did."""
         for source in tables_of(definition, self.dialect):
             if source.table == "ex_outlier_stream":  # its event may have come under another ID, sooner or later
                 outlier = f"SELECT event_id FROM recorded_ex_outlier_stream WHERE event_stream_ordering = {self.mark}"
@@ -114,7 +114,7 @@ class Loader:
             await self.copy(fact, source.table, f"{source.id_column} = {self.mark}")
 
     async def copy(self, fact: Any, table: str, where: str) -> None:
-        """Copy rows, so that they lie in the order in which they lay: PostgreSQL puts a row wherever it fits."""
+        """Copy rows in their old physical order, which PostgreSQL would not keep by itself."""
         columns, ids = ", ".join(self.columns[table]), [fact.stream_id]
         if self.dialect == "sqlite" or table != "current_state_delta_stream":
             await fact.execute(

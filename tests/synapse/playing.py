@@ -1,4 +1,4 @@
-"""A master that says what a Synapse has said, byte for byte, and answers over HTTP as that did."""
+"""A master that sends the recorded bytes of a Synapse, and answers over HTTP from the recording."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PAGE_ROWS = 100
 
 
 class PlayedMaster:
-    """Plays ``recording`` to whoever says REPLICATE first, cut at random places, and goes on pinging."""
+    """Sends ``recording``, cut at random places, to the first worker that sends REPLICATE, and then pings."""
 
     def __init__(self, recording: bytes, facts: Facts, seed: int, *, pause_after: bytes = b"") -> None:
-        """Play it, with a pause after the first line that begins so, until ``resume`` is set."""
+        """Send it; after the first line that begins with ``pause_after``, wait until ``resume`` is set."""
         first = recording.find(b"\n" + pause_after) if pause_after else -1
         self._pause_at = recording.find(b"\n", first + 1) + 1 if first >= 0 else -1
-        self.heard = b""  # what the worker said
+        self.received = b""  # from the worker
         self.fetched: list[tuple[str, int, int]] = []  # what it asked for: stream, from, upto
         self._recording = recording
         self._facts = facts
@@ -39,7 +39,7 @@ class PlayedMaster:
 
     @property
     def wire(self) -> str:
-        """Where it is, as an endpoint."""
+        """The endpoint."""
         return f"tcp:127.0.0.1:{self._socket.getsockname()[1]}"
 
     def __enter__(self) -> Self:
@@ -57,8 +57,8 @@ class PlayedMaster:
     def _play(self) -> None:
         peer, _ = self._socket.accept()
         with peer:
-            while b"REPLICATE" not in self.heard:
-                self.heard += peer.recv(2**16)
+            while b"REPLICATE" not in self.received:
+                self.received += peer.recv(2**16)
             at = 0
             while at < len(self._recording):
                 end = at + self._chance.choice((1, 700, 5_000, 70_000))
@@ -72,14 +72,14 @@ class PlayedMaster:
             while not self._ended.is_set():
                 try:
                     peer.sendall(b"PING 1\n")
-                    self.heard += peer.recv(2**16)
+                    self.received += peer.recv(2**16)
                 except TimeoutError:
                     continue
                 except OSError:
                     return
 
     def _page(self, stream: str, after: int, upto: int) -> dict[str, Any]:
-        """Return whole facts; of backfill, the last ones, and downwards (trap 12)."""
+        """Return whole facts; of backfill the last ones in descending order (docs/protocol/traps.md 12)."""
         self.fetched.append((stream, after, upto))
         rows: list[list[Any]] = []
         tokens = sorted(token for token in self._facts.get(stream, {}) if after < token <= upto)

@@ -1,7 +1,7 @@
-"""The databases that the recorded Synapses left behind, and what they had said.
+"""The databases of the recorded Synapses, and the lines that they sent.
 
-That on SQLite has only the tables that streams are gathered from, and not what no row is made of: contents of events
-(but of those that were redacted), messages, account data.
+The SQLite database has only the tables of streams, without the values that no row contains: the content of events
+(except redacted ones), messages, account data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from replication.streams.typed import History
+from replication.streams.typed_rows import History
 from replication.synapse import STREAMS
 from tests.system.daemons import CHECKOUT
 from tests.transcripts.recordings import DATA, read_recording
@@ -30,7 +30,7 @@ NAMES = ("synapse-sqlite", "synapse-postgres")
 SERVERS = {"synapse-sqlite": "peer.test", "synapse-postgres": "alpha.test"}
 WHOLE: list[str] = [each.name for each in STREAMS if each.history is History.WHOLE]
 NEWEST: list[str] = [each.name for each in STREAMS if each.history is History.NEWEST]
-# Written before the recorder came, or never sent (trap 12); presence of the moment of the shutdown
+# Written before the recorder came, or never sent (docs/protocol/traps.md 12); presence of the moment of the shutdown
 UNSENT = {
     ("synapse-postgres", "backfill"): [7, 8, 9, 10, 11, 13, 14, *range(120, 129)],
     ("synapse-postgres", "caches"): [1, 2],
@@ -39,17 +39,17 @@ UNSENT = {
 
 
 def restore_sqlite(folder: Path) -> str:
-    """Put the database into a folder, and return its URL."""
+    """Copy the database into a folder, and return its URL."""
     path = folder / "homeserver.db"
     path.write_bytes(gzip.decompress((DATA / "synapse-sqlite/homeserver.db.gz").read_bytes()))
     return f"sqlite:///{path}"
 
 
-def restore_postgres(server: PostgresServer, database: str) -> str:
-    """Restore the dump as one transaction, so that rows lie as they did, and return the database's URL."""
-    script = gzip.decompress((DATA / "synapse-postgres/dump.sql.gz").read_bytes()).decode()
+def restore_postgres(server: PostgresServer, database: str, name: str = "synapse-postgres") -> str:
+    """Restore the dump in one transaction, which keeps the physical order of rows; return the URL."""
+    script = gzip.decompress((DATA / name / "dump.sql.gz").read_bytes()).decode()
     url = server.url(database)
-    with psycopg.connect(url, autocommit=True) as connection:  # the script says BEGIN and COMMIT
+    with psycopg.connect(url, autocommit=True) as connection:  # the script has BEGIN and COMMIT
         end = 0
         for found in re.finditer(r"^(COPY .*?);\n(.*?)^\\\.\n", script, re.MULTILINE | re.DOTALL):
             connection.execute(script[end : found.start()])
@@ -61,7 +61,7 @@ def restore_postgres(server: PostgresServer, database: str) -> str:
 
 
 def recorded_facts(name: str) -> Facts:
-    """Return what was sent, once each: the first row that came under a token, and those of its batch."""
+    """Return the facts that were sent: for each token the first row and its batch, once."""
     facts: Facts = {}
     begun: dict[str, list[str]] = {}
     for line in read_recording(f"{name}/recording.txt").decode().splitlines():
@@ -82,19 +82,19 @@ def lines_of(stream: str, facts: Mapping[int, Sequence[str]]) -> list[str]:
     ]
 
 
-def check_history(name: str, told: Mapping[str, Sequence[str]]) -> None:
-    """Hold the lines that are told of a restored database, by stream, against the recording."""
+def check_history(name: str, found: Mapping[str, Sequence[str]]) -> None:
+    """Compare lines from a restored database, by stream, with the recording."""
     recorded = recorded_facts(name)
     for stream in WHOLE:
         unsent = UNSENT.get((name, stream), [])
-        lines = [line for line in told.get(stream, []) if line.split(" ")[3] not in map(str, unsent)]
+        lines = [line for line in found.get(stream, []) if line.split(" ")[3] not in map(str, unsent)]
         assert lines == lines_of(stream, recorded.get(stream, {})), stream
     for stream in NEWEST:
         # A line is its token and its row: what came with it under that token may be gone.
         sent = {(token, row) for token, rows in recorded[stream].items() for row in rows}
         left: list[tuple[int, str]] = []
         begun: list[str] = []
-        for line in told[stream]:
+        for line in found[stream]:
             _, _, _, token, row = line.split(" ", 4)
             begun.append(row)
             if token != "batch":
@@ -105,7 +105,8 @@ def check_history(name: str, told: Mapping[str, Sequence[str]]) -> None:
         assert len(left) - len(unsent) == KNOWN[name][stream], stream
 
 
-# The README's table: of what is told of streams whose tables keep the newest only, what is left.
+# The table of docs/how-to/be-synapse-main-process.md: the facts that remain of streams whose tables keep only the
+# newest rows.
 KNOWN = {
     "synapse-sqlite": {
         "presence": 10, "receipts": 84, "pushers": 35, "device_lists": 55, "to_device": 16, "tag_account_data": 47,

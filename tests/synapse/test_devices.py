@@ -1,4 +1,4 @@
-"""Rows of what devices have."""
+"""Tests of the rows of streams about devices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_trap_35_rows_of_later_versions_are_read() -> None:
     assert DEVICE_LISTS.read_row('["@u:h",false,true]') == DeviceListsRow("@u:h")  # 1.110
 
 
-def test_the_other_rows() -> None:
+def test_rows_of_the_other_streams_are_typed() -> None:
     assert TO_DEVICE.read_row('["h.example"]') == ToDeviceRow("h.example")
     assert USER_SIGNATURE.read_row('["@u:h"]') == UserSignatureRow("@u:h")

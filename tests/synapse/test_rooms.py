@@ -1,4 +1,4 @@
-"""Rows of what happens in rooms."""
+"""Tests of the rows of streams about rooms."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from replication.synapse.rooms import (
         ('["state-all",["!r"]]', AllStateRow(AllState("!r"))),
     ],
 )
-def test_a_row_of_events_is_of_one_of_three_kinds(text: str, row: EventRow | StateRow | AllStateRow) -> None:
+def test_a_row_of_events_has_one_of_three_kinds(text: str, row: EventRow | StateRow | AllStateRow) -> None:
     assert EVENTS.read_row(text) == row
 
 
-def test_another_kind_is_refused_by_its_name() -> None:
+def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(RowError, match="Invalid value 'ex'"):
         EVENTS.read_row('["ex",[]]')
 
@@ -57,7 +57,7 @@ def test_named_fields_begin_with_the_kind() -> None:
     }
 
 
-def test_the_other_rows() -> None:
+def test_rows_of_the_other_streams_are_typed() -> None:
     assert BACKFILL.read_row('["$e","!r","t",null,null,null]') == BackfillRow("$e", "!r", "t", None, None, None)
     text = '["!r","m.read","@u","$e",{"ts":1,"hidden":false}]'
     assert RECEIPTS.read_row(text) == ReceiptRow("!r", "m.read", "@u", "$e", {"ts": 1, "hidden": False})

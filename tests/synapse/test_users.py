@@ -1,4 +1,4 @@
-"""Rows of what users have."""
+"""Tests of the rows of streams about users."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from replication.synapse.users import (
 )
 
 
-def test_presence_has_booleans_from_either_database() -> None:
+def test_presence_has_booleans_from_both_databases() -> None:
     row = PresenceRow("@u:h", "online", 3, 2, 1, None, True)
     assert PRESENCE.read_row('["@u:h","online",3,2,1,null,1]') == row
     assert PRESENCE.read_row('["@u:h","online",3,2,1,null,true]') == row
 
 
-def test_the_other_rows() -> None:
+def test_rows_of_the_other_streams_are_typed() -> None:
     assert PUSH_RULES.read_row('["@u:h"]') == PushRulesRow("@u:h")
     assert PUSHERS.read_row('["@u:h","app","key",true]') == PusherRow("@u:h", "app", "key", True)
     assert ACCOUNT_DATA.read_row('["@u:h",null,"m.direct"]') == AccountDataRow("@u:h", None, "m.direct")

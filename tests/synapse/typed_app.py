@@ -1,4 +1,4 @@
-"""An application of a worker: every row of a Synapse's streams, typed, into a table."""
+"""An application of a worker that stores every typed row of Synapse's streams in a table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication import Worker
-    from replication.follower import ApplyTransaction
+    from replication.follower.stream import ApplyTransaction
     from replication.streams.facts import Fact
-    from replication.streams.typed import TypedStream
+    from replication.streams.typed_rows import TypedStream
 
 
 def register(worker: Worker) -> None:
-    """Take all streams."""
+    """Register a function for each stream."""
     for stream in STREAMS:
         _register(worker, stream)
 

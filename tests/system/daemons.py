@@ -1,4 +1,4 @@
-"""Real processes for system tests: started with what a user types, killed with SIGKILL, always cleaned up."""
+"""Daemons of system tests: started as a user starts them, killed with SIGKILL, always cleaned up."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SERVED = re.compile(r"(the wire|HTTP) is served at (\S+)")
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a user whose shell finds this Python's commands and this checkout's plugin."""
+    """Return an environment whose PATH has this Python's commands and whose modules are this checkout's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"}
 
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is true; fail with ``what`` if it never is."""
+    """Call ``condition`` until its result is true, and return that; fail with ``what`` after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -44,7 +44,7 @@ def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -
 
 
 def get_json(url: str, path: str) -> Any:
-    """Return what an HTTP API says."""
+    """Return the JSON answer of an HTTP API."""
     with urllib.request.urlopen(url + path, timeout=PATIENCE) as answer:
         return json.load(answer)
 
@@ -57,16 +57,17 @@ class Daemon:
         self.role = role
         self.options = options
         self.name = name or role
+        self.environment = environment()
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
-        """What the running process has logged."""
+        """The log of the running process."""
         return self.log_of(self.starts)
 
     def log_of(self, start: int) -> str:
-        """What the process of that start has logged, counted from 1."""
+        """The log of the process of a start, counted from 1."""
         return (self.folder / f"{self.name}-{start}.log").read_text()
 
     def start(self) -> Self:
@@ -75,12 +76,12 @@ class Daemon:
         with (self.folder / f"{self.name}-{self.starts}.log").open("wb") as log:
             command = ["twistd", "-n", "--pidfile=", "replication", self.role, *self.options]
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment(), stdout=log, stderr=subprocess.STDOUT
+                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT
             )
         return self
 
     def address(self, what: str) -> str:
-        """Wait until ``the wire`` or ``HTTP`` is served, and return where."""
+        """Wait until ``the wire`` or ``HTTP`` is served, and return its address."""
 
         def served() -> str | None:
             if self._process is not None and self._process.poll() is not None:
@@ -99,19 +100,26 @@ class Daemon:
 
     @property
     def ended(self) -> bool:
-        """Whether it was started and runs no more."""
+        """Whether it was started and has ended."""
         process = self._process
         return self.starts > 0 and (process is None or process.poll() is not None)
 
+    def wait(self) -> int:
+        """Wait until it ends by itself, and return the exit status."""
+        assert self._process is not None
+        status = self._process.wait(PATIENCE)
+        self._process = None
+        return status
+
     def kill(self) -> None:
-        """SIGKILL: no goodbye."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit status."""
+        """Send SIGTERM, and return the exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(PATIENCE)
@@ -127,7 +135,7 @@ class Daemon:
 
 @contextmanager
 def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
-    """Start a master and yield its addresses, which it has again when it is started again."""
+    """Start a master on fixed ports and yield its addresses."""
     wire, http = free_ports(2)
     master.options += (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{http}:interface=127.0.0.1")
     with master:
@@ -135,7 +143,7 @@ def fixed_ports(master: Daemon) -> Iterator[tuple[str, str]]:
 
 
 def append(http: str, stream: str, facts: Sequence[Fact], secret: str = "") -> list[int]:
-    """Append facts in one call; a fact's rows stay together."""
+    """Append facts in one call, and return their IDs."""
     body = "".join('{"rows":[' + ",".join(each.texts) + "]}\n" for each in facts).encode()
     url = f"http://{http}/v1/streams/{stream}/facts"
     request = urllib.request.Request(

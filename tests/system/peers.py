@@ -1,4 +1,4 @@
-"""The other end of a real socket, driven by hand."""
+"""A peer on a real socket that a test controls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Peer:
-    """A connection, as ``nc`` would have it."""
+    """A connection, as with ``nc``."""
 
     def __init__(self, address: str | socket.socket) -> None:
         if isinstance(address, socket.socket):
@@ -27,15 +27,15 @@ class Peer:
         self.lines: list[str] = []  # all that was read
         self._rest = b""
 
-    def say(self, data: bytes) -> None:
-        """Send, as far as the other end lets us."""
+    def send(self, data: bytes) -> None:
+        """Send bytes; stop without an error if the other end closes."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
-            return  # it has hung up in the middle: what it said before that is what a test looks at
+            return  # the test checks what it sent before it closed
 
     def read_until(self, start: str) -> str:
-        """Read lines up to one that begins so, and return it."""
+        """Read lines up to one with this beginning, and return it."""
         seen = 0
         while True:
             for line in self.lines[seen:]:
@@ -63,7 +63,7 @@ class Peer:
             self.socket.settimeout(PATIENCE)
 
     def close(self, *, reset: bool = False) -> None:
-        """Close, or tear the connection down with a RST."""
+        """Close the connection, or reset it."""
         if reset:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         self.socket.close()
@@ -85,7 +85,7 @@ class Peer:
 
 
 def listen() -> socket.socket:
-    """Listen on a free port: a writer, or whatever a test makes of it."""
+    """Listen on a free port, as a writer does."""
     server = socket.create_server(("127.0.0.1", 0))
     server.settimeout(PATIENCE)
     return server
@@ -94,7 +94,7 @@ def listen() -> socket.socket:
 def ask(
     url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, method: str | None = None
 ) -> Any:
-    """Return the status and the JSON (or text) of an answer over HTTP."""
+    """Return the status and the JSON (or text) of an HTTP answer."""
     request = urllib.request.Request(url, body, dict(headers or {}), method=method)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:

@@ -1,4 +1,4 @@
-"""A program that knows nothing of us and writes with plain SQL: begun by tests as a process, with psycopg or as psql.
+"""An external writer: a process that writes by plain SQL, with psycopg or through psql.
 
 ``plain_writer.py URL SEED TRANSACTIONS psycopg|PATH_OF_PSQL`` prints a line of JSON per transaction: the IDs, and when
 it was about to ask for the COMMIT (by the machine's one monotonic clock), or null if it was rolled back.
@@ -20,7 +20,7 @@ INSERT = "INSERT INTO events (name) VALUES {} RETURNING id"
 
 
 def by_psycopg(url: str) -> Callable[[str], list[int]]:
-    """Return what runs a statement and returns its first column."""
+    """Return a function that runs a statement and returns its first column."""
     import psycopg
 
     connection = psycopg.connect(url, autocommit=True)
@@ -37,7 +37,7 @@ def by_psycopg(url: str) -> Callable[[str], list[int]]:
 
 
 def by_psql(url: str, psql: str) -> Callable[[str], list[int]]:
-    """Return the same, over the standard input of a psql."""
+    """Return the same over the standard input of psql."""
     process: Any = subprocess.Popen(
         [psql, "--quiet", "--no-align", "--tuples-only", "--no-psqlrc", url],
         stdin=subprocess.PIPE,
@@ -58,7 +58,7 @@ def by_psql(url: str, psql: str) -> Callable[[str], list[int]]:
 
 
 def main(url: str, seed: str, count: str, how: str) -> None:
-    """Write."""
+    """Write rows."""
     run = by_psycopg(url) if how == "psycopg" else by_psql(url, how)
     chance = random.Random(int(seed))
 

@@ -1,4 +1,4 @@
-"""A shell's command, as a reader of the README types it."""
+"""A shell command of the documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 240.0  # seconds; Spark takes its time on a machine that is busy
 
 
 class Terminal:
-    """A command that a reader types, and what it has said so far."""
+    """A running command and the lines that it has printed."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self.command = command
@@ -39,14 +39,19 @@ class Terminal:
         for line in self._process.stdout:
             self.lines.append(line.rstrip())
 
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended."""
+        return self._process.poll() is not None
+
     def finish(self) -> int:
-        """Wait for its end; returns its status."""
+        """Wait for its end, and return the status."""
         status = self._process.wait(PATIENCE)
         self.close()
         return status
 
     def close(self) -> None:
-        """Close the terminal."""
+        """Kill the command if it runs."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Bad input over real sockets to real processes: an answer that says what and where, and nobody else notices."""
+"""Bad input over real sockets to real processes: an answer with the reason, and no effect on other connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(256))
 
 
 class Scene:
-    """A master, and two peers who only want to be left in peace."""
+    """A master, and two well-behaved peers, which must not be disturbed."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         (folder / "secret").write_text("open sesame\n")
@@ -42,7 +42,7 @@ class Scene:
         self.wire, self.http = self.master.address("the wire"), f"http://{self.master.address('HTTP')}"
         self.bystanders = [stack.enter_context(Peer(self.wire)) for _ in range(2)]
         for number, peer in enumerate(self.bystanders):
-            peer.say(b"NAME bystander%d\nPING 1\nREPLICATE\n" % number)
+            peer.send(b"NAME bystander%d\nPING 1\nREPLICATE\n" % number)
             peer.read_until("POSITION caches")
 
     def faults(self) -> dict[str, int]:
@@ -62,7 +62,7 @@ class Scene:
         """Be sure that the daemon is up and the bystanders have noticed nothing."""
         token = self.append()
         for peer in self.bystanders:
-            peer.say(b"PING 1\n")
+            peer.send(b"PING 1\n")
             assert peer.read_until(f"RDATA orders master {token} ") == f'RDATA orders master {token} "fact"'
             assert not [line for line in peer.lines if line.startswith("ERROR")]
         assert ask(f"{self.http}/health")[0] == 200
@@ -79,7 +79,7 @@ WRONG = {
     "a formatted one": (b"FOO 100% %s {0}\n", "in 'FOO 100% %s {0}'", "unknown command"),
     "a word in small letters": (b"PING 1\nping 1\n", "line 2: unknown command: 'ping'", "unknown command"),
     "a web browser": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "this is not an HTTP port", "unknown command"),
-    "a TLS client": (CLIENT_HELLO, "line 1: not UTF-8 at byte", "not UTF-8"),
+    "a TLS client": (CLIENT_HELLO, "line 1: the peer connects with TLS", "bad line"),
     "NUL": (b"\0\n", r"line 1: unknown command: '\x00'", "unknown command"),
     "what only a master says": (b"RDATA orders master 3 []\n", "invalid command: RDATA", "wrong direction"),
     "where a master is": (b"POSITION orders master 3 3\n", "invalid command: POSITION", "wrong direction"),
@@ -104,43 +104,43 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_answered_counted_and_nobody_elses(scene: Scene, name: str) -> None:
+def test_a_wrong_line_is_answered_and_counted_and_disturbs_no_other_connection(scene: Scene, name: str) -> None:
     data, complaint, kind = WRONG[name]
     before = scene.faults().get(kind, 0)
     with Peer(scene.wire) as peer:
-        peer.say(data)
-        said = peer.read_to_the_end()
-    assert said[-1].startswith("ERROR ")
-    assert complaint in said[-1]
-    assert [line.split(" ")[0] for line in said[:2]] == ["SERVER", "PING"]
+        peer.send(data)
+        output = peer.read_to_the_end()
+    assert output[-1].startswith("ERROR ")
+    assert complaint in output[-1]
+    assert [line.split(" ")[0] for line in output[:2]] == ["SERVER", "PING"]
     assert scene.faults()[kind] == before + 1
     scene.check()
 
 
-def test_what_is_odd_but_right_is_taken(scene: Scene) -> None:
+def test_unusual_but_valid_lines_are_accepted(scene: Scene) -> None:
     """A byte at a time, a CR at the end, NUL in a text, a line of exactly the limit, a flood of blank lines."""
     faults = scene.faults()
     with Peer(scene.wire) as peer:
         for byte in b"NAME nc\r\n":
-            peer.say(bytes([byte]))
-        peer.say(b"NAME a\0b\nPING\n" + b"NAME " + b"x" * (LINE_LIMIT - 5) + b"\n")
-        peer.say(b"\n" * 500_000 + b" \r\n" * 10_000)
+            peer.send(bytes([byte]))
+        peer.send(b"NAME a\0b\nPING\n" + b"NAME " + b"x" * (LINE_LIMIT - 5) + b"\n")
+        peer.send(b"\n" * 500_000 + b" \r\n" * 10_000)
         for byte in b"REPLICATE orders\n":
-            peer.say(bytes([byte]))
+            peer.send(bytes([byte]))
         peer.read_until("POSITION orders master ")
         token = scene.append("seen")
         peer.read_until(f"RDATA orders master {token} ")
-        peer.say(b"FOO\n")
+        peer.send(b"FOO\n")
         assert "line 510006: unknown command" in peer.read_to_the_end()[-1]
     assert scene.faults() == {**faults, "unknown command": faults.get("unknown command", 0) + 1}
     scene.check()
 
 
-def test_who_goes_without_a_word_is_no_fault(scene: Scene) -> None:
+def test_a_peer_that_disconnects_is_no_fault(scene: Scene) -> None:
     faults = scene.faults()
     for reset in (False, True):
         with Peer(scene.wire) as peer:
-            peer.say(b"NAME half a li")
+            peer.send(b"NAME half a li")
             peer.read_until("PING")
             peer.close(reset=reset)
     Peer(scene.wire).close(reset=True)
@@ -197,10 +197,10 @@ def test_http_refuses_with_the_right_status_and_a_reason(scene: Scene) -> None:
     scene.check()
 
 
-def test_what_is_no_http_is_left(scene: Scene) -> None:
+def test_a_request_that_is_not_http_ends_its_connection(scene: Scene) -> None:
     for data in (b"\xff\xfe\0\r\n" * 100, b"PING 1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * 100_000):
         with Peer(scene.http.removeprefix("http://")) as peer:
-            peer.say(data)
+            peer.send(data)
             peer.read_to_the_end()
     scene.check()
 
@@ -226,7 +226,7 @@ WRONG_MASTERS = {
 }
 
 
-def test_a_worker_leaves_a_master_that_is_wrong_and_comes_back(scene: Scene, tmp_path: Path) -> None:
+def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, tmp_path: Path) -> None:
     """Each wrong thing comes after right ones; between two, the fake master behaves, so that the wait stays short."""
     with listen() as server, ExitStack() as stack:
         fake = f"tcp:127.0.0.1:{server.getsockname()[1]}"
@@ -253,17 +253,17 @@ def test_a_worker_leaves_a_master_that_is_wrong_and_comes_back(scene: Scene, tmp
 
         def accept(data: bytes) -> Peer:
             peer = stack.enter_context(Peer(server.accept()[0]))
-            peer.say(data)
+            peer.send(data)
             return peer
 
         token = 1
         for number, (name, wrong) in enumerate(WRONG_MASTERS.items(), 1):
             token += 1
             peer = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token - 1, token - 1))
-            peer.say(b'RDATA theirs fake %d "right"\n' % token + wrong + b'RDATA theirs fake 99 "never"\n')
-            said = peer.read_to_the_end()
-            assert said[:1] == ["NAME worker1"], name
-            assert said[-1].startswith("ERROR "), name
+            peer.send(b'RDATA theirs fake %d "right"\n' % token + wrong + b'RDATA theirs fake 99 "never"\n')
+            output = peer.read_to_the_end()
+            assert output[:1] == ["NAME worker1"], name
+            assert output[-1].startswith("ERROR "), name
             good = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
             good.read_until("REPLICATE")
             mine = scene.append()
@@ -273,7 +273,7 @@ def test_a_worker_leaves_a_master_that_is_wrong_and_comes_back(scene: Scene, tmp
             assert sum(map(int, counts)) == number, name
             good.close()
         last = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
-        last.say(b'RDATA theirs fake batch "a"\nRDATA theirs fake 100 "b"\nPOSITION theirs fake 100 120\n')
+        last.send(b'RDATA theirs fake batch "a"\nRDATA theirs fake 100 "b"\nPOSITION theirs fake 100 120\n')
         reach({("theirs", "fake"): 120}, "all")
         _, page = ask(f"{http}/v1/streams/theirs/updates?instance=fake&from=0&upto=120", headers=SECRET)
         assert page["updates"] == [*[[each, "right"] for each in range(2, token + 1)], [100, "a"], [100, "b"]]
@@ -282,7 +282,7 @@ def test_a_worker_leaves_a_master_that_is_wrong_and_comes_back(scene: Scene, tmp
 
 
 COMMANDS: dict[str, tuple[int, str]] = {
-    "twistd -n replication": (2, "say master or worker"),
+    "twistd -n replication": (2, "write master or worker"),
     "twistd -n replication master --nonsense": (2, "nonsense"),
     "twistd -n replication master --listen nonsense": (1, "nonsense"),
     "twistd -n replication master --listen tcp:{port}:interface=127.0.0.1 --http tcp:0": (1, "{port}"),
@@ -298,7 +298,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
 }
 
 
-def test_commands_that_cannot_work_say_why_in_one_line(scene: Scene, tmp_path: Path) -> None:
+def test_commands_that_cannot_work_print_the_reason_in_one_line(scene: Scene, tmp_path: Path) -> None:
     """Two at a time, as there may be no more cores than that."""
     (tmp_path / "wrong.toml").write_text('server_nam = "x"\n')
     values = {"port": scene.wire.rpartition(":")[2], "http": scene.http}

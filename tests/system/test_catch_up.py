@@ -1,4 +1,4 @@
-"""Fresh workers beside a long history: segments, then HTTP or a database, then live; killed, while facts go on coming.
+"""New workers with many facts to catch up: segments, then HTTP or a database, then live; with kills and appends.
 
 Smaller by default; a million facts: ``pytest tests/system/test_catch_up.py --full``.
 """
@@ -15,25 +15,24 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from replication.sources import LARGE_GAP
+from replication.follower.catch_up import LARGE_GAP
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.answering import answering
-from tests.replay.histories import write_database
+from tests.segments.histories import write_database
 from tests.system.daemons import PATIENCE, Daemon, append, fixed_ports, until
 from tests.system.test_kills import APP, rows_of, table
 
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
-from replication.replay.history import Shape
-from replication.replay.run import Request, run_here
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from replication.replay.segments import Segment
+    from replication.segments.manifest import Segment
 
 SEGMENTS = 8
 DAMAGED, MISSING = 3, 1  # which of them are
@@ -41,7 +40,7 @@ LIVE = 1_000  # IDs that a live worker may be behind
 
 
 class Road:
-    """A road to a master's HTTP: it passes everything on, and keeps the ranges of facts that were asked for."""
+    """A proxy of a master's HTTP API that records the requested ranges."""
 
     def __init__(self, http: str) -> None:
         self.http = http
@@ -60,7 +59,7 @@ class Road:
 
 @contextmanager
 def road_to(http: str) -> Iterator[Road]:
-    """Serve a road to the HTTP at this address until the block is left."""
+    """Run a proxy of the HTTP API at this address until the block is left."""
     road = Road(http)
 
     with answering(road.pass_on) as road.url:
@@ -69,7 +68,7 @@ def road_to(http: str) -> Iterator[Road]:
 
 @contextmanager
 def appending(http: str) -> Iterator[list[int]]:
-    """Append facts without end until the block is left; the list has the last ID."""
+    """Append facts until the block is left; the list has the last ID."""
     ended = threading.Event()
     ids = [0]
 
@@ -87,7 +86,7 @@ def appending(http: str) -> Iterator[list[int]]:
 
 
 class Follower:
-    """A worker that is killed when it has come so far, and started again."""
+    """A worker that is killed at certain positions and started again."""
 
     def __init__(self, daemon: Daemon, kill_at: Sequence[int]) -> None:
         self.daemon = daemon
@@ -95,7 +94,7 @@ class Follower:
         self.database = daemon.folder / f"replication-{daemon.name}.db"
 
     def position(self) -> int:
-        """Return how far it is."""
+        """Return its position."""
         if not self.database.exists():
             return 0
         if not rows_of(self.database, "SELECT name FROM sqlite_master WHERE name = 'stream_positions'"):
@@ -104,7 +103,7 @@ class Follower:
         return int(str(rows[0][0])) if rows else 0
 
     def look(self) -> int:
-        """Kill it if it is time; return how far it is."""
+        """Kill it if it has reached the next position; return its position."""
         position = self.position()
         if self.kill_at and position >= self.kill_at[0]:
             del self.kill_at[0]
@@ -114,14 +113,14 @@ class Follower:
 
 
 def make_history(folder: Path, history: int) -> list[Segment]:
-    """Write facts with IDs below ``history`` into a master's database, and segments of them, two of them bad."""
+    """Write facts with IDs below ``history`` into a master's database, and segments of them; two are damaged."""
     facts = [
         Fact(Token(token), (f'["o{token}",{token % 7}]', "[]")[: 1 + (token % 9 == 0)]) for token in range(2, history)
     ]
     long = '"' + "x" * 20_000 + '"'  # no line can hold it
     facts[history // 4] = Fact(facts[history // 4].token, ('"begun"', long, '"ended"'))
     url = write_database(folder / "replication.db", {"master": facts}, stream="orders")
-    segments = run_here(Request(url, str(folder / "segments"), shape=Shape(history // SEGMENTS)))
+    segments = run_in_process(ReplayRequest(url, str(folder / "segments"), options=SegmentOptions(history // SEGMENTS)))
     damaged = folder / "segments" / segments[DAMAGED].name
     damaged.write_bytes(damaged.read_bytes()[:-9] + b"something")
     (folder / "segments" / segments[MISSING].name).unlink()
@@ -129,14 +128,14 @@ def make_history(folder: Path, history: int) -> list[Segment]:
 
 
 def inside(token: int, segments: Sequence[Segment]) -> bool:
-    """Whether what follows ``token`` is in one of these segments."""
+    """Return whether one of these segments has the facts after ``token``."""
     return any(each.after <= token < each.upto for each in segments)
 
 
-def test_a_fresh_worker_takes_segments_then_another_source_then_goes_on_live(
+def test_a_new_worker_reads_segments_then_another_source_then_follows(
     tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two segments are bad, all workers killed: nothing is missing or comes twice, and HTTP only as needed."""
+    """Despite two bad segments and kills, no fact is missing or doubled, and HTTP is used only where needed."""
     history, late = (1_000_000, 50_000) if request.config.getoption("--full") else (240_000, 8_000)
     segments = make_history(tmp_path, history)
     good = [each for place, each in enumerate(segments) if place not in (DAMAGED, MISSING)]

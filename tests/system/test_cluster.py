@@ -1,4 +1,4 @@
-"""The batch on a cluster, by the very commands that the README gives: executors are processes of their own."""
+"""The replay on a cluster with separate executors, by the commands of docs/spark.md."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 
-from replication.replay.history import Shape
-from replication.replay.java import find_java
-from replication.replay.run import Request, run_here
-from tests.replay.histories import MASTER, OTHER, fact, write_database
-from tests.replay.sessions import need_spark
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
+from replication.spark.java import find_java
+from tests.segments.histories import MASTER, OTHER, fact, write_database
+from tests.spark.sessions import need_spark
 from tests.system.daemons import CHECKOUT, environment
 from tests.system.test_replay import contents
 
@@ -29,19 +28,19 @@ FACTS = [fact(token, *[["row", token, index] for index in range(token % 4 + 1)])
 
 
 def commands() -> str:
-    """Return the README's."""
-    page = (CHECKOUT / "README.md").read_text()
+    """Return the commands of the page."""
+    page = (CHECKOUT / "docs" / "spark.md").read_text()
     found = re.search(r"```sh\n([^`]*spark-submit[^`]*)```", page)
     assert found is not None
     return found[1]
 
 
 @pytest.mark.timeout(1200)
-def test_the_readmes_commands_run_the_batch_on_a_cluster(tmp_path: Path) -> None:
-    """Neither the driver nor an executor finds the package but in the zip."""
+def test_the_commands_of_the_page_run_the_replay_on_a_cluster(tmp_path: Path) -> None:
+    """Driver and executors find the package only in the zip."""
     need_spark()
     url = write_database(tmp_path / "m.db", {MASTER: FACTS[::2], OTHER: FACTS[1::2]})
-    run_here(Request(url, str(tmp_path / "here"), shape=Shape(500)))
+    run_in_process(ReplayRequest(url, str(tmp_path / "here"), options=SegmentOptions(500)))
     (tmp_path / "replication").symlink_to(CHECKOUT / "replication")
     (tmp_path / "shims").mkdir()
     script = commands().replace("spark://HOST:7077", f"'{CLUSTER}'")
@@ -65,6 +64,8 @@ def test_the_readmes_commands_run_the_batch_on_a_cluster(tmp_path: Path) -> None
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, err
-    assert re.fullmatch(r"out: \d+ rows in \d+ new segments, [\d.]+ s\n", out)
-    assert err.count(" INFO ") < 10, err  # Spark says some lines before it reads its configuration
+    *progress, last = out.splitlines()  # spark-submit sends the driver's standard error there, too
+    assert re.fullmatch(r"out: \d+ rows in \d+ new segments, [\d.]+ s", last)
+    assert all(line.startswith("replication replay: ") for line in progress)
+    assert err.count(" INFO ") < 10, err  # Spark logs some lines before it reads its configuration
     assert contents(tmp_path / "out") == contents(tmp_path / "here")

@@ -53,6 +53,18 @@ def feed(sink: IO[bytes], rows: Sequence[bytes]) -> None:
             time.sleep(0.01)
 
 
+def test_a_failed_start_opens_no_socket_and_its_last_line_is_the_error_which_stands_there_once(tmp_path: Path) -> None:
+    (tmp_path / "taken.db").mkdir()
+    daemon = Daemon(tmp_path, "master", "--database=sqlite:///taken.db", "--listen=tcp:0", "--http=tcp:0")
+    with daemon:
+        until(lambda: daemon.ended, "it gives up")
+        lines = daemon.log.splitlines()
+    assert lines[-1].startswith("replication: database 'taken.db' cannot be claimed: [Errno 21] Is a directory")
+    assert daemon.log.count("cannot be claimed") == 1
+    assert "starting on" not in daemon.log
+    assert "served at" not in daemon.log
+
+
 @pytest.mark.parametrize("end", [Daemon.kill, Daemon.terminate])
 def test_rows_come_out_once_and_in_order_though_the_master_ends_while_they_go_in(
     tmp_path: Path, stack: ExitStack, end: Callable[[Daemon], object]
@@ -129,7 +141,7 @@ def test_a_port_in_use_is_one_line_and_status_1(tmp_path: Path, stack: ExitStack
     assert "Traceback" not in second.stdout
 
 
-def test_sighup_does_not_kill_and_sigterm_says_goodbye(tmp_path: Path, stack: ExitStack) -> None:
+def test_sighup_does_not_end_the_process_and_sigterm_sends_an_error_line(tmp_path: Path, stack: ExitStack) -> None:
     wire, http = free_ports(2)
     master = stack.enter_context(make_master(tmp_path, wire, http))
     master.address("HTTP")

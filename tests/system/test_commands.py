@@ -1,4 +1,4 @@
-"""What is said beside facts, and streams without a table, between real processes that are killed."""
+"""Commands other than RDATA, and in-memory streams, between real processes that are killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ row = ["type", "data"]
 in_memory = true
 """
 
-# An application that says everything that a worker can say.
+# An application that sends every command that a worker can send.
 APP = """
 from twisted.internet.task import LoopingCall
 from replication.wire.commands import RemoteServerUp
@@ -46,7 +46,7 @@ def register(worker):
         if worker.remote_server_up(f"{worker.instance_name}.example"):
             worker.federation_ack(2)
             worker.user_ip("@seen:h", "token", "192.0.2.1")
-            if not worker.users_syncing():
+            if not worker.served.users_syncing():
                 syncing.append(worker.user_syncing("@syncs:h"))
                 syncing[-1].__enter__()
     LoopingCall(speak).start(0.2)
@@ -60,7 +60,7 @@ def register(worker):
 
 def send(http: str, stream: str, *rows: Any) -> list[int]:
     """Append a fact of one row for each of ``rows``."""
-    return append(http, stream, [Fact(Token(0), (grammar.spell_row(row),)) for row in rows])
+    return append(http, stream, [Fact(Token(0), (grammar.encode_row(row),)) for row in rows])
 
 
 def page(http: str, stream: str, after: int = 0, upto: int = 10**9) -> list[Any]:
@@ -90,7 +90,7 @@ def master(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp_path: Path) -> None:
-    """Nobody stands still, nobody is reset, nobody takes new facts for known; who was away gets what is kept."""
+    """No follower stands still, is reset, or ignores new facts; one that was killed receives what is in memory."""
     (tmp_path / "master.toml").write_text(MASTER)
     copy = tmp_path / "replication-copy.db"
 
@@ -125,7 +125,7 @@ def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp
         assert "went back" not in "".join(worker.log_of(start) for start in range(1, worker.starts + 1))
 
 
-def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path: Path, master: Daemon) -> None:
+def test_commands_of_workers_reach_the_master_and_the_other_workers_once(tmp_path: Path, master: Daemon) -> None:
     (tmp_path / "talk.py").write_text(APP)
     wire, http = master.address("the wire"), master.address("HTTP")
     send(http, "federation", ["e", {}], ["e", {}])
@@ -133,10 +133,10 @@ def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path
     with Daemon(tmp_path, "worker", "--instance-name=one", *follow, name="one") as one:
         until(lambda: get_json(f"http://{http}", "/v1/users")["users"], "a user syncs")
         with Daemon(tmp_path, "worker", "--instance-name=two", *follow, name="two") as two:
-            until(lambda: heard(tmp_path, "one"), "one hears of the other's server")
-            until(lambda: heard(tmp_path, "two"), "and two of the one's")
-            assert heard(tmp_path, "one") == {"two.example"}
-            assert heard(tmp_path, "two") == {"one.example"}
+            until(lambda: received(tmp_path, "one"), "one hears of the other's server")
+            until(lambda: received(tmp_path, "two"), "and two of the one's")
+            assert received(tmp_path, "one") == {"two.example"}
+            assert received(tmp_path, "two") == {"one.example"}
             until(lambda: len(syncing(http)) == 2, "the user syncs at both")
             assert [token for token, _ in page(http, "federation")] == [3]
             assert two.terminate() == 0
@@ -150,8 +150,8 @@ def test_what_workers_say_reaches_the_master_and_the_other_workers_once(tmp_path
     assert seen == [("@seen:h", "token", "192.0.2.1", None)]
 
 
-def heard(folder: Path, instance: str) -> set[str]:
-    """Return of which servers an instance has heard; the file is there before its first line is."""
+def received(folder: Path, instance: str) -> set[str]:
+    """Return the servers that an instance has received; its file may still be empty."""
     file = folder / f"{instance}-heard"
     return set(file.read_text().split()) if file.exists() else set()
 
@@ -169,26 +169,28 @@ def test_commands_that_are_odd_but_right_do_no_harm(master: Daemon) -> None:
     with Peer(wire) as peer, Peer(wire) as other:
         other.read_until("PING")  # else it may come too late
         odd = [json.dumps([text, text, text, None, 2**63 - 1]) for text in ("\0", "\ud800", "é" * 500, "", "%s")]
-        peer.say("".join(f"USER_IP @odd:h {each}\n" for each in odd).encode())
-        peer.say(b"USER_SYNC abcde @u:h end 1\nCLEAR_USER_SYNC nobody\nCLEAR_USER_SYNC \n")
-        peer.say(b"USER_SYNC abcde @odd:h start -9223372036854775808\n" * 1_000)
-        peer.say(b"FEDERATION_ACK s -5\nFEDERATION_ACK s 9223372036854775807\nREMOTE_SERVER_UP \nREMOTE_SERVER_UP %s\n")
+        peer.send("".join(f"USER_IP @odd:h {each}\n" for each in odd).encode())
+        peer.send(b"USER_SYNC abcde @u:h end 1\nCLEAR_USER_SYNC nobody\nCLEAR_USER_SYNC \n")
+        peer.send(b"USER_SYNC abcde @odd:h start -9223372036854775808\n" * 1_000)
+        peer.send(
+            b"FEDERATION_ACK s -5\nFEDERATION_ACK s 9223372036854775807\nREMOTE_SERVER_UP \nREMOTE_SERVER_UP %s\n"
+        )
         assert other.read_until("REMOTE_SERVER_UP %s") == "REMOTE_SERVER_UP %s"
         assert len(get_json(f"http://{http}", "/v1/users/@odd:h")["seen"]) == len(odd)
         assert page(http, "federation") == []
         (token,) = send(http, "federation", ["e", {}])
         assert [each for each, _ in page(http, "federation")] == [token]
-        peer.say(b"PING 1\nFOO\n")
+        peer.send(b"PING 1\nFOO\n")
         assert not [line for line in peer.read_to_the_end() if line.startswith("REMOTE_SERVER_UP")]
 
 
-def test_every_malformed_line_is_answered_with_what_is_wrong(master: Daemon) -> None:
-    """Protocol A7: whoever says it, and whatever else goes on."""
+def test_every_malformed_line_is_answered_with_the_reason(master: Daemon) -> None:
+    """From a master or a worker, at any time (docs/protocol/wire.md A7)."""
     wire = master.address("the wire")
     for line, complaint in MALFORMED:
         with Peer(wire) as peer:
-            peer.say(line.encode() + b"\n")
-            said = peer.read_to_the_end()[-1]
-        assert said.startswith("ERROR line 1: "), line
-        if line.split(" ")[0] not in ("RDATA", "POSITION"):  # nothing of these is for a worker to say, right or wrong
-            assert complaint in said
+            peer.send(line.encode() + b"\n")
+            output = peer.read_to_the_end()[-1]
+        assert output.startswith("ERROR line 1: "), line
+        if line.split(" ")[0] not in ("RDATA", "POSITION"):  # a worker may send neither
+            assert complaint in output

@@ -1,4 +1,4 @@
-"""Compacted segments and a worker: it applies less, and ends where every fact would have brought it."""
+"""A worker applies fewer facts from compacted segments, and reaches the same state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
-from replication.replay.history import Shape
-from replication.replay.run import Request, run_here
-from replication.streams.registry import StreamDefinition
-from tests.replay.histories import fact, write_database
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
+from replication.streams.definitions import StreamDefinition
+from tests.segments.histories import fact, write_database
 from tests.system.daemons import Daemon, append, fixed_ports, until
 from tests.system.test_kills import rows_of
 
@@ -34,17 +33,21 @@ def register(worker):
 """
 
 
-def test_a_worker_ends_equal_with_compacted_segments(tmp_path: Path) -> None:
-    """A range is compacted by itself, so a later run's segments may have keys that earlier ones have, too."""
+def test_a_worker_reaches_the_same_state_from_compacted_segments(tmp_path: Path) -> None:
+    """Each range is compacted by itself, so segments of two runs may have the same keys."""
     history = [fact(token, [token % 50, token], [token % 7, -token]) for token in range(2, 3_000)]
     url = write_database(tmp_path / "replication.db", {"master": history[:2_000]})
     orders = StreamDefinition("orders", row=("id", "state"), key=("id",))
-    compacting = Request(
-        url, str(tmp_path / "segments"), ["orders"], [orders], shape=Shape(500, compression="gzip", compact=True)
+    compacting = ReplayRequest(
+        url,
+        str(tmp_path / "segments"),
+        ["orders"],
+        [orders],
+        options=SegmentOptions(500, compression="gzip", compact=True),
     )
-    first = run_here(compacting)
+    first = run_in_process(compacting)
     write_database(tmp_path / "replication.db", {"master": history[2_000:2_900]})
-    segments = [*first, *run_here(compacting)]
+    segments = [*first, *run_in_process(compacting)]
     assert all(each.compacted for each in segments)
     kept = sum(each.rows for each in segments)
     write_database(tmp_path / "replication.db", {"master": history[2_900:]})

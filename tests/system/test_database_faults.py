@@ -1,4 +1,4 @@
-"""A master and a worker over a real PostgreSQL that fails in every way it can (``field.md``, F10 and F14).
+"""A master and a worker over a real PostgreSQL that fails in every way it can.
 
 Facts are committed and sent, or neither; the daemons stay up, ``/health`` says what is wrong, and when it is over, all
 goes on without anybody's help.
@@ -73,7 +73,11 @@ class Pair:
 
     def health(self) -> tuple[int, str]:
         """Ask the master how it is."""
-        status, body = ask(f"{self.http}/health")
+        return self.probe("/health")
+
+    def probe(self, path: str) -> tuple[int, str]:
+        """Return what one of its probes answers."""
+        status, body = ask(f"{self.http}{path}")
         return status, str(body)
 
     def sql(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -197,30 +201,64 @@ def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words", "healthy"),
+    ("trouble", "words"),
     [
-        (server_away, "start the server", False),
-        (read_only, "takes no writes", False),
-        (no_session_left, "raise max_connections", False),
-        (statements_time_out, "raise the timeout", True),
-        (disk_full, "No space left|File too large|make room", True),
+        (server_away, "start the server"),
+        (read_only, "takes no writes"),
+        (no_session_left, "raise max_connections"),
+        (statements_time_out, "raise the timeout"),
+        (disk_full, "No space left|File too large|make room"),
     ],
 )
 def test_f14_what_fails_is_neither_committed_nor_sent_and_the_rest_goes_on(
-    pair: Pair, trouble: Callable[[Pair], Any], words: str, healthy: bool
+    pair: Pair, trouble: Callable[[Pair], Any], words: str
 ) -> None:
     pair.goes_on(1)
     with trouble(pair):
         failed = until(lambda: (said := pair.append(2))[0] != 200 and said, "an append fails")
         assert failed[0] == 503
         assert any(each in failed[1] for each in words.split("|")), failed
-        status, why = until(lambda: (said := pair.health())[0] == (200 if healthy else 503) and said, "health says so")
-        assert healthy or any(each in why for each in words.split("|")), (status, why)
+        until(lambda: pair.health()[0] == 503, "health says so")
+        for path in ("/health", "/health/ready"):
+            status, why = pair.probe(path)
+            assert (status, any(each in why for each in words.split("|"))) == (503, True), why
+        assert pair.probe("/health/live")[0] == 200
     pair.goes_on(3)
     assert pair.rows() == {0, 1, 3}
 
 
-def test_f14_a_server_that_says_nothing_is_waited_for_and_health_does_not_wait(pair: Pair) -> None:
+def test_f14_a_server_that_stops_while_a_master_starts_is_waited_for(tmp_path: Path, postgres: PostgresServer) -> None:
+    """The start waits for a lock when the server ends; the master goes on by itself when the server is back."""
+    with postgres.database() as name:
+        database = postgres.url(name)
+        options = ("--stream=events", f"--database={database}", f"--listen={LOOPBACK}", f"--http={LOOPBACK}")
+        with Daemon(tmp_path, "master", *options) as master:
+            master.address("HTTP")
+            assert master.terminate() == 0
+            holder = psycopg.connect(postgres.url(name))
+            holder.execute("LOCK TABLE stream_events IN ACCESS EXCLUSIVE MODE")
+            master.start()
+            blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+            until(lambda: postgres.sql(blocked, name), "the start waits for the lock")
+            postgres.stop("immediate")
+            holder.close()
+            try:
+                until(lambda: "the start waits: " in master.log or master.ended, "the log has the reason")
+                waits = next(line for line in master.log.splitlines() if "the start waits: " in line)
+                assert f"{name}'" in waits
+                assert "next attempt in 2 s" in waits
+                http = f"http://{master.address('HTTP')}"
+                assert ask(f"{http}/health/live")[0] == 200
+                assert ask(f"{http}/health/ready")[0] == 503
+            finally:
+                postgres.start()
+            until(lambda: ask(f"{http}/health/ready")[0] == 200, "it is ready")
+            append = ask(f"{http}/v1/streams/events/facts", b'{"rows":[1]}', {"Content-Type": "application/json"})
+            assert append[0] == 200
+            assert master.starts == 2
+
+
+def test_f14_a_server_that_sends_nothing_is_waited_for_and_health_does_not_wait(pair: Pair) -> None:
     """It is stopped, not ended: what was asked is answered when it goes on."""
     outcome: list[tuple[int, str]] = []
     append = Thread(target=lambda: outcome.append(pair.append(1)))

@@ -1,6 +1,6 @@
-"""200,000 facts appended while two workers follow, all of it killed again and again: nothing lost, nothing twice.
+"""200,000 facts are appended while two workers follow; all processes are killed repeatedly.
 
-Smaller by default; the full size, as the figures in the README have it: ``pytest tests/system/test_kills.py --full``.
+Smaller by default. The full size: ``pytest tests/system/test_kills.py --full``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make(stream):
 
 
 def make_facts(folder: Path, rows: int) -> dict[str, list[str]]:
-    """Return, per stream, facts as ``replication append --facts`` takes them, made by the recorded data's script."""
+    """Return random facts by stream, as lines for ``replication append --facts``."""
     out = folder / "facts.ndjson"
     subprocess.run(
         [sys.executable, CHECKOUT / "tests/data/make_facts.py", "--rows", str(rows), "--seed", "5", "--out", out],
@@ -61,24 +61,24 @@ def make_facts(folder: Path, rows: int) -> dict[str, list[str]]:
 
 
 def rows_of(database: Path, sql: str) -> list[tuple[object, ...]]:
-    """Read a database that others write to."""
+    """Query a database that another process writes."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
         return connection.execute(sql).fetchall()
 
 
 def has(database: Path, sql: str, rows: list[tuple[object, ...]]) -> bool:
-    """Whether a database answers with just these rows; one that is not there yet does not."""
+    """Return whether a query gives these rows; False if the database does not exist yet."""
     with suppress(sqlite3.OperationalError):
         return rows_of(database, sql) == rows
     return False
 
 
 def table(database: Path, stream: str) -> list[tuple[object, ...]]:
-    """Return a stream's generic table."""
+    """Return the rows of a stream's generic table."""
     return rows_of(database, f'SELECT stream_id, ord, instance_name, row FROM "stream_{stream}" ORDER BY 1, 2')
 
 
-def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_no_fact_is_lost_or_applied_twice(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     full = bool(request.config.getoption("--full"))
     facts = make_facts(tmp_path, 350_000 if full else 24_000)
     limit = 100_000 if full else 6_000  # facts a stream
@@ -135,12 +135,12 @@ def test_nothing_is_lost_and_nothing_applied_twice(tmp_path: Path, request: pyte
 
 
 def start_append(folder: Path, stream: str, http: str) -> subprocess.Popen[str]:
-    """Start what a user would pipe facts into; the IDs go to a file."""
+    """Start ``replication append`` with a pipe; the IDs go to a file."""
     command = ["replication", "append", stream, "-", "--facts", "--http", f"http://{http}", "--retry", "120"]
     with (folder / f"{stream}.ids").open("w") as ids:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=ids, text=True, env=environment())
 
 
 def split_rows(line: str) -> list[str]:
-    """Return the rows of one fact as their texts."""
+    """Return the texts of one fact's rows."""
     return [json.dumps(row, separators=(",", ":")) for row in json.loads(line)["rows"]]

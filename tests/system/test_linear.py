@@ -1,4 +1,4 @@
-"""Two writers that draw from one sequence, one of them killed now and then, and a worker that wants one order."""
+"""Two writers with one sequence, one of them killed repeatedly, and a worker with ``linear=True``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from http.client import HTTPException
 from itertools import count, takewhile
 from threading import Event
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.system.daemons import Daemon, fixed_ports, get_json, until
 from tests.system.peers import ask
@@ -32,7 +34,7 @@ def register(worker):
 
 
 def seen(folder: Path) -> list[tuple[int, str]]:
-    """Return what the worker was handed, in that order."""
+    """Return the facts that the worker has applied, in their order."""
     try:
         with closing(
             sqlite3.connect(f"file:{folder}/replication-worker1.db?mode=ro", uri=True, timeout=30)
@@ -43,12 +45,12 @@ def seen(folder: Path) -> list[tuple[int, str]]:
 
 
 def has_seen(folder: Path, count: int) -> bool:
-    """Whether the worker was handed so many facts."""
+    """Return whether the worker has applied this number of facts."""
     return len(seen(folder)) >= count
 
 
 def start_writer(stack: ExitStack, folder: Path, name: str, database: str) -> Daemon:
-    """Start a master that keeps its ports when it is started again."""
+    """Start a master on fixed ports."""
     options = ("--stream=events", f"--instance-name={name}", f"--database={database}")
     writer = Daemon(folder, "master", *options, name=name)
     stack.enter_context(fixed_ports(writer))
@@ -56,7 +58,7 @@ def start_writer(stack: ExitStack, folder: Path, name: str, database: str) -> Da
 
 
 def append(http: str, numbers: Iterable[int]) -> None:
-    """Append facts one by one, each until it is there; what an outage leaves in doubt may be there twice."""
+    """Append facts one by one, with retries; after an error a fact may be stored twice."""
     for number in numbers:
         body, kind = b'{"rows":[%d]}' % number, {"Content-Type": "application/json"}
 
@@ -69,32 +71,33 @@ def append(http: str, numbers: Iterable[int]) -> None:
         until(done, "the append is done")
 
 
-def test_protocol_f1_one_order_of_two_writers_whoever_is_killed(tmp_path: Path, postgres: PostgresServer) -> None:
+@pytest.mark.parametrize("relayed", [False, True])
+def test_linear_order_of_two_writers_survives_kills(tmp_path: Path, postgres: PostgresServer, relayed: bool) -> None:
     (tmp_path / "ordered.py").write_text(APP)
     chance = random.Random(3)
     with ExitStack() as stack:
         database = postgres.url(stack.enter_context(postgres.database()))
         writers = [start_writer(stack, tmp_path, name, database) for name in ("a", "b")]
         https = [f"http://{each.address('HTTP')}" for each in writers]
-        worker = stack.enter_context(
-            Daemon(
-                tmp_path,
-                "worker",
-                "--app=ordered",
-                *(f"--connect=tcp:{each.address('the wire')}" for each in writers),
-                f"--catch-up={database}",
-            )
-        )
+        follow = [*(f"--connect=tcp:{each.address('the wire')}" for each in writers), f"--catch-up={database}"]
+        processes = [*writers]
+        if relayed:
+            relay = Daemon(tmp_path, "worker", "--instance-name=relay", *follow, name="relay")
+            wire, http = stack.enter_context(fixed_ports(relay))
+            follow = [f"--connect=tcp:{wire}", f"--catch-up=http://{http}"]
+            processes.append(relay)
+        worker = stack.enter_context(Daemon(tmp_path, "worker", "--app=ordered", *follow))
+        processes.append(worker)
         with ThreadPoolExecutor(4) as callers:
             ended = Event()
             appends = [
                 callers.submit(append, https[number % 2], takewhile(lambda _: not ended.is_set(), count()))
                 for number in range(4)
             ]
-            for _ in range(3):
+            for _ in range(5 if relayed else 3):
                 want = len(seen(tmp_path)) + 20
                 until(partial(has_seen, tmp_path, want), "more is handed over")
-                victim = chance.choice([*writers, worker])
+                victim = chance.choice(processes)
                 victim.kill()
                 victim.start()
             ended.set()
@@ -103,7 +106,7 @@ def test_protocol_f1_one_order_of_two_writers_whoever_is_killed(tmp_path: Path, 
         sql = "SELECT stream_id, instance_name FROM stream_events ORDER BY stream_id"
         name = database.rpartition("/")[2]
         until(lambda: seen(tmp_path) == postgres.sql(sql, database=name), "all is handed over, in the order of the IDs")
-        # Only one of them goes on: the idle one says that it has nothing, so nobody waits for it.
+        # Only one of them writes: the idle one publishes its position, so the order does not wait for it.
         append(https[0], range(3))
         until(lambda: seen(tmp_path) == postgres.sql(sql, database=name), "an idle writer holds nothing up")
         since = get_json(https[1], "/v1/streams/events/updates?since=1&limit=10000")

@@ -1,4 +1,4 @@
-"""History by every road, and the batch that writes it as segments: real daemons, real kills.
+"""Facts over wire, HTTP, database and segments, and the replay with kills; with real daemons.
 
 Smaller by default; the full sizes: ``pytest tests/system/test_replay.py --full``.
 """
@@ -26,15 +26,15 @@ import pytest
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
-from replication.replay.databases import resolve_url
-from replication.replay.folders import LocalFolder
-from replication.replay.history import Shape
-from replication.replay.run import Request, run_here
-from replication.replay.segments import read_manifest, verify
+from replication.segments.databases import resolve_url
+from replication.segments.files import verify
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import read_manifest
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.replay.histories import lines_of, write_database
-from tests.replay.sessions import need_spark
+from tests.segments.histories import lines_of, write_database
+from tests.spark.sessions import need_spark
 from tests.system.daemons import CHECKOUT, PATIENCE, Daemon, append, environment, fixed_ports, until
 from tests.system.test_kills import table
 
@@ -49,9 +49,9 @@ def make_facts(folder: Path, rows: int, writers: str, seed: int = 9) -> dict[tup
     subprocess.run([*script, "--rows", str(rows), "--seed", str(seed)], check=True, capture_output=True)
     facts: dict[tuple[str, str], list[Fact]] = {}
     for line in out.read_text().splitlines():
-        said = json.loads(line)
-        texts = tuple(json.dumps(row, separators=(",", ":")) for row in said["rows"])
-        facts.setdefault((said["stream"], said["instance"]), []).append(Fact(Token(said["token"]), texts))
+        made = json.loads(line)
+        texts = tuple(json.dumps(row, separators=(",", ":")) for row in made["rows"])
+        facts.setdefault((made["stream"], made["instance"]), []).append(Fact(Token(made["token"]), texts))
     return facts
 
 
@@ -76,7 +76,7 @@ def pages(http: str, stream: str, writer: str, upto: int) -> list[Any]:
 
 
 class Recorder:
-    """A connection that only listens; ``lines`` are what the master has said to it."""
+    """A connection that only reads."""
 
     def __init__(self, wire: str) -> None:
         host, port = wire.rsplit(":", 1)
@@ -85,10 +85,10 @@ class Recorder:
         self._socket.settimeout(60)
 
     def until(self, line: bytes) -> list[bytes]:
-        """Return all lines of facts up to one that begins so."""
+        """Return all lines of facts up to one with this beginning."""
         while not re.search(rb"^" + re.escape(line), self._data, re.MULTILINE) or self._data[-1:] != b"\n":
             data = self._socket.recv(2**20)
-            assert data, "the master has hung up"
+            assert data, "the master has closed the connection"
             self._data += data
         return [each for each in self._data.splitlines() if each.startswith((b"RDATA ", b"POSITION "))]
 
@@ -96,10 +96,8 @@ class Recorder:
         self._socket.close()
 
 
-def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """Invariant I15, from the wire of a running master; the long rows at the end fit no line."""
+def test_wire_http_database_and_segments_have_the_same_bytes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Invariant I15, from the wire of a running master; two rows at the end are too long for a line."""
     facts = make_facts(tmp_path, 400_000 if request.config.getoption("--full") else 6_000, "master")
     long = Fact(Token(0), ('["f",[],1]', json.dumps(["f", ["x" * 20_000], 2], separators=(",", ":"))))
     (tmp_path / "master").mkdir()
@@ -112,12 +110,12 @@ def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
                 last[stream] = append(http, stream, mine[start : start + 1_000])[-1]
         live: dict[str, list[bytes]] = {}
         for stream, token in last.items():
-            said = recorder.until(f"RDATA {stream} master {token} ".encode())
-            live[stream] = [each for each in said if each.split(b" ")[1] == stream.encode()]
+            sent = recorder.until(f"RDATA {stream} master {token} ".encode())
+            live[stream] = [each for each in sent if each.split(b" ")[1] == stream.encode()]
         recorder.close()
         over_http = {stream: pages(http, stream, "master", token) for stream, token in last.items()}
     database = resolve_url(f"sqlite:///{tmp_path}/master/replication.db")
-    run_here(Request(database, str(tmp_path / "segments")))
+    run_in_process(ReplayRequest(database, str(tmp_path / "segments")))
     for stream, token in last.items():
         assert segment_lines(tmp_path / "segments", stream, "master") == live[stream]
         assert f"POSITION {stream} master {token - 1} {token - 1}".encode() in live[stream]
@@ -125,10 +123,10 @@ def test_live_http_database_and_segments_tell_one_history_in_the_same_bytes(
         assert [(token, json.loads(str(text))) for token, _, _, text in stored] == [
             (at, row) for at, row in over_http[stream]
         ]
-        spelt = [str(text) for _, _, _, text in stored]
-        assert [json.dumps(row, separators=(",", ":")) for _, row in over_http[stream]] == spelt
-        told = [each.split(b" ", 4)[4].decode() for each in live[stream] if each.startswith(b"RDATA")]
-        assert told == [text for text, (at, *_) in zip(spelt, stored, strict=True) if at != token - 1]
+        encoded = [str(text) for _, _, _, text in stored]
+        assert [json.dumps(row, separators=(",", ":")) for _, row in over_http[stream]] == encoded
+        texts = [each.split(b" ", 4)[4].decode() for each in live[stream] if each.startswith(b"RDATA")]
+        assert texts == [text for text, (at, *_) in zip(encoded, stored, strict=True) if at != token - 1]
 
 
 @contextmanager
@@ -160,17 +158,17 @@ def members(group: int, word: str) -> list[int]:
 
 
 def undisturbed(folder: Path, rows: int) -> tuple[str, dict[str, bytes]]:
-    """Make a database; return its URL, and what a run that nobody disturbs makes of it."""
+    """Make a database; return its URL, and the files of a run without interruption."""
     facts = make_facts(folder, rows, "master,writer1")
     for stream in ("events", "caches"):
         dealt = {writer: some for (name, writer), some in facts.items() if name == stream}
         url = write_database(folder / "m.db", dealt, stream=stream)
-    run_here(Request(url, str(folder / "undisturbed"), shape=Shape(2_000)))
+    run_in_process(ReplayRequest(url, str(folder / "undisturbed"), options=SegmentOptions(2_000)))
     return url, contents(folder / "undisturbed")
 
 
 def check_whole_or_absent(out: Path) -> bool:
-    """Check that what an interrupted run has left counts as a whole or not at all; return whether it counts."""
+    """Check that an interrupted run has left whole segments or none; return whether there is a manifest."""
     listed = read_manifest(LocalFolder(out))
     if listed is not None:
         assert [fault for _, fault in verify(LocalFolder(out)) if fault] == []
@@ -178,10 +176,8 @@ def check_whole_or_absent(out: Path) -> bool:
 
 
 @pytest.mark.timeout(1800)
-def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_been(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """The command itself, Spark's JVM, or one of its Python workers; what is there in between is whole."""
+def test_after_a_kill_the_next_replay_gives_the_same_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The command itself, Spark's JVM, or a Python worker is killed; what is left is whole or does not count."""
     need_spark()
     kills = 12 if request.config.getoption("--full") else 3
     url, want = undisturbed(tmp_path, 40_000)
@@ -198,22 +194,50 @@ def test_the_batch_is_killed_anywhere_and_the_next_one_ends_as_if_nothing_had_be
             if victim != "driver":
                 assert process.wait(120) in (0, 1)
         if check_whole_or_absent(tmp_path / "out"):
-            shutil.rmtree(tmp_path / "out")  # it was faster than we were
+            shutil.rmtree(tmp_path / "out")  # the run had ended before the kill
     with batch(tmp_path, f"--database={url}", "--master=local[2]") as process:
         assert process.wait(300) == 0, (tmp_path / "batch.log").read_text()
     assert contents(tmp_path / "out") == want
 
 
-def test_the_command_without_spark_is_killed_at_any_moment_of_its_run(
+@pytest.mark.timeout(600)
+def test_an_interrupt_ends_spark_with_one_line_and_the_next_run_continues(tmp_path: Path) -> None:
+    """Ctrl-C at a terminal sends SIGINT to the whole process group."""
+    need_spark()
+    url, want = undisturbed(tmp_path, 160_000)  # many tasks: the run must not end before the interrupt
+    for moment in ("Spark starts", "a task is done"):
+        with batch(tmp_path, f"--database={url}", "--master=local[2]") as process:
+            log = tmp_path / "batch.log"
+            if moment == "a task is done":
+                until(partial(_begun, process, tmp_path / "out/.replay"), moment)
+            else:
+                until(partial(_has_line, log, moment), moment)
+                time.sleep(1.0)
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(120) == 130
+        planned, spark, *progress, last = log.read_text().splitlines()
+        assert "ranges to write, of caches, events" in planned
+        assert "Spark starts" in spark
+        assert all(" ranges, " in line for line in progress), progress
+        assert "interrupted; finished ranges are kept" in last
+        until(partial(_has_ended, process.pid), "Spark's JVM has ended", 30)
+        log.unlink()
+    assert any((tmp_path / "out/.replay").rglob("*.json"))
+    with batch(tmp_path, f"--database={url}", "--master=none") as process:
+        assert process.wait(300) == 0, (tmp_path / "batch.log").read_text()
+    assert contents(tmp_path / "out") == want
+
+
+def test_after_a_kill_without_spark_the_next_replay_gives_the_same_files(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """From its first step to its last; it takes over what the one before has finished, until there is nothing to do."""
+    """Each run adopts what the one before has finished."""
     kills = 100 if request.config.getoption("--full") else 12
     url, want = undisturbed(tmp_path, 40_000)
     out = tmp_path / "out"
     chance = random.Random(6)
     with batch(tmp_path, f"--database={url}", "--master=none") as process:
-        until(out.exists, "it has begun")
+        until(out.exists, "the run has begun")
         began = time.monotonic()
         assert process.wait(60) == 0
         takes = time.monotonic() - began
@@ -223,13 +247,21 @@ def test_the_command_without_spark_is_killed_at_any_moment_of_its_run(
         if check_whole_or_absent(out):
             shutil.rmtree(out)
         with batch(tmp_path, f"--database={url}", "--master=none"):
-            until(out.exists, "it has begun")
+            until(out.exists, "the run has begun")
             time.sleep(chance.uniform(0.0, takes))
         left += (out / ".replay").exists()
-    assert left, "no run was killed in the midst of its work"
+    assert left, "no run was killed during its work"
     with batch(tmp_path, f"--database={url}", "--master=none") as process:
         assert process.wait(60) == 0, (tmp_path / "batch.log").read_text()
     assert contents(out) == want
+
+
+def _has_line(log: Path, text: str) -> bool:
+    return text in log.read_text()
+
+
+def _has_ended(group: int) -> bool:
+    return not members(group, "bin/java")
 
 
 def _begun(process: subprocess.Popen[bytes], work: Path) -> bool:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP, to real processes: what was begun is finished, peers are told, a log moves with its file."""
+"""SIGTERM and SIGHUP to real processes: appends are finished, peers receive ERROR, logs are opened again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def stored(database: Path) -> list[int]:
         return [token for (token,) in connection.execute("SELECT DISTINCT stream_id FROM stream_orders ORDER BY 1")]
 
 
-def test_a_master_that_is_told_to_end_finishes_what_was_begun(tmp_path: Path) -> None:
-    """Every append is answered and durable, or refused; peers hear of all that is announced, and why it ends."""
+def test_a_master_finishes_its_appends_after_sigterm(tmp_path: Path) -> None:
+    """Every append is answered and durable, or refused; peers receive all published facts and the reason."""
     answered: list[int] = []
     refused: list[object] = []
 
@@ -39,7 +39,7 @@ def test_a_master_that_is_told_to_end_finishes_what_was_begun(tmp_path: Path) ->
             try:
                 status, answer = ask(f"http://{http}/v1/streams/orders/facts", body, NDJSON)
             except (urllib.error.URLError, HTTPException, ConnectionError) as error:
-                refused.append(error)  # nobody listens any more
+                refused.append(error)  # the socket is closed
             else:
                 if status != 200:
                     refused.append(answer)
@@ -49,7 +49,7 @@ def test_a_master_that_is_told_to_end_finishes_what_was_begun(tmp_path: Path) ->
     with ExitStack() as stack:
         master = stack.enter_context(Daemon(tmp_path, "master", *MASTER))
         peer = stack.enter_context(Peer(master.address("the wire")))
-        peer.say(b"NAME nc\nREPLICATE\n")
+        peer.send(b"NAME nc\nREPLICATE\n")
         http = master.address("HTTP")
         threads = [threading.Thread(target=append, args=(http,)) for _ in range(3)]
         for thread in threads:
@@ -58,9 +58,9 @@ def test_a_master_that_is_told_to_end_finishes_what_was_begun(tmp_path: Path) ->
         assert master.terminate() == 0
         for thread in threads:
             thread.join(PATIENCE)
-        said = peer.read_to_the_end()
-    assert said[-1] == "ERROR server stopping"
-    tokens = [int(line.split(" ")[3]) for line in said if line.startswith("RDATA orders")]
+        output = peer.read_to_the_end()
+    assert output[-1] == "ERROR server stopping"
+    tokens = [int(line.split(" ")[3]) for line in output if line.startswith("RDATA orders")]
     assert tokens == sorted(set(tokens))
     kept = stored(tmp_path / "replication.db")
     assert set(answered) <= set(kept), "what was answered is durable"
@@ -68,12 +68,12 @@ def test_a_master_that_is_told_to_end_finishes_what_was_begun(tmp_path: Path) ->
     assert "Traceback" not in master.log_of(1)
 
 
-def test_a_worker_that_is_told_to_end_says_so(tmp_path: Path) -> None:
+def test_a_worker_sends_an_error_line_after_sigterm(tmp_path: Path) -> None:
     with listen() as server, ExitStack() as stack:
         fake = f"--connect=tcp:127.0.0.1:{server.getsockname()[1]}"
         worker = stack.enter_context(Daemon(tmp_path, "worker", fake))
         peer = stack.enter_context(Peer(server.accept()[0]))
-        peer.say(b"SERVER localhost\nPOSITION orders fake 1 1\nRDATA orders fake 2 []\n")
+        peer.send(b"SERVER localhost\nPOSITION orders fake 1 1\nRDATA orders fake 2 []\n")
         database = tmp_path / "replication-worker1.db"
         until(lambda: database.exists() and "stream_orders" in tables(database) and stored(database) == [2], "applied")
         assert worker.terminate() == 0
@@ -104,7 +104,7 @@ def test_a_log_that_was_moved_away_is_opened_again(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGHUP)
             until(log.exists, "the log is opened again")
             with Peer(wire) as peer:
-                peer.say(b"FOO\n")
+                peer.send(b"FOO\n")
                 peer.read_to_the_end()
             until(lambda: "unknown command: 'FOO'" in log.read_text(), "what happens now is in the new file")
             assert "FOO" not in moved.read_text()

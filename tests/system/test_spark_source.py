@@ -1,4 +1,4 @@
-"""A streaming query over a running master: both are killed, the sink has every row once.
+"""A streaming query of a running master: both are killed, and the sink has every row once.
 
 Smaller by default; more kills, and a master that is away for more than a minute: ``--full``.
 """
@@ -22,7 +22,7 @@ import pytest
 
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.replay.sessions import need_spark
+from tests.spark.sessions import need_spark
 from tests.system.daemons import Daemon, append, environment, fixed_ports, until
 from tests.system.test_kills import table
 
@@ -56,7 +56,7 @@ FACTS = [
 
 @contextmanager
 def query(folder: Path, http: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the query in a process group of its own, all of which is killed in the end."""
+    """Run the query in a process group of its own, which is killed at the end."""
     with (folder / "query.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", QUERY, f"http://{http}"],
@@ -75,7 +75,7 @@ def query(folder: Path, http: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def appending(http: str) -> Iterator[Callable[[], None]]:
-    """Append facts until the block is left, or what is yielded is called."""
+    """Append facts until the block is left or the yielded function is called."""
     ended = threading.Event()
 
     def work() -> None:
@@ -101,7 +101,7 @@ def appending(http: str) -> Iterator[Callable[[], None]]:
 
 
 def sink(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the rows in the files that count, by the sink's own account of them, in order."""
+    """Return the rows of the files that the sink's metadata lists, in order."""
     account = {each.name: each for each in (folder / "sink" / "_spark_metadata").glob("[0-9]*")}
     compact = max((int(name.partition(".")[0]) for name in account if name.endswith(".compact")), default=-1)
     names = [name for name in account if name.endswith(f"{compact}.compact")]
@@ -114,14 +114,14 @@ def sink(folder: Path) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
-def told(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the rows that the master has, likewise."""
+def master_rows(folder: Path) -> list[tuple[Any, ...]]:
+    """Return the rows of the master, in order."""
     rows = table(folder / "replication.db", "visits")
     return sorted(("visits", writer, token, text) for token, _, writer, text in rows)
 
 
 @pytest.mark.timeout(1200)
-def test_a_query_that_is_killed_goes_on_from_its_checkpoint_and_a_master_may_be_away(
+def test_a_killed_query_continues_from_its_checkpoint_while_the_master_restarts(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     need_spark()
@@ -148,6 +148,6 @@ def test_a_query_that_is_killed_goes_on_from_its_checkpoint_and_a_master_may_be_
             master.start()
             goes_on(process)
             end()
-            want = told(tmp_path)
+            want = master_rows(tmp_path)
             until(lambda: len(sink(tmp_path)) >= len(want), "the query has everything", 180)
         assert sink(tmp_path) == want

@@ -68,7 +68,7 @@ from twisted.internet import defer, reactor, task
 
 def register(worker):
     def begin():
-        if worker.serving is not None and not worker.stopping:
+        if worker._master is not None and not worker._lifetime.ended:
             defer.Deferred.fromCoroutine(write()).addErrback(lambda failure: None)  # rolled back, or the server is away
 
     async def write():

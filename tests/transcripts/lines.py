@@ -1,6 +1,8 @@
-"""Lines by hand: what each word may look like, and what it may not."""
+"""Valid and invalid lines of each command."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from replication.wire.commands import (
     ClearUserSync,
@@ -19,11 +21,14 @@ from replication.wire.commands import (
 )
 from replication.wire.grammar import InstanceName, StreamName, Token
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 EVENTS, CACHES, MASTER = StreamName("events"), StreamName("caches"), InstanceName("master")
 EV = '["ev",["$e:h","!r:h","m.room.message",null,null,null,null,false]]'
 
-# protocol A5: the example lines, and the ends of what each word takes
-SAID: list[tuple[str, Command]] = [
+# docs/protocol/wire.md A5: the example lines, and the ends of what each word takes
+VALID: list[tuple[str, Command]] = [
     ("SERVER localhost", Server("localhost")),
     ("SERVER ", Server("")),
     (f"RDATA events master 14 {EV}", Rdata(EVENTS, MASTER, Token(14), EV)),
@@ -53,7 +58,7 @@ SAID: list[tuple[str, Command]] = [
     ("REMOTE_SERVER_UP example.com", RemoteServerUp("example.com")),
 ]
 
-# read like the line before them, though nobody should write them
+# parsed like the line before, although no program should send them
 ALSO_READ: list[tuple[str, Command]] = [
     ("REPLICATE", Replicate()),
     ("REPLICATE\r", Replicate()),
@@ -67,7 +72,8 @@ ALSO_READ: list[tuple[str, Command]] = [
     ('USER_IP @u:h [ "t", "i", "a", "d", 1 ]', UserIp("@u:h", "t", "i", "a", "d", 1)),
 ]
 
-# protocol A2, A3, A5, A6, A7: word by word what is none of it; line, and what the error must name
+# Invalid lines, and a part of the error (docs/protocol/wire.md A2, docs/protocol/wire.md A3, docs/protocol/wire.md A5,
+# docs/protocol/wire.md A6, docs/protocol/wire.md A7).
 MALFORMED: list[tuple[str, str]] = [
     ("FOO bar", "unknown command: 'FOO'"),
     ("FOO 100%", "unknown command: 'FOO'"),
@@ -139,3 +145,8 @@ MALFORMED: list[tuple[str, str]] = [
     ('USER_IP @u:h ["t","i","a","d",1] x', "not JSON"),
     (f'USER_IP @u:h ["t","i","a","d",{2**63}]', "USER_IP takes"),
 ]
+
+
+def ids_of(examples: Sequence[tuple[object, object]], place: int = 0) -> list[str]:
+    """Return test IDs without backslashes: pytest escapes those again at each collection, and mutmut collects twice."""
+    return [ascii(example[place])[:40].replace("\\", "/") for example in examples]

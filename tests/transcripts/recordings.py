@@ -1,4 +1,4 @@
-"""What a real Synapse 1.47 and its worker said: the bytes in tests/data."""
+"""The recorded bytes of Synapse 1.47 and its worker, in tests/data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORDINGS = [
 
 
 def read_recording(name: str) -> bytes:
-    """Return the bytes that were said; a worker's lines are kept with the number of lines that it had heard by then."""
+    """Return the recorded bytes; a worker's lines stand with the number of lines that it had received."""
     data = gzip.decompress((DATA / f"{name}.gz").read_bytes())
     if "worker" in name:
         data = b"".join(line.split(b" ", 1)[1] for line in data.splitlines(keepends=True))

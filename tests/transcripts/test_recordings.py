@@ -1,4 +1,4 @@
-"""What a real Synapse 1.47 and its worker said, heard by our two roles and said again."""
+"""The recordings of Synapse 1.47 and its worker, parsed and encoded in both roles."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.transcripts.recordings import RECORDINGS, read_recording
 
 if TYPE_CHECKING:
-    from replication.session.connection import Heard
+    from replication.session.connection import Received
 
 
-def say_again(speaker: ReplicationConnection, heard: list[Heard]) -> bytes:
-    said: list[Command] = []
-    for each in heard:
+def say_again(sender: ReplicationConnection, received: list[Received]) -> bytes:
+    commands: list[Command] = []
+    for each in received:
         assert not isinstance(each, Fault), each
         if isinstance(each, Rows):
-            said += [Rdata(each.stream, each.instance, *row) for row in zip(each.places, each.texts, strict=True)]
+            commands += [Rdata(each.stream, each.instance, *row) for row in zip(each.places, each.texts, strict=True)]
         else:
-            said.append(each)
-    return b"".join(speaker.send(command, 0.0) for command in said)
+            commands.append(each)
+    return b"".join(sender.send(command, 0.0) for command in commands)
 
 
 def reads_of(data: bytes, cut: str) -> list[bytes]:
@@ -40,37 +40,37 @@ def reads_of(data: bytes, cut: str) -> list[bytes]:
 
 @pytest.mark.parametrize("cut", ["whole", "1 byte", "random 1", "random 2"])
 @pytest.mark.parametrize(("name", "role"), RECORDINGS)
-def test_a_recording_is_heard_without_a_fault_and_said_again_byte_for_byte(name: str, role: Role, cut: str) -> None:
+def test_a_recording_is_parsed_without_a_fault_and_encoded_to_the_same_bytes(name: str, role: Role, cut: str) -> None:
     data = read_recording(name)
-    listener, speaker = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
-    heard = [each for read in reads_of(data, cut) for each in listener.receive_data(read, 0.0)]
-    assert say_again(speaker, heard) == data
-    assert listener.lines_heard == data.count(b"\n")
+    receiver, sender = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
+    received = [each for read in reads_of(data, cut) for each in receiver.receive_data(read, 0.0)]
+    assert say_again(sender, received) == data
+    assert receiver.lines_received == data.count(b"\n")
 
 
 @pytest.mark.parametrize(("name", "role"), RECORDINGS)
-def test_a_recording_is_heard_the_same_line_by_line(name: str, role: Role) -> None:
+def test_a_recording_is_parsed_the_same_line_by_line(name: str, role: Role) -> None:
     data = read_recording(name)
-    listener, speaker = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
-    heard = [each for line in data.splitlines() for each in listener.receive_line(line, 0.0)]
-    assert say_again(speaker, heard) == data
+    receiver, sender = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
+    received = [each for line in data.splitlines() for each in receiver.receive_line(line, 0.0)]
+    assert say_again(sender, received) == data
 
 
 @pytest.mark.parametrize(("name", "role"), RECORDINGS)
 def test_a_recording_in_the_wrong_direction_is_one_fault(name: str, role: Role) -> None:
-    heard = ReplicationConnection(role, 0.0).receive_data(read_recording(name), 0.0)
-    assert [type(each) for each in heard] == [Fault]
+    received = ReplicationConnection(role, 0.0).receive_data(read_recording(name), 0.0)
+    assert [type(each) for each in received] == [Fault]
 
 
 @pytest.mark.parametrize(("name", "rows"), [("synapse-sqlite", 6263), ("synapse-postgres", 7013)])
-def test_the_rows_heard_are_those_counted_when_it_was_recorded(name: str, rows: int) -> None:
-    listener = ReplicationConnection(Role.WORKER, 0.0)
-    heard = listener.receive_data(read_recording(f"{name}/recording.txt"), 0.0)
-    runs = [each for each in heard if isinstance(each, Rows)]
+def test_a_recording_has_the_numbers_of_rows_that_were_counted(name: str, rows: int) -> None:
+    receiver = ReplicationConnection(Role.WORKER, 0.0)
+    received = receiver.receive_data(read_recording(f"{name}/recording.txt"), 0.0)
+    runs = [each for each in received if isinstance(each, Rows)]
     assert sum(len(run.texts) for run in runs) == rows
     assert {run.instance for run in runs} == {"master"}
-    counts = Counter(type(each).__name__ for each in heard)
+    counts = Counter(type(each).__name__ for each in received)
     assert counts["Server"] == 1
     assert counts["Position"] % 16 == 0
-    first = next(each for each in heard if isinstance(each, Position))
+    first = next(each for each in received if isinstance(each, Position))
     assert first == Position(StreamName("events"), InstanceName("master"), Token(1), Token(1))

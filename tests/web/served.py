@@ -9,15 +9,16 @@ import attrs
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import NotAWriterError, RowError, StreamError, UnknownStreamError
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
+from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
+from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.streams.positions import MultiWriterToken
-from replication.streams.registry import StreamDefinition
-from replication.streams.seams import Page, PeerStatus, Sample, StreamStatus, WriterStatus
-from replication.streams.since import Since, facts_since
-from replication.web.calls import Calls
 from replication.web.site import make_site
+from replication.web.synapse_requests import SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import UserIp
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.web.server import Site
 
+    from replication.streams.history import Epoch, History
+
 HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
 ELSEWHERE = IPv4Address("TCP", "192.0.2.7", 40_000)
 
 
 def fact(token: int, *rows: object) -> Fact:
-    """Return a fact with these rows, spelt."""
-    return Fact(Token(token), tuple(grammar.spell_row(row) for row in rows))
+    """Return a fact with these rows, encoded."""
+    return Fact(Token(token), tuple(grammar.encode_row(row) for row in rows))
 
 
 class FakeServed:
@@ -49,12 +52,14 @@ class FakeServed:
         self.definitions = [StreamDefinition("orders", row=("order_id", "state")), StreamDefinition("caches")]
         self.histories: dict[tuple[str, str], list[Fact]] = {}
         self.settled = 0  # no page reaches further
+        self.epochs: dict[tuple[str, str], list[Epoch]] = {}
         self.asked: list[tuple[str, str | None, int, int | None, int]] = []
         self.appended: list[tuple[str, list[list[Any]], str | None]] = []
         self.error: Exception | None = None
         self.checking: Deferred[None] | None = None
         self.unwritable = ""
-        self.calls = Calls()
+        self.synapse_requests = SynapseRequests()
+        self.unreachable: list[str] = []
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
         self.histories[stream, writer] = list(facts)
@@ -62,7 +67,7 @@ class FakeServed:
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         self.asked.append((stream, writer, after, upto, limit))
-        self._complain(stream)
+        self._raise(stream)
         history = self.histories.get((stream, writer or self.instance_name))
         if history is None:
             raise StreamError(f"{writer} writes nothing to {stream}")
@@ -77,16 +82,20 @@ class FakeServed:
                 rows += len(each.texts)
         return Page(found, Token(end), limited=False)
 
-    async def since(self, stream: str, token: str, limit: int) -> tuple[Since, str]:
-        self._complain(stream)
+    async def history(self, stream: str, writer: str) -> History:
+        self._raise(stream)
+        return self.epochs.get((stream, writer), [])
+
+    async def since(self, stream: str, token: str, limit: int) -> tuple[MergedPage, str]:
+        self._raise(stream)
         numbers = {MASTER: 1, InstanceName("worker2"): 2}
         after = MultiWriterToken.parse(token, {number: name for name, number in numbers.items()})
         positions = {InstanceName(writer): Token(self.settled) for name, writer in self.histories if name == stream}
-        since = await facts_since(self.page, StreamName(stream), after, positions, limit=limit)
-        return since, since.upto.spell(numbers)
+        since = await read_merged_page(self.page, StreamName(stream), after, positions, limit=limit)
+        return since, since.upto.encode(numbers)
 
     async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
-        self._complain(stream)
+        self._raise(stream)
         for index, rows in enumerate(facts):
             if ["bad"] in rows:
                 error = RowError("a row has the wrong fields")
@@ -101,7 +110,7 @@ class FakeServed:
         if self.checking is not None:
             await self.checking
 
-    def _complain(self, stream: str) -> None:
+    def _raise(self, stream: str) -> None:
         if self.error is not None:
             raise self.error
         if stream not in [each.name for each in self.definitions]:
@@ -116,6 +125,9 @@ class FakeServed:
             StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5), notes=["stream 'orders': mend it"]),
             *[StreamStatus(each, []) for each in self.definitions[1:]],
         ]
+
+    def unreachable_writers(self) -> list[str]:
+        return self.unreachable
 
     def users_syncing(self) -> dict[str, dict[str, int]]:
         return {"abcde": {"@v:h": 7, "@u:h": 5}, "fghij": {"@u:h": 6}}
@@ -135,7 +147,7 @@ class FakeServed:
 
 
 class Client:
-    """One connection to a site; ``say`` sends bytes, ``heard`` is what came back."""
+    """One connection to a site; ``send`` sends bytes, ``received`` is what came back."""
 
     def __init__(self, site: Site, peer: IAddress = HERE) -> None:
         self.transport = StringTransport(peerAddress=peer)
@@ -144,23 +156,23 @@ class Client:
         self.protocol: Any = protocol
         self.protocol.makeConnection(self.transport)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.protocol.dataReceived(data)
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: Sequence[tuple[str, str | bytes]] = ()
-    ) -> Heard:
+    ) -> Received:
         """Send one request whole, and read one answer whole."""
         self.transport.clear()
-        self.say(header(method, path, headers, None if body is None else len(body)) + (body or b""))
-        return self.heard()
+        self.send(header(method, path, headers, None if body is None else len(body)) + (body or b""))
+        return self.received()
 
-    def heard(self) -> Heard:
+    def received(self) -> Received:
         return read_answer(self.transport.value())
 
 
 @attrs.frozen
-class Heard:
+class Received:
     """One answer."""
 
     code: int
@@ -179,17 +191,18 @@ class Heard:
 
 
 def header(method: str, path: str, headers: Sequence[tuple[str, str | bytes]] = (), length: int | None = None) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: here"]
+    lines = [f"{method} {path} HTTP/1.1".encode()]
+    lines += [] if any(name == "Host" for name, _ in headers) else [b"Host: localhost"]
     lines += [name.encode() + b": " + (text if isinstance(text, bytes) else text.encode()) for name, text in headers]
     lines += [] if length is None else [b"Content-Length: %d" % length]
     return b"\r\n".join([*lines, b"", b""])
 
 
-def read_answer(data: bytes) -> Heard:
+def read_answer(data: bytes) -> Received:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *rest = head.decode("latin-1").split("\r\n")
     pairs = (line.split(": ", 1) for line in rest)
-    return Heard(int(first.split()[1]), {name.lower(): text for name, text in pairs}, body)
+    return Received(int(first.split()[1]), {name.lower(): text for name, text in pairs}, body)
 
 
 def served_site(
@@ -201,3 +214,28 @@ def served_site(
 
 ORDERS = StreamName("orders")
 MASTER = InstanceName("master")
+
+
+FACTS = "/v1/streams/orders/facts"
+UPDATES = "/v1/streams/orders/updates"
+JSON = ("Content-Type", "application/json")
+NDJSON = ("Content-Type", "application/x-ndjson")
+
+
+class ApiTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.served = FakeServed()
+        self.served.keep("orders", "master", [fact(3, ["a", "new"], ["b", "new"]), fact(5, ["a", "paid"])], settled=9)
+        _, self.site, self.clock = served_site(self.served)
+        self.client = Client(self.site)
+
+    def get(self, path: str, method: str = "GET") -> Received:
+        return self.client.ask(method, path)
+
+    def post(self, body: bytes, kind: tuple[str, str] = NDJSON, key: str | None = None, path: str = FACTS) -> Received:
+        return self.client.ask("POST", path, body, [kind, *([("Idempotency-Key", key)] if key else [])])
+
+    def assert_refused(self, received: Received, code: int, *words: str) -> None:
+        self.assertEqual(received.code, code, received.body)
+        for word in words:
+            self.assertIn(word, received.detail)

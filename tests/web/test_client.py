@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +17,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorPluggableNameResolver
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactorClock
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from twisted.test.iosim import ConnectionCompleter, IOPump
 from twisted.trial.unittest import SynchronousTestCase
@@ -21,10 +25,12 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from zope.interface import alsoProvides
 
 from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.streams.history import Epoch
 from replication.web import client as module
 from replication.web.client import CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
 from replication.web.site import make_site
 from replication.wire.grammar import Token
+from tests.certificates import DAY, Authority, Connections, Identity
 from tests.contract.catch_up import CatchUpContract
 from tests.web.served import MASTER, ORDERS, FakeServed, fact
 
@@ -32,9 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from replication.streams.facts import Fact
-    from replication.streams.seams import ICatchUp, Page
+    from replication.streams.history import History
+    from replication.streams.interfaces import ICatchUp, Page
     from replication.wire.grammar import InstanceName
 
+T = TypeVar("T")
 URL = "http://127.0.0.1:9093"
 
 
@@ -50,7 +58,7 @@ class Names:
 
 
 class Network:
-    """A reactor without sockets, on which connections to whoever listens come about when ``settle`` is called."""
+    """A reactor without sockets; ``settle`` connects clients with the sites that listen."""
 
     def __init__(self) -> None:
         self.reactor: Any = MemoryReactorClock()
@@ -74,18 +82,18 @@ class Network:
             for pump in self.pumps:
                 moved = pump.flush() or moved
 
-    def start(self, work: Coroutine[Any, Any, Page]) -> Deferred[Page]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
         started = Deferred.fromCoroutine(work)
         self.settle()
         return started
 
     def refuse(self, why: Exception) -> None:
         self._completer.failOnce(Failure(why))
-        self.reactor.advance(1)  # the endpoint looks whether there is another address to try
+        self.reactor.advance(1)  # the endpoint tries the next address
 
 
 class OwnSiteTests(CatchUpContract):
-    """The contract, from a client of ours to a site of ours."""
+    """The contract of ICatchUp, between our client and our site."""
 
     __test__ = True
 
@@ -96,7 +104,7 @@ class OwnSiteTests(CatchUpContract):
         self.network.listen(make_site(self.served, secret="hidden", reactor=self.network.reactor))
         return HttpCatchUp(self.network.reactor, URL + "/", "hidden")
 
-    def start(self, work: Coroutine[Any, Any, Page]) -> Deferred[Page]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
         return self.network.start(work)
 
     def test_pages_share_a_connection_that_is_closed_at_last(self) -> None:
@@ -131,7 +139,7 @@ class OwnSiteTests(CatchUpContract):
         self.served.definitions.clear()
         with self.assertRaisesRegex(CatchUpError, "HTTP 404: no stream 'orders' here"):
             self.page(0, 5)
-        with self.assertRaisesRegex(CatchUpError, f"^{URL}/v1/streams/orders/updates"):
+        with self.assertRaisesRegex(CatchUpError, f"^{URL}/v1/streams/orders: "):
             self.page(0, 5)
 
     def test_a_wrong_secret_is_named_with_its_cure(self) -> None:
@@ -145,6 +153,24 @@ class OwnSiteTests(CatchUpContract):
         with self.assertRaisesRegex(CatchUpError, "HTTP 400: master writes nothing to orders"):
             self.page(0, 5)
 
+    def test_a_history_arrives_as_it_was_stored(self) -> None:
+        self.assertEqual([*self.history()], [])
+        epochs = [Epoch("a", Token(1), Token(1)), Epoch("b", Token(4), Token(6))]
+        self.served.epochs[ORDERS, MASTER] = epochs
+        self.assertEqual([*self.history()], epochs)
+
+    def test_a_stream_that_is_unknown_there_has_no_history(self) -> None:
+        self.served.definitions.clear()
+        self.assertEqual([*self.history()], [])
+
+    def test_a_history_that_cannot_be_read_there_is_an_error(self) -> None:
+        self.served.error = StoreError("disk full")
+        with self.assertRaisesRegex(CatchUpError, "HTTP 503: disk full"):
+            self.history()
+
+    def history(self) -> History:
+        return self.result(cast("HttpCatchUp", self.source).history(ORDERS, MASTER))
+
     def test_a_store_that_fails_there_is_an_error_here(self) -> None:
         self.served.error = StoreError("disk full")
         with self.assertRaisesRegex(CatchUpError, "HTTP 503: disk full"):
@@ -152,7 +178,7 @@ class OwnSiteTests(CatchUpContract):
 
     def test_a_writer_that_was_reset_is_an_error(self) -> None:
         self.served.settled = 3
-        with self.assertRaisesRegex(CatchUpError, "reaches to 3: .* was its database reset"):
+        with self.assertRaisesRegex(CatchUpError, "ends at 3: .* was its database reset"):
             self.page(5, 9)
 
 
@@ -213,15 +239,57 @@ class ScriptedTestCase(SynchronousTestCase):
             self.assertIn(word, text)
 
 
+class CertificateTests(ScriptedTestCase):
+    """An https:// source whose certificate is refused; the handshakes are OpenSSL's own."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.authority = Authority(Path(mkdtemp()))
+        environment = patch.dict(os.environ, {"SSL_CERT_FILE": str(self.authority.certificate)})
+        environment.start()
+        self.addCleanup(environment.stop)
+        self.source = HttpCatchUp(self.network.reactor, URL.replace("http", "https"), "hidden")
+
+    def assert_refused(self, identity: Identity, *words: str) -> None:
+        """Each attempt has the same text, so that it is logged once."""
+        self.network.listen(TLSMemoryBIOFactory(Connections(identity), False, self.script, clock=self.network.reactor))
+        first, second = (str(self.failureResultOf(self.start(upto=upto), CatchUpError).value) for upto in (9, 10))
+        self.assertEqual(first, second)
+        self.assertTrue(first.startswith("https://127.0.0.1:9093/v1/streams/orders: TLS failed: "), first)
+        for word in words:
+            self.assertIn(word, first)
+
+    def test_another_host(self) -> None:
+        self.assert_refused(self.authority.issue("other", "other.example"), "for another host")
+
+    def test_an_expired_certificate(self) -> None:
+        self.assert_refused(self.authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "has expired on 2")
+
+    def test_an_unknown_authority(self) -> None:
+        foreign = Authority(Path(mkdtemp()), "foreign")
+        self.assert_refused(foreign.issue("unknown", "127.0.0.1"), "an authority that is not trusted", "SSL_CERT_FILE")
+
+    def test_a_port_without_tls(self) -> None:
+        self.script.answer, self.script.keep_open = lambda *_: b"", True
+        self.network.listen(Factory.forProtocol(Greeting))
+        text = str(self.failureResultOf(self.start(), CatchUpError).value)
+        self.assertIn("the port does not answer with TLS", text)
+
+
+class Greeting(Protocol):
+    def connectionMade(self) -> None:
+        cast("Any", self.transport).write(b"SERVER example.com\n")
+
+
 class HostileTests(ScriptedTestCase):
-    """F27, and more: whatever happens is a CatchUpError that names the URL, and the next page is asked for afresh."""
+    """Whatever happens is a CatchUpError that names the URL, and the next page is asked for afresh."""
 
     def tearDown(self) -> None:
         self.network.listen(self.script)
         self.serve(reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False}))
         self.assertEqual(self.page().facts, [fact(5, "row")])
 
-    def test_nobody_listens(self) -> None:
+    def test_a_closed_port_is_an_error_with_advice(self) -> None:
         self.network.reactor.tcpServers.clear()
         started = self.start()
         self.network.refuse(error.ConnectionRefusedError())
@@ -237,13 +305,13 @@ class HostileTests(ScriptedTestCase):
         self.network.refuse(error.TimeoutError())
         self.assertIn("timeout", str(self.failureResultOf(started, CatchUpError).value).lower())
 
-    def test_https_without_its_library_says_how_to_get_it(self) -> None:
+    def test_https_without_its_library_names_the_extra(self) -> None:
         with patch.object(Agent, "request", side_effect=NotImplementedError("SSL support unavailable")):
             self.assert_fails("SSL support unavailable: TLS needs pyopenssl and service-identity")
 
-    def test_f27_a_proxy_says_502(self) -> None:
+    def test_f27_a_proxy_answers_502(self) -> None:
         self.serve(reply("<html>Bad Gateway</html>", "502 Bad Gateway"))
-        self.assert_fails("HTTP 502: not an answer of ours: b'<html>Bad Gateway</html>'")
+        self.assert_fails("HTTP 502: not an answer of this API: b'<html>Bad Gateway</html>'")
 
     def test_f27_a_redirect_is_not_followed_and_the_secret_stays_here(self) -> None:
         for status in ("301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"):
@@ -312,14 +380,44 @@ class HostileTests(ScriptedTestCase):
         self.network.settle()
         self.assertTrue(self.network.pumps[0].clientIO.disconnecting)
 
+    def test_pages_shrink_while_answers_are_lost_and_grow_again(self) -> None:
+        """A proxy that cuts off long answers must not stop a follower (docs/protocol/following.md E5)."""
+        limits: list[int] = []
+
+        def answer(_: str, query: dict[str, int]) -> bytes:
+            limits.append(query["limit"])
+            whole = reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False})
+            return whole if query["limit"] <= 30 else whole[:-1]
+
+        self.serve(answer, keep_open=False)
+        self.assert_fails("cut off")
+        for _ in range(4):
+            self.page()
+        self.assert_fails("cut off")
+        for _ in range(3):
+            self.page()
+        self.assertEqual(limits, [100, 12, 16, 21, 27, 34, 4, 6, 8])
+
+    def test_an_error_status_does_not_shrink_pages(self) -> None:
+        self.serve(reply('{"error": "x", "detail": "y"}', "503 Busy"))
+        self.assert_fails("503")
+        self.assertEqual(self.source._rows, {})
+
+    def test_a_refused_connection_does_not_shrink_pages(self) -> None:
+        self.network.reactor.tcpServers.clear()
+        started = self.start()
+        self.network.refuse(error.ConnectionRefusedError())
+        self.failureResultOf(started, CatchUpError)
+        self.assertEqual(self.source._rows, {})
+
     def test_a_page_that_lies_is_refused(self) -> None:
         for tokens, upto, complaint in (
             ([5, 4], 9, "out of order"),
             ([2], 9, "token 2 comes after 2"),
             ([10], 9, "token 10 is beyond 9"),
-            ([5], 10, "reaches to 10"),
+            ([5], 10, "ends at 10"),
             ([5, 7], 6, "ends at 6"),
-            ([5, 7, 5], 9, "one fact in two pieces"),
+            ([5, 7, 5], 9, "one fact in two parts"),
         ):
             rows = [[token, "row"] for token in tokens]
             self.serve(reply({"updates": rows, "upto_token": upto, "limited": False}))
@@ -333,11 +431,11 @@ class HostileTests(ScriptedTestCase):
     def test_an_error_that_is_deeply_nested_or_no_text_is_quoted_as_bytes(self) -> None:
         for body in (b"[" * 100_000, b'{"detail": 5}', b"\xff"):
             self.serve(reply(body, "500 Error"))
-            self.assert_fails("HTTP 500: not an answer of ours: b'")
+            self.assert_fails("HTTP 500: not an answer of this API: b'")
 
 
 class CancelTests(ScriptedTestCase):
-    def test_who_no_longer_wants_the_page_cancels_it(self) -> None:
+    def test_a_request_can_be_cancelled(self) -> None:
         """While the answer has not begun, and in its middle."""
         for begun in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"):
             self.serve(begun)
@@ -350,7 +448,7 @@ class CancelTests(ScriptedTestCase):
 
 
 class SynapseTests(ScriptedTestCase):
-    """Against what a Synapse says: it knows nothing of our paths (protocol E5)."""
+    """Against a Synapse, which does not have our paths (docs/protocol/following.md E5)."""
 
     HTML = reply("<html><body>No Such Resource</body></html>", "404 Not Found")
 
@@ -396,7 +494,7 @@ class SynapseTests(ScriptedTestCase):
         self.assertEqual([len(word) for word in words], [10, 10])
         self.assertNotEqual(*words)
 
-    def test_old_and_new_ways_to_say_that_a_path_is_unknown(self) -> None:
+    def test_old_and_new_answers_of_a_synapse_to_an_unknown_path(self) -> None:
         unrecognized = {"errcode": "M_UNRECOGNIZED", "error": "Unrecognized request"}
         for lost in (
             self.HTML,
@@ -413,7 +511,7 @@ class SynapseTests(ScriptedTestCase):
         self.serve_synapse(rows)
         self.assertEqual(self.everything(50), [fact(*row) for row in rows])
 
-    def test_trap_12_a_stream_that_comes_backwards_is_read_whole(self) -> None:
+    def test_trap_12_a_stream_in_descending_order_is_read_whole(self) -> None:
         """Synapse's own workers keep the first row of such a page, and never see what lies below a limited one."""
         rows = [(token, ["row", token]) for token in range(3, 40, 2)]
         self.serve_synapse(rows, backwards=True)
@@ -436,8 +534,8 @@ class SynapseTests(ScriptedTestCase):
         self.serve(reply({"errcode": "M_UNKNOWN", "error": "Internal server error"}, "500 Error"))
         self.assert_fails("HTTP 500: an error in that Synapse, or a missing or wrong secret")
 
-    def test_a_server_that_knows_neither_form_is_asked_in_both_again(self) -> None:
-        """Perhaps a proxy was not ready; ours may well be behind it next time."""
+    def test_a_server_without_either_api_is_sent_both_requests_again(self) -> None:
+        """A proxy may not have been ready; next time our API may be behind it."""
         self.serve(self.HTML)
         self.assert_fails("HTTP 404")
         self.serve(reply({"updates": [[5, "row"]], "upto_token": 9, "limited": False}))

@@ -1,264 +1,210 @@
-"""Pages and additions as text."""
+"""Pages of facts, and appends, through the HTTP API."""
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import json
-from pathlib import Path
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import CatchUpError, RemoteProtocolError
-from replication.streams.facts import Fact
-from replication.streams.seams import Page
-from replication.web.facts import (
-    BackwardsPageError,
-    line_of,
-    read_addition,
-    read_additions,
-    read_page,
-    spell_page,
+from replication.errors import (
+    StoreError,
 )
-from replication.wire.grammar import Token, spell_row
-from tests.web.served import fact
+from replication.streams.definitions import StreamDefinition
+from replication.web.facts import SLICE
+from tests.web.served import (
+    FACTS,
+    JSON,
+    NDJSON,
+    UPDATES,
+    ApiTestCase,
+    Client,
+    FakeServed,
+    fact,
+    header,
+    served_site,
+)
 
-DATA = Path(__file__).parent.parent / "data"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-
-def page(*facts: Fact, upto: int | None = None, limited: bool = False) -> Page:
-    return Page(list(facts), Token(upto if upto is not None else facts[-1].token), limited)
-
-
-def read(body: bytes | str, after: int = 0, upto: int = 100, *, foreign: bool = False) -> Page:
-    data = body.encode() if isinstance(body, str) else body
-    return read_page(data, after=Token(after), upto=Token(upto), foreign=foreign)
-
-
-class TestSpelling:
-    def test_a_page_has_the_shape_of_the_contract(self) -> None:
-        body = spell_page(page(fact(2, ["a", None], "b"), fact(4, {"c": 1.5}), upto=7, limited=True))
-        assert body == b'{"updates":[[2,["a",null]],[2,"b"],[4,{"c":1.5}]],"upto_token":7,"limited":true}'
-
-    def test_an_empty_page_still_says_how_far_it_reaches(self) -> None:
-        assert json.loads(spell_page(page(upto=9))) == {"updates": [], "upto_token": 9, "limited": False}
-
-    def test_stored_texts_go_out_as_they_are(self) -> None:
-        """Even one that is oddly spelt: nothing that only passes through is decoded."""
-        assert b"[3,[ 1,  2 ]]" in spell_page(page(Fact(Token(3), ("[ 1,  2 ]",))))
-
-    def test_a_page_that_grows_too_large_is_cut_after_a_whole_fact(self) -> None:
-        facts = [fact(token, "x" * 50, "y" * 50) for token in range(2, 12)]
-        body = spell_page(page(*facts, upto=20), max_bytes=400)
-        assert len(body) < 460
-        assert read(body) == page(*facts[:3], limited=True)
-
-    @pytest.mark.parametrize("max_bytes", [0, 1, 59, 60, 118, 119, 120, 121, 500])
-    def test_a_cut_page_has_one_fact_at_least_and_asking_on_finds_all(self, max_bytes: int) -> None:
-        facts = [fact(token, "x" * 50) for token in range(2, 12)]
-        found: list[Fact] = []
-        after = 0
-        while after < 20:
-            rest = page(*[each for each in facts if each.token > after], upto=20)
-            answer = read(spell_page(rest, max_bytes), after)
-            assert answer.upto > after
-            assert answer.limited is (answer.upto < 20)
-            found += answer.facts
-            after = answer.upto
-        assert found == facts
-
-    def test_a_single_fact_is_never_cut(self) -> None:
-        large = page(fact(2, "x" * 500, "y" * 500))
-        assert read(spell_page(large, max_bytes=10)) == large
+    from replication.wire.grammar import Token
 
 
-class TestReadingPages:
-    def test_reading_undoes_spelling(self) -> None:
-        random = Random(7)
-        rows: list[Any] = [None, True, -1.5e300, 2**70, 'a b\t"\\/é\U0001f600\x7f\ud800', [], {"": [1, {"k": "v"}]}]
-        for _ in range(200):
-            tokens = sorted(random.sample(range(2, 99), random.randint(0, 20)))
-            facts = [fact(token, *random.choices(rows, k=random.randint(1, 4))) for token in tokens]
-            original = page(*facts, upto=random.randint(max(tokens, default=1), 100), limited=random.random() < 0.5)
-            assert read(spell_page(original)) == original
+class SinceTests(ApiTestCase):
+    """What several writers have written since a token (docs/protocol/ids.md F6)."""
 
-    def test_row_text_is_taken_as_it_lies(self) -> None:
-        body = '{"updates":[[5,[ "a b",  1.0E2 ]]],"upto_token":5,"limited":false}'
-        assert read(body).facts == [Fact(Token(5), ('[ "a b",  1.0E2 ]',))]
+    def setUp(self) -> None:
+        super().setUp()
+        self.served.keep("orders", "worker2", [fact(4, ["c", "new"]), fact(8, ["d", "new"])])
 
-    @pytest.mark.parametrize("foreign", [False, True])
-    @pytest.mark.parametrize(
-        "row", ['["é"]', '["\x7f"]', '["\U0001f600 x"]', pytest.param('"\u2028"', id="line separator")]
-    )
-    def test_rows_that_are_not_plain_ascii_are_spelt_anew(self, row: str, *, foreign: bool) -> None:
-        body = f'{{"updates":[[5,{row}]],"upto_token":5,"limited":false}}'
-        assert read(body, foreign=foreign).facts == [Fact(Token(5), (spell_row(json.loads(row)),))]
+    def test_facts_of_all_writers_come_in_one_order_with_their_writers(self) -> None:
+        answer = self.get(f"{UPDATES}?since=3").json
+        self.assertEqual(
+            answer["updates"],
+            [[4, "worker2", ["c", "new"]], [5, "master", ["a", "paid"]], [8, "worker2", ["d", "new"]]],
+        )
+        self.assertEqual((answer["upto_token"], answer["limited"]), ("9", False))
 
-    @pytest.mark.parametrize("row", ["[1, 2]", '{"a" :1}', "[\n]", '"\\u00E9"', '"\\/"', '["a b"]', '"\\ud83d\\ude00"'])
-    def test_a_foreign_row_gets_the_one_spelling(self, row: str) -> None:
-        body = f'{{"updates":[[5,{row}]],"upto_token":5,"limited":false}}'
-        assert read(body, foreign=True).facts == [Fact(Token(5), (spell_row(json.loads(row)),))]
+    def test_a_page_goes_on_where_the_last_one_ended(self) -> None:
+        seen, token, limited = [], "m1~2.5", True
+        while limited:
+            answer = self.get(f"{UPDATES}?since={token}&limit=1").json
+            seen += [token for token, *_ in answer["updates"]]
+            token, limited = answer["upto_token"], answer["limited"]
+        self.assertEqual((seen, token), ([3, 3, 5, 8], "9"))
 
-    @pytest.mark.parametrize("recorded", ["synapse-sqlite", "synapse-postgres"])
-    def test_what_a_synapse_says_over_http_is_spelt_as_it_said_it_on_the_wire(self, recorded: str) -> None:
-        """Its HTTP leaves non-ASCII text as it is, its wire does not."""
-        lines = gzip.decompress((DATA / recorded / "recording.txt.gz").read_bytes()).decode().splitlines()
-        texts = [line.split(" ", 4)[4] for line in lines if line.startswith("RDATA ")]
-        assert len(texts) > 5_000
-        updates = [[token, json.loads(text)] for token, text in enumerate(texts, 1)]
-        answer = {"updates": updates, "upto_token": len(texts), "limited": False}
-        body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
-        assert not body.isascii()
-        assert [text for each in read(body, upto=len(texts), foreign=True).facts for text in each.texts] == texts
-
-    def test_no_bytes_make_it_fail_in_another_way(self) -> None:
-        random = Random(8)
-        body = spell_page(page(fact(2, ["a", {"b": "\u00e9"}], 1.5), fact(3, None), upto=7, limited=True))
-        for _ in range(2_000):
-            damaged = bytearray(body)
-            for _ in range(random.randint(1, 3)):
-                place = random.randrange(len(damaged))
-                damaged[place : place + random.randint(0, 2)] = random.randbytes(random.randint(0, 2))
-            for foreign in (False, True):
-                with contextlib.suppress(CatchUpError):
-                    read(bytes(damaged), foreign=foreign)
-
-    def test_fields_that_we_do_not_know_are_left_alone(self) -> None:
-        assert read('{"limited":false,"more":[1],"upto_token":5,"updates":[]}') == page(upto=5)
-
-    @pytest.mark.parametrize(
-        "body",
-        [
-            "",
-            "null",
-            "[]",
-            "{}",
-            '{"updates":[],"upto_token":5}',
-            '{"updates":[],"upto_token":"5","limited":false}',
-            '{"updates":[],"upto_token":5,"limited":1}',
-            '{"updates":{},"upto_token":5,"limited":false}',
-            '{"updates":[5],"upto_token":5,"limited":false}',
-            '{"updates":[[5]],"upto_token":5,"limited":false}',
-            '{"updates":[[5,1,1]],"upto_token":5,"limited":false}',
-            '{"updates":[["5",1]],"upto_token":5,"limited":false}',
-            '{"updates":[[true,1]],"upto_token":5,"limited":false}',
-            '{"updates":[[5.5,1]],"upto_token":5,"limited":false}',
-            '{"updates":[[5,NaN]],"upto_token":5,"limited":false}',
-            '{"updates":[[5,1]],"upto_token":5,"limited":false}x',
-            '{"updates":[[5,' + "[" * 100_000 + "]" * 100_000 + ']],"upto_token":5,"limited":false}',
-            b'{"updates":[[5,"\xff"]],"upto_token":5,"limited":false}',
-            b"\xff\xfe",
-            b"<html>",
-        ],
-    )
-    @pytest.mark.parametrize("foreign", [False, True])
-    def test_what_is_not_a_page_is_an_error(self, body: bytes | str, *, foreign: bool) -> None:
-        with pytest.raises(CatchUpError, match="not a page of updates"):
-            read(body, foreign=foreign)
-
-    def test_a_page_cut_at_any_byte_is_an_error(self) -> None:
-        body = spell_page(page(fact(2, ["a", 1]), fact(3, "b"), upto=7))
-        for length in range(len(body)):
-            with pytest.raises(CatchUpError):
-                read(body[:length])
-
-    @pytest.mark.parametrize(
-        ("tokens", "upto", "complaint"),
-        [
-            ([10], 20, "token 10 comes after 10"),
-            ([9], 20, "token 9 comes after 10"),
-            ([11, 13, 12], 20, "token 12 comes after 13: out of order"),
-            ([11, 12, 11], 20, "one fact in two pieces"),
-            ([11, 21], 20, "token 21 is beyond 20"),
-            ([11, 15], 14, "says that it ends at 14, but has token 15"),
-            ([], 9, "10 to 20 was asked for, the page reaches to 9"),
-            ([], 21, "reaches to 21"),
-            ([2**63], 20, "beyond 20"),
-        ],
-    )
-    def test_a_page_that_does_not_keep_its_word_is_an_error(self, tokens: list[int], upto: int, complaint: str) -> None:
-        body = json.dumps({"updates": [[token, "row"] for token in tokens], "upto_token": upto, "limited": False})
-        with pytest.raises(CatchUpError, match=complaint):
-            read(body, after=10, upto=20)
-
-    def test_a_page_that_reaches_less_far_is_fine(self) -> None:
-        """The source may have settled less than we know of, or cut the page."""
-        assert read('{"updates":[],"upto_token":10,"limited":true}', after=10, upto=20) == page(upto=10, limited=True)
-
-    def test_trap_12_a_foreign_page_in_descending_order_is_turned_round(self) -> None:
-        """Rows of one token keep their order."""
-        body = '{"updates":[[5,"c"],[5,"d"],[3,"b"],[2,"a"]],"upto_token":9,"limited":false}'
-        assert read(body, foreign=True) == page(fact(2, "a"), fact(3, "b"), fact(5, "c", "d"), upto=9)
-
-    def test_trap_12_a_limited_page_in_descending_order_is_of_no_use(self) -> None:
-        """It is the end of the range, and says ``upto_token`` 3: whoever asks on from there never sees token 2."""
-        body = '{"updates":[[5,"c"],[3,"b"]],"upto_token":3,"limited":true}'
-        with pytest.raises(BackwardsPageError):
-            read(body, foreign=True)
-
-    @pytest.mark.parametrize(
-        ("tokens", "reach", "limited", "kept", "more"),
-        [
-            ([11, 20, 21], 20, False, [11, 20], False),  # none left out: it reaches as far as was asked for
-            ([11, 21, 22], 22, True, [11], False),  # what is left out lies beyond
-            ([21, 22], 22, True, [], False),
-            ([11, 20], 20, True, [11, 20], True),
-        ],
-    )
-    def test_rows_of_a_foreign_page_beyond_what_was_asked_for_wait_for_their_turn(
-        self, tokens: list[int], reach: int, limited: bool, kept: list[int], more: bool
-    ) -> None:
-        """A Synapse answers for its stream ``caches`` without an upper bound (protocol C4)."""
-        body = json.dumps({"updates": [[token, "row"] for token in tokens], "upto_token": reach, "limited": limited})
-        expected = page(*[fact(token, "row") for token in kept], upto=20, limited=more)
-        assert read(body, after=10, upto=20, foreign=True) == expected
-        with pytest.raises(CatchUpError, match="beyond 20") if max(tokens) > 20 else contextlib.nullcontext():
-            read(body, after=10, upto=20)
+    def test_trap_42_an_invalid_token_is_refused(self) -> None:
+        for token in ("m5~", "x", "m5~9.7", "-1"):
+            code = 200 if token == "m5~" else 400
+            self.assertEqual(self.get(f"{UPDATES}?since={token}").code, code, token)
+        self.assert_refused(self.get(f"{UPDATES}?since=1&from=2"), 400, "'from'")
+        self.assert_refused(self.get(f"{UPDATES}?since=1&limit=0"), 400, "limit")
 
 
-class TestAdditions:
-    def test_an_addition_is_its_rows(self) -> None:
-        assert read_addition(b' {"rows": [["a", 1], null, {"b": [1e2]}]} ') == [["a", 1], None, {"b": [100.0]}]
-        assert read_addition(b'{"rows":[]}') == []
+class UpdatesTests(ApiTestCase):
+    def test_updates_are_rows_with_their_tokens(self) -> None:
+        """after excludes, upto includes, and the page reaches as far as was asked."""
+        answer = self.get(f"{UPDATES}?instance=master&from=3&upto=7")
+        self.assertEqual(answer.json, {"updates": [[5, ["a", "paid"]]], "upto_token": 7, "limited": False})
+        self.assertEqual(answer.headers["content-length"], str(len(answer.body)))
 
-    def test_it_takes_what_the_standard_library_takes(self) -> None:
-        assert read_addition(b'{"rows":["\\ud800", 123456789012345678901234567890]}') == [
-            "\ud800",
-            123456789012345678901234567890,
-        ]
+    def test_updates_never_split_one_tokens_rows(self) -> None:
+        answer = self.get(f"{UPDATES}?instance=master&from=0&upto=9&limit=1")
+        rows = [[3, ["a", "new"]], [3, ["b", "new"]]]
+        self.assertEqual(answer.json, {"updates": rows, "upto_token": 3, "limited": True})
 
-    @pytest.mark.parametrize(
-        ("text", "complaint"),
-        [
+    def test_a_writer_that_the_stream_does_not_have_is_a_404_with_those_that_it_has(self) -> None:
+        self.served.keep("orders", "nope", [])
+        answer = self.get(f"{UPDATES}?instance=nope&from=0&upto=10")
+        self.assert_refused(answer, 404, "stream 'orders' has no writer 'nope' here; its writers: master, worker2")
+
+    def test_a_declared_writer_that_has_not_written_has_an_empty_page(self) -> None:
+        self.served.definitions[1] = StreamDefinition("caches", writers=("late",))
+        self.served.keep("caches", "late", [])
+        answer = self.get("/v1/streams/caches/updates?instance=late&from=0&upto=10")
+        self.assertEqual(answer.json["updates"], [])
+
+    def test_updates_never_reach_beyond_the_settled_position(self) -> None:
+        self.assertEqual(self.get(f"{UPDATES}?instance=master&from=5&upto=99").json["upto_token"], 9)
+
+
+class AppendTests(ApiTestCase):
+    def test_a_json_body_is_one_fact(self) -> None:
+        self.assertEqual(self.post(b'{"rows": [["a", "new"], ["b", "new"]]}', JSON).json, {"ids": [2]})
+        self.assertEqual(self.served.appended, [("orders", [[["a", "new"], ["b", "new"]]], None)])
+
+    def test_a_fact_may_have_no_rows(self) -> None:
+        self.assertEqual(self.post(b'{"rows": []}', JSON).json, {"ids": [2]})
+        self.assertEqual(self.served.appended, [("orders", [[]], None)])
+
+    def test_each_line_is_a_fact(self) -> None:
+        self.assertEqual(self.post(b'{"rows":[1]}\n\n{"rows":[]}\r\n{"rows":[2,3]}').json, {"ids": [2, 3, 4]})
+        self.assertEqual(self.served.appended, [("orders", [[1], [], [2, 3]], None)])
+
+    def test_no_lines_are_no_facts(self) -> None:
+        self.assertEqual(self.post(b"\n").json, {"ids": []})
+
+    def test_a_key_is_handed_on(self) -> None:
+        self.post(b'{"rows":[1]}', key="order 7")
+        self.assertEqual(self.served.appended, [("orders", [[1]], "order 7")])
+
+    def test_a_bad_line_refuses_the_whole_call_and_is_named(self) -> None:
+        for line, complaint in (
+            (b'{"rows":[1],"id":3}', "line 4: unknown key 'id'"),
+            (b'{"rows":1}', 'line 4: "rows" must be a list'),
+            (b'{"row":[1]}', 'line 4: the list "rows" is missing'),
+            (b"[1]", "line 4: not an object"),
+            (b'{"rows":[NaN]}', "line 4: not JSON"),
+            (b'{"rows":["\xff"]}', "line 4: not UTF-8"),
+            (b'{"rows":[1]}{"rows":[2]}', "line 4: not JSON"),
+            (b'{"rows":', "line 4: not JSON"),
+        ):
+            answer = self.post(b'{"rows":[1]}\n\n{"rows":[2]}\n' + line + b'\n{"rows":[3]}\n')
+            self.assert_refused(answer, 400, complaint)
+        self.assertEqual(self.served.appended, [])
+
+    def test_a_row_that_the_stream_refuses_is_named_by_its_line(self) -> None:
+        answer = self.post(b'{"rows":[1]}\n\n{"rows":[["bad"]]}\n')
+        self.assert_refused(answer, 400, "line 3: a row has the wrong fields")
+        self.assert_refused(self.post(b'{"rows":[["bad"]]}', JSON), 400, "a row has the wrong fields")
+
+    def test_a_bad_body_is_refused(self) -> None:
+        for body, complaint in (
             (b"", "not JSON"),
-            (b"rows", "not JSON"),
-            (b'{"rows":[1]', "not JSON"),
-            (b'{"rows":[1]}{"rows":[2]}', "not JSON"),
-            (b'{"rows":[NaN]}', "NaN is not JSON"),
-            (b'{"rows":["\x01"]}', "not JSON"),
-            (b'{"rows":' + b"[" * 100_000, "not JSON"),
-            (b'\xef\xbb\xbf{"rows":[1]}', "not JSON"),
-            (b'{"rows":["\xff"]}', "not UTF-8: byte 11 is 0xff"),
-            (b"[[1]]", "not an object"),
-            (b"null", "not an object"),
-            (b"{}", '"rows" is missing'),
-            (b'{"row":[1]}', '"rows" is missing'),
-            (b'{"rows":{}}', '"rows" must be a list'),
-            (b'{"rows":null}', '"rows" must be a list'),
-            (b'{"rows":[1],"token":5}', "unknown key 'token'"),
-        ],
-    )
-    def test_a_wrong_addition_is_named(self, text: bytes, complaint: str) -> None:
-        with pytest.raises(RemoteProtocolError, match=complaint):
-            read_addition(text)
+            (b'{"rows":[1]}\n{"rows":[2]}', "not JSON"),
+            (b'{"rows":[1],"key":"x"}', "unknown key 'key'"),
+            (b"[]", "not an object"),
+        ):
+            self.assert_refused(self.post(body, JSON), 400, complaint)
 
-    def test_a_line_is_a_fact_and_blank_lines_are_none(self) -> None:
-        lines = [b'{"rows":[1]}\n', b"\n", b'  {"rows":[]} \r\n', b" \t\r\n", b'{"rows":[2,3]}']
-        assert read_additions(lines) == [[1], [], [2, 3]]
-        assert [line_of(lines, fact) for fact in range(3)] == [1, 3, 5]
+    def test_an_unknown_stream_and_one_that_another_process_writes_are_refused(self) -> None:
+        self.assert_refused(self.post(b'{"rows":[]}', path="/v1/streams/odrers/facts"), 404, "'odrers'")
+        self.served.unwritable = "orders"
+        self.assert_refused(self.post(b'{"rows":[]}'), 403, "written by worker2")
 
-    def test_a_wrong_line_is_named_by_its_number(self) -> None:
-        with pytest.raises(RemoteProtocolError, match=r'^line 12: the list "rows" is missing$'):
-            read_additions([b'{"rows":[1]}\n', b"\n", b"{}\n"], first=10)
+    def test_a_store_that_fails_is_a_503(self) -> None:
+        self.served.error = StoreError("disk full")
+        self.assert_refused(self.post(b'{"rows":[]}'), 503, "disk full")
+
+    def test_parameters_are_not_for_here(self) -> None:
+        self.assert_refused(self.post(b'{"rows":[]}', path=FACTS + "?key=1"), 400, "unknown parameter 'key'")
+
+    def send(self, body: bytes) -> None:
+        self.client.transport.clear()
+        self.client.send(header("POST", FACTS, [NDJSON], len(body)) + body)
+
+    def test_a_large_body_leaves_turns_to_others(self) -> None:
+        """Lines are numbered across its slices, and nothing is appended before all are read."""
+        line = b'{"rows":[["a","new"]]}\n'
+        count = 3 * SLICE // len(line)
+        self.send(line * count + b"{}\n")
+        self.assertEqual((self.served.appended, self.client.transport.value()), ([], b""))
+        other = Client(self.site)
+        self.assertEqual(other.ask("GET", "/health").code, 200)
+        self.clock.pump([0] * 3)
+        self.assert_refused(self.client.received(), 400, f"line {count + 1}: ")
+        self.send(line * count)
+        self.clock.pump([0] * 3)
+        self.assertEqual(len(self.client.received().json["ids"]), count)
+        self.assertEqual([len(facts) for _, facts, _ in self.served.appended], [count])
+
+
+class SlowServed(FakeServed):
+    """Answers when the test fires ``gate``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate: Deferred[None] = Deferred()
+
+    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+        await self.gate
+        return await super().append_texts(stream, facts, key)
+
+
+class DisconnectionTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.served = SlowServed()
+        _, site, _ = served_site(self.served)
+        self.client = Client(site)
+        self.client.send(header("POST", FACTS, [JSON], 11) + b'{"rows":[]}')
+
+    def test_an_answer_waits_for_the_facts_to_be_durable(self) -> None:
+        self.assertEqual(self.client.transport.value(), b"")
+        self.served.gate.callback(None)
+        self.assertEqual(self.client.received().json, {"ids": [2]})
+
+    def test_a_client_that_disconnects_before_its_answer_has_appended(self) -> None:
+        """Its facts are appended all the same: its request was complete."""
+        self.client.protocol.connectionLost(Failure(ConnectionLost()))
+        self.served.gate.callback(None)
+        self.assertEqual(len(self.served.appended), 1)
+        self.assertEqual(self.client.transport.value(), b"")
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_a_bug_after_the_client_has_disconnected_is_logged(self) -> None:
+        self.client.protocol.connectionLost(Failure(ConnectionLost()))
+        self.served.gate.errback(RuntimeError())
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replication.streams.seams import Sample
+from replication.streams.interfaces import Sample
 from replication.web.metrics import render
 
 

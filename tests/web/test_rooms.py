@@ -9,7 +9,7 @@ import pytest
 
 from replication.errors import StoreError
 from replication.rooms.event import Event
-from replication.storage.roomreads import RoomReads
+from replication.storage.tables.room_queries import RoomReads
 from replication.web.site import make_site
 from replication.wire.grammar import Token
 from tests.rooms.recorded import Keeper
@@ -48,7 +48,7 @@ class KeptRooms:
         return self.reads.view(room_id)
 
     async def event(self, room_id: str, event_id: str) -> Any:
-        return self.reads.card(room_id, event_id)
+        return self.reads.event_view(room_id, event_id)
 
     async def state_group(self, number: int) -> Any:
         return self.reads.group(number)
@@ -69,8 +69,8 @@ class Site:
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        heard = Client(self.site).ask(method, path, data, JSON if data else ())
-        return heard.code, heard.json
+        received = Client(self.site).ask(method, path, data, JSON if data else ())
+        return received.code, received.json
 
     def post(self, *events: object, **more: object) -> tuple[int, Any]:
         return self.ask("POST", f"{URL}/events", {"events": events, **more})
@@ -94,9 +94,9 @@ def test_events_are_taken_and_their_ids_answered(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", ["events", "backfill"])
-def test_nothing_but_events_of_rooms_comes_into_their_streams(site: Site, stream: str) -> None:
-    status, said = site.ask("POST", f"/v1/streams/{stream}/facts", {"rows": [["a"]]})
-    assert (status, said["detail"]) == (
+def test_streams_of_rooms_take_events_of_rooms_only(site: Site, stream: str) -> None:
+    status, output = site.ask("POST", f"/v1/streams/{stream}/facts", {"rows": [["a"]]})
+    assert (status, output["detail"]) == (
         403,
         f"stream {stream!r} has the events of rooms: POST /v1/rooms/ROOM/events",
     )
@@ -141,7 +141,7 @@ def test_a_state_group_is_shown_in_its_room_only(site: Site) -> None:
     assert site.ask("GET", f"{URL}/state_groups/x")[0] == 400
 
 
-def test_history_comes_in_pages_both_ways(site: Site) -> None:
+def test_history_is_answered_in_pages_in_both_directions(site: Site) -> None:
     site.post(event("a"), event("b", "a"), event("s", "b", soft_failed=True), event("c", "b"))
     for direction, wanted in (("b", ["c", "b", "a"]), ("f", ["a", "b", "c"])):
         found, place = [], ""
@@ -169,9 +169,9 @@ def test_history_comes_in_pages_both_ways(site: Site) -> None:
 )
 def test_a_wrong_question_is_refused(site: Site, query: str, why: str) -> None:
     site.post(event("a"))
-    code, said = site.ask("GET", f"{URL}/events?{query}")
+    code, output = site.ask("GET", f"{URL}/events?{query}")
     assert code == 400
-    assert why in said["detail"]
+    assert why in output["detail"]
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_a_wrong_question_is_refused(site: Site, query: str, why: str) -> None:
     ],
 )
 def test_wrong_input_is_refused_with_a_reason_and_leaves_nothing(site: Site, body: object, why: str) -> None:
-    code, said = site.ask("POST", f"{URL}/events", body)
+    code, output = site.ask("POST", f"{URL}/events", body)
     assert code == 400
-    assert why in said["detail"]
+    assert why in output["detail"]
     assert site.ask("GET", URL)[0] == 404
 
 
-def test_what_is_not_there_is_a_404_and_a_database_that_fails_a_503(site: Site) -> None:
+def test_an_unknown_room_is_a_404_and_a_failing_database_a_503(site: Site) -> None:
     for path in (URL, f"{URL}/events", f"{URL}/events/a", "/v1/rooms", f"{URL}/members"):
         assert site.ask("GET", path)[0] == 404
     assert site.ask("POST", URL, {})[0] == 405
@@ -216,5 +216,5 @@ def test_what_is_not_there_is_a_404_and_a_database_that_fails_a_503(site: Site) 
 
 
 def test_a_server_without_rooms_has_no_such_calls() -> None:
-    heard = Client(make_site(FakeServed(), secret=None)).ask("GET", URL)
-    assert heard.code == 404
+    received = Client(make_site(FakeServed(), secret=None)).ask("GET", URL)
+    assert received.code == 404

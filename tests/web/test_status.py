@@ -1,22 +1,39 @@
-"""Where things stand, as JSON."""
+"""The status of streams, connections, users and the process, through the HTTP API."""
 
 from __future__ import annotations
 
-from replication.streams.registry import StreamDefinition
-from replication.streams.seams import KeptStatus, StreamStatus
-from replication.web.status import describe_peer, describe_stream
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import StoreError
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import InMemoryLogStatus, StreamStatus
+from replication.web.status import describe_stream
 from replication.wire.grammar import InstanceName, Token
-from tests.web.served import FakeServed
+from tests.web.served import (
+    ApiTestCase,
+    Client,
+    FakeServed,
+    served_site,
+)
 
 
-def test_a_stream_is_described_as_the_contract_says() -> None:
+def test_a_stream_as_a_json_object() -> None:
     assert describe_stream(FakeServed().stream_statuses()[0]) == {
         "name": "orders",
         "row": ("order_id", "state"),
         "table": None,
         "negative": False,
         "writers": [
-            {"instance": "master", "position": 9, "announced": 11, "lag": 2, "state": "writing", "error": None},
+            {
+                "instance": "master",
+                "position": 9,
+                "announced": 11,
+                "lag": 2,
+                "state": "writing",
+                "error": None,
+                "lost_and_found": 0,
+            },
             {
                 "instance": "worker2",
                 "position": 7,
@@ -24,6 +41,7 @@ def test_a_stream_is_described_as_the_contract_says() -> None:
                 "lag": 0,
                 "state": "stopped",
                 "error": "the function raised",
+                "lost_and_found": 0,
             },
         ],
         "positions": {"master": 9, "worker2": 7},
@@ -37,9 +55,9 @@ def test_a_stream_is_described_as_the_contract_says() -> None:
     }
 
 
-def test_a_stream_without_a_table_tells_what_it_has_in_memory() -> None:
+def test_a_stream_without_a_table_lists_what_it_has_in_memory() -> None:
     status = StreamStatus(
-        StreamDefinition("f", in_memory=True), [], kept=KeptStatus(2, 400, {InstanceName("s"): Token(3)})
+        StreamDefinition("f", in_memory=True), [], kept=InMemoryLogStatus(2, 400, {InstanceName("s"): Token(3)})
     )
     assert describe_stream(status)["in_memory"] == {"facts": 2, "bytes": 400, "acknowledged": {"s": 3}}
 
@@ -50,13 +68,81 @@ def test_a_stream_without_writers_stands_at_nought() -> None:
     assert (described["minimum"], described["maximum"], described["oldest_open"]) == (0, 0, None)
 
 
-def test_a_connection_is_described_by_what_it_is_known_by() -> None:
-    assert describe_peer(FakeServed().peer_statuses()[0]) == {
-        "name": "worker1",
-        "address": "127.0.0.1:5",
-        "since": 1_700_000_000.0,
-        "lines_out": 12,
-        "bytes_out": 345,
-        "queued_bytes": 6,
-        "last_command": "PING",
-    }
+class StatusTests(ApiTestCase):
+    def test_streams_lists_every_stream(self) -> None:
+        streams = self.get("/v1/streams").json["streams"]
+        self.assertEqual([each["name"] for each in streams], ["orders", "caches"])
+        self.assertEqual(streams[0]["row"], ["order_id", "state"])
+        self.assertEqual(streams[0]["positions"], {"master": 9, "worker2": 7})
+
+    def test_a_stream_by_its_name_is_the_same_object(self) -> None:
+        self.assertEqual(self.get("/v1/streams/orders").json, self.get("/v1/streams").json["streams"][0])
+
+    def test_a_stream_that_is_not_here_is_named(self) -> None:
+        self.assert_refused(self.get("/v1/streams/odrers"), 404, "no stream 'odrers' here; did you mean orders?")
+        self.assert_refused(self.get("/v1/streams/zz"), 404, "no stream 'zz' here; GET /v1/streams lists all")
+
+    def test_a_stream_is_not_called_unknown_before_there_are_any(self) -> None:
+        """HTTP is served while the database is still being opened."""
+        streams, self.served.definitions = self.served.definitions, [StreamDefinition("none")]
+        opened: Deferred[None] = Deferred()
+        self.served.check = lambda: opened  # type: ignore[method-assign, assignment, return-value]
+        self.client.send(b"GET /v1/streams/caches HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertEqual(self.client.transport.value(), b"")
+        self.served.definitions = streams
+        opened.callback(None)
+        self.assertIn(b'"name":"caches"', self.client.transport.value())
+
+    def test_a_stream_that_cannot_be_known_is_not_called_unknown_either(self) -> None:
+        self.served.error = StoreError("the database is locked")
+        self.assert_refused(self.get("/v1/streams/odrers"), 503, "the database is locked")
+        self.assertEqual(self.get("/v1/streams/orders").code, 200)
+
+    def test_connections_lists_every_peer(self) -> None:
+        peer = {
+            "name": "worker1",
+            "address": "127.0.0.1:5",
+            "since": 1_700_000_000.0,
+            "lines_out": 12,
+            "bytes_out": 345,
+            "queued_bytes": 6,
+            "last_command": "PING",
+            "skipped": {},
+            "unknown_commands": [],
+            "not_followed": [],
+        }
+        self.assertEqual(self.get("/v1/connections").json, {"connections": [peer]})
+
+
+class UserTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.served = FakeServed()
+        _, site, _ = served_site(self.served)
+        self.client = Client(site)
+
+    def test_users_that_sync_with_their_instance_ids(self) -> None:
+        self.assertEqual(
+            self.client.ask("GET", "/v1/users").json,
+            {
+                "users": [
+                    {"user_id": "@u:h", "syncing": {"abcde": 5, "fghij": 6}},
+                    {"user_id": "@v:h", "syncing": {"abcde": 7}},
+                ]
+            },
+        )
+
+    def test_one_user_without_the_access_token(self) -> None:
+        received = self.client.ask("GET", "/v1/users/@v:h")
+        self.assertEqual(
+            received.json,
+            {
+                "user_id": "@v:h",
+                "syncing": {"abcde": 7},
+                "seen": [{"ip": "1.2.3.4", "user_agent": "UA", "device_id": "DEV", "last_seen": 9}],
+            },
+        )
+        self.assertEqual(self.client.ask("GET", "/v1/users/%40nobody:h").json["syncing"], {})
+
+    def test_a_database_that_fails_is_a_503(self) -> None:
+        self.served.error = StoreError("full")
+        self.assertEqual(self.client.ask("GET", "/v1/users/@v:h").code, 503)

@@ -1,4 +1,4 @@
-"""Bytes to lines, however they are cut, and never more of them held than one line may have."""
+"""Bytes to lines, in reads of any size; at most one line is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _feed(reads: list[bytes], limit: int) -> tuple[list[bytes], bool]:
 
 
 def _expect(data: bytes, limit: int) -> tuple[list[bytes], bool]:
-    """Do the same the plain way."""
+    """The same, in the simplest way."""
     *lines, rest = data.split(b"\n")
     for number, line in enumerate(lines):
         if len(line) > limit:
@@ -40,12 +40,12 @@ def test_lines_are_the_same_however_the_bytes_are_cut(data: st.DataObject, parts
 @pytest.mark.parametrize(
     "reads", [[b"a\n", b"12345\n"], [b"a\n12345\n"], [b"a\n12345"], [b"a\n1234", b"5"], [b"a\n1234", b"5\nb\n"]]
 )
-def test_one_byte_over_the_limit_ends_it_with_or_without_its_lf(reads: list[bytes]) -> None:
+def test_one_byte_over_the_limit_overflows_with_or_without_the_lf(reads: list[bytes]) -> None:
     assert _feed(reads, 4) == ([b"a"], True)
 
 
 @pytest.mark.parametrize("reads", [[b"1234\n"], [b"1234", b"\n"], [b"123", b"4\n"]])
-def test_a_line_of_the_limit_is_fine(reads: list[bytes]) -> None:
+def test_a_line_of_exactly_the_limit_is_returned(reads: list[bytes]) -> None:
     assert _feed(reads, 4) == ([b"1234"], False)
 
 
@@ -58,13 +58,13 @@ def test_the_limit_counts_bytes() -> None:
     assert _feed(["ééé\n".encode()], 4) == ([], True)
 
 
-def test_a_read_of_whole_lines_is_handed_on_without_a_copy() -> None:
+def test_a_read_of_whole_lines_is_returned_without_a_copy() -> None:
     read = b"PING 1\nPING 2\n"
     assert LineBuffer(100).feed(read) is read
 
 
-def test_what_is_held_is_bounded_by_the_limit() -> None:
-    """A peer that never sends a LF costs one line, a read of any size after it nothing."""
+def test_at_most_the_limit_is_kept() -> None:
+    """A peer that never sends an LF costs the memory of one line; later reads cost none."""
     limit = 100_000
     buffer = LineBuffer(limit)
     read = b"x" * 30_000
@@ -85,8 +85,8 @@ def test_what_is_held_is_bounded_by_the_limit() -> None:
         tracemalloc.stop()
 
 
-def test_a_long_line_that_comes_byte_by_byte_costs_no_more_than_its_bytes() -> None:
-    """Were the line copied or searched at each byte, this would take minutes."""
+def test_a_long_line_in_single_bytes_takes_time_in_proportion() -> None:
+    """If each byte copied or searched the line, this would take minutes."""
     buffer = LineBuffer(16 * 1024 * 1024)
     size = 500_000
     assert not any(buffer.feed(b"x") for _ in range(size))

@@ -18,7 +18,7 @@ POWER = {"users": {ALICE: 100, BOB: 50}, "users_default": 0, "state_default": 50
 
 
 def event(kind: str, sender: str = ALICE, state_key: str | None = None, **more: Any) -> Event:
-    """Return an event whose ID tells what it is."""
+    """Return an event whose ID describes it."""
     more.setdefault("event_id", f"${kind}|{sender}|{state_key}|{more.get('content')}")
     more.setdefault("prev_event_ids", ["$before"] if kind != "m.room.create" else [])
     return Event.read(ROOM, {"type": kind, "sender": sender, "state_key": state_key, **more})
@@ -44,5 +44,5 @@ def rules(name: str) -> Event:
 
 
 def usual(*more: Event) -> Mapping[StateKey, Event]:
-    """Return the state of a public room in which Alice (100) and Bob (50) are, and ``more``."""
+    """Return the state of a public room with Alice (100) and Bob (50), and ``more``."""
     return state(CREATE, LEVELS, rules("public"), member(ALICE, "join"), member(BOB, "join"), *more)

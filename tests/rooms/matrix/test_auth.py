@@ -1,4 +1,4 @@
-"""Who may do what: a row per rule of the specification, allowed and refused."""
+"""Tests of the authorization rules: each rule of the specification, allowed and refused."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_memberships(what: Event, auth: Any, version: str, *, allowed: bool) -> 
     assert is_allowed(what, auth, version) is allowed
 
 
-def test_the_creator_joins_first_and_only_right_after_the_creation() -> None:
+def test_the_creator_joins_first_directly_after_the_create_event() -> None:
     right = event("m.room.member", ALICE, ALICE, content={"membership": "join"}, prev_event_ids=[CREATE.event_id])
     assert is_allowed(right, state(CREATE), "9")
     assert not is_allowed(member(ALICE, "join"), state(CREATE), "9")
@@ -119,10 +119,14 @@ def test_the_creator_joins_first_and_only_right_after_the_creation() -> None:
         (BOB, levels(notifications={"room": 60}), "9", False),
         (BOB, levels(notifications={"room": 60}), "5", True),
         (ALICE, levels(users={"nobody": 1}), "9", False),
+        (ALICE, levels(users={"@nobody": 1}), "9", False),
+        (ALICE, levels(users={"nobody:h": 1}), "9", False),
         (ALICE, levels(users=[1]), "9", False),
         (ALICE, levels(users={ALICE: "100", BOB: 50}), "9", True),
         (ALICE, levels(users={ALICE: "100", BOB: 50}), "10", False),
         (ALICE, levels(events=[]), "10", False),
+        (ALICE, levels(notifications=[]), "10", False),
+        (ALICE, levels(notifications={"room": "60"}), "10", False),
         (CAROL, levels(), "9", False),
     ],
 )
@@ -131,18 +135,18 @@ def test_power_levels(sender: str, content: Any, version: str, *, allowed: bool)
     assert is_allowed(what, usual(JOINED), version) is allowed
 
 
-def test_the_first_power_levels_are_free() -> None:
+def test_the_first_power_levels_may_have_any_values() -> None:
     auth = state(CREATE, member(ALICE, "join"))
     assert is_allowed(LEVELS, auth, "9")
 
 
-def test_two_with_the_same_power_cannot_take_it_from_each_other() -> None:
+def test_users_of_equal_power_cannot_demote_each_other() -> None:
     both = event("m.room.power_levels", ALICE, "", content=levels(users={ALICE: 100, BOB: 100}))
     less = event("m.room.power_levels", ALICE, "", content=levels(users={ALICE: 100, BOB: 50}))
     assert not is_allowed(less, usual(both), "9")
 
 
-def test_a_third_partys_invitation_needs_its_promise() -> None:
+def test_a_third_party_invite_needs_its_state_event() -> None:
     signed = {"mxid": CAROL, "token": "t"}
     invite = member(CAROL, "invite", BOB, third_party_invite={"signed": signed})
     promise = event("m.room.third_party_invite", BOB, "t")
@@ -154,7 +158,7 @@ def test_a_third_partys_invitation_needs_its_promise() -> None:
     assert ("m.room.third_party_invite", "t") in auth_keys(invite, "9")
 
 
-def test_what_an_event_is_judged_by() -> None:
+def test_auth_keys_of_an_event() -> None:
     three = {("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", CAROL)}
     assert auth_keys(CREATE, "9") == set()
     assert auth_keys(event("m.room.message", CAROL), "9") == three
@@ -164,7 +168,7 @@ def test_what_an_event_is_judged_by() -> None:
     assert ("m.room.member", BOB) not in auth_keys(vouched, "7")
 
 
-def test_power_without_power_levels_is_the_creators() -> None:
+def test_without_power_levels_only_the_creator_has_power() -> None:
     assert power_of(ALICE, state(CREATE)) == 100
     assert power_of(BOB, state(CREATE)) == 0
     assert power_of(ALICE, {}) == 0
@@ -173,7 +177,7 @@ def test_power_without_power_levels_is_the_creators() -> None:
 
 
 @pytest.mark.parametrize(("level", "power"), [("x", 0), (1e999, 0), (7.9, 7), ([], 0), (None, 0), (" 12 ", 12)])
-def test_an_odd_power_level_counts_for_what_can_be_made_of_it(level: object, power: int) -> None:
+def test_power_levels_of_old_rooms_are_converted(level: object, power: int) -> None:
     odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: 5}, "users_default": 0, "ban": 50})
     assert power_of(BOB, state(CREATE, odd)) == 5
     content = Event.from_text(odd.text, depth=1).content
@@ -182,7 +186,7 @@ def test_an_odd_power_level_counts_for_what_can_be_made_of_it(level: object, pow
     assert power_of(BOB, state(CREATE, changed)) == power
 
 
-def test_a_room_that_does_not_federate_is_for_its_own_server() -> None:
+def test_a_room_without_federation_accepts_only_its_own_server() -> None:
     alone = event("m.room.create", ALICE, "", content={"creator": ALICE, "m.federate": False})
     auth = {**usual(JOINED), ("m.room.create", ""): alone}
     assert not is_allowed(event("m.room.message", CAROL), auth, "9")

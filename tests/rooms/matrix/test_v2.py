@@ -1,4 +1,4 @@
-"""State resolution 2 by hand: who wins is decided by power, then by age; the recordings check the rest."""
+"""Tests of state resolution 2: order by power, then by age; the recordings cover the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST = [CREATE, ALICE_IN, POWERS, RULES, BOB_IN, CAROL_IN]
 
 
 def by(sender: Event, kind: str, when: int, name: str, **more: Any) -> Event:
-    """Return a state event by somebody who joined."""
+    """Return a state event by a joined user."""
     ids = [CREATE.event_id, "$pl", sender.event_id]
     user = sender.sender
     more.setdefault("state_key", "")
@@ -41,7 +41,7 @@ def by(sender: Event, kind: str, when: int, name: str, **more: Any) -> Event:
 
 
 def resolve(*branches: list[Event]) -> dict[Any, str]:
-    """Resolve branches on top of the common beginning."""
+    """Resolve branches that begin with the common state."""
     known = {each.event_id: each for branch in [FIRST, *branches] for each in branch}
     states = [{each.key: each.event_id for each in [*FIRST, *branch] if each.key} for branch in branches]
 
@@ -51,23 +51,23 @@ def resolve(*branches: list[Event]) -> dict[Any, str]:
     return dict(resolve_v2(states, fetch, "9"))
 
 
-def test_states_without_a_conflict_are_returned_as_they_are() -> None:
+def test_equal_states_are_returned_unchanged() -> None:
     assert resolve([], []) == {each.key: each.event_id for each in FIRST}
 
 
-def test_of_two_topics_the_later_one_wins() -> None:
+def test_the_later_of_two_topics_wins() -> None:
     early, late = by(BOB_IN, "m.room.topic", 1, "$b"), by(BOB_IN, "m.room.topic", 2, "$a")
     assert resolve([early], [late])["m.room.topic", ""] == "$a"
     same = by(BOB_IN, "m.room.topic", 1, "$c")
     assert resolve([early], [same])["m.room.topic", ""] == "$c"
 
 
-def test_a_key_that_only_one_branch_has_is_checked_and_kept() -> None:
+def test_a_key_of_only_one_branch_is_checked_and_kept() -> None:
     assert resolve([by(BOB_IN, "m.room.name", 1, "$n")], [])["m.room.name", ""] == "$n"
     assert ("m.room.name", "") not in resolve([by(CAROL_IN, "m.room.name", 1, "$n")], [])
 
 
-def test_a_ban_beats_what_the_banned_did_meanwhile() -> None:
+def test_a_ban_wins_over_concurrent_events_of_the_banned_user() -> None:
     ban = by(ALICE_IN, "m.room.member", 5, "$ban", state_key=BOB, content={"membership": "ban"})
     topic = by(BOB_IN, "m.room.topic", 9, "$t")
     resolved = resolve([ban], [topic])
@@ -75,14 +75,14 @@ def test_a_ban_beats_what_the_banned_did_meanwhile() -> None:
     assert ("m.room.topic", "") not in resolved
 
 
-def test_power_goes_before_age_where_power_is_at_stake() -> None:
-    """Bob takes Alice's topic right away; she, with more power, has taken his power: hers is first, his is refused."""
+def test_power_events_are_ordered_by_power_before_age() -> None:
+    """Bob lowers ``state_default``; Alice, with more power, removes his power: hers comes first, his is refused."""
     demoted = by(ALICE_IN, "m.room.power_levels", 9, "$alice", content={**POWER, "users": {ALICE: 100}})
     grabbed = by(BOB_IN, "m.room.power_levels", 1, "$bob", content={**POWER, "state_default": 40})
     assert resolve([demoted], [grabbed])["m.room.power_levels", ""] == "$alice"
 
 
-def test_what_was_said_under_newer_power_levels_comes_later() -> None:
+def test_events_under_newer_power_levels_come_later() -> None:
     newer = by(ALICE_IN, "m.room.power_levels", 5, "$pl2", content={**POWER, "ban": 60})
     old_topic = by(BOB_IN, "m.room.topic", 99, "$old")
     new_topic = event(
@@ -94,7 +94,7 @@ def test_what_was_said_under_newer_power_levels_comes_later() -> None:
     assert resolve([newer, new_topic], [old_topic])["m.room.topic", ""] == "$new"
 
 
-def test_a_rejected_event_gives_nobody_a_right() -> None:
+def test_a_rejected_event_grants_no_permission() -> None:
     refused = Event.from_text(BOB_IN.text, depth=1, rejected="no")
     known = {each.event_id: each for each in [*FIRST, refused]}
     topic = by(BOB_IN, "m.room.topic", 1, "$t")
@@ -104,14 +104,14 @@ def test_a_rejected_event_gives_nobody_a_right() -> None:
     assert ("m.room.topic", "") not in resolved
 
 
-def test_an_event_that_is_not_stored_cannot_win() -> None:
+def test_an_event_that_is_not_stored_cannot_win_a_conflict() -> None:
     base = {each.key: each.event_id for each in FIRST if each.key}
     known = {each.event_id: each for each in FIRST}
-    states = [base, {**base, ("m.room.topic", ""): "$nobody has it"}]
+    states = [base, {**base, ("m.room.topic", ""): "$missing"}]
     resolved = resolve_v2(states, lambda ids: {each: known[each] for each in ids if each in known}, "9")
     assert resolved == base
 
 
-def test_the_beginning_is_sound() -> None:
+def test_the_common_state_is_allowed() -> None:
     assert LEVELS.content == POWERS.content
     assert rules("public").content == RULES.content

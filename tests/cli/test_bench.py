@@ -1,0 +1,62 @@
+"""The command line of ``replication bench``."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.bench import SCENARIOS
+from replication.bench.series import BenchOptions, Result
+from replication.cli import bench
+from tests.bench.scenarios import run_bench
+
+
+class CommandLineTests(SynchronousTestCase):
+    def test_every_scenario_runs_if_none_is_named(self) -> None:
+        """Each, in the order in which --help lists them; but Spark's only where it is installed."""
+        ran: list[str] = []
+
+        def measure(scenarios: list[str], options: BenchOptions) -> list[Result]:
+            self.assertEqual(options, BenchOptions(5, quick=False))
+            ran.extend(scenarios)
+            return []
+
+        for has_spark in (True, False):
+            ran.clear()
+            with (
+                mock.patch.object(bench, "run", measure),
+                mock.patch.object(bench, "has_spark", mock.Mock(return_value=has_spark)),
+            ):
+                self.assertEqual(run_bench()[0], 0)
+            self.assertEqual(ran, [each for each in SCENARIOS if has_spark or each != "replay"])
+
+    def test_table(self) -> None:
+        """Without --json, a line says what the machine is, then comes a line per result."""
+        status, out, _ = run_bench("--quick", "--rounds", "2", "ids")
+        first, *lines = out.splitlines()
+        self.assertEqual(status, 0)
+        self.assertIn("python ", first)
+        self.assertEqual(len(lines), 6)
+        self.assertRegex(lines[0], r"^ids +1 outstanding +pairs +[0-9,]+ pairs/s +spread \d+%$")
+
+    def test_times(self) -> None:
+        """It multiplies what a round does, unless that is to be quick."""
+        with mock.patch.object(bench, "run", return_value=[]) as run:
+            self.assertEqual(run_bench("--times", "10", "--rounds", "1", "replay")[0], 0)
+        options = run.call_args.args[1]
+        self.assertEqual((options, options.size(300, 2)), (BenchOptions(1, quick=False, times=10), 3_000))
+        self.assertEqual(BenchOptions(1, quick=True, times=10).size(300, 2), 2)
+
+    def test_wrong_usage(self) -> None:
+        """One line names the culprit, and the status is 2."""
+        for arguments, culprit in (
+            (["spark"], "spark"),
+            (["ids", "--quick", "spark"], "no scenario 'spark'"),
+            (["--times", "0"], "0 is not 1 or more"),
+            (["-x"], "-x"),
+        ):
+            with self.subTest(arguments):
+                status, out, err = run_bench(*arguments)
+                self.assertEqual((status, out, err.count("\n")), (2, "", 1))
+                self.assertIn(culprit, err)

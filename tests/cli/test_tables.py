@@ -1,0 +1,40 @@
+"""Tables that fit a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from replication.cli.tables import FittingTable, make_console
+
+
+def shown(table: FittingTable, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_optional_columns_are_left_out_in_their_order_until_the_rest_fits() -> None:
+    table = FittingTable("ONE", "#TWO", "THREE", "FOUR", optional=["TWO", "FOUR"])
+    table.add("a", 22, "[bold]", "dddd")
+    assert shown(table, 80).split() == ["ONE", "TWO", "THREE", "FOUR", "a", "22", "[bold]", "dddd"]
+    assert shown(table, 20).split() == ["ONE", "THREE", "FOUR", "a", "[bold]", "dddd"]
+    assert shown(table, 15).split() == ["ONE", "THREE", "a", "[bold]"]
+
+
+def test_numbers_stand_at_the_right() -> None:
+    table = FittingTable("#SIZE")
+    table.add(1)
+    assert shown(table, 80) == "SIZE\n   1\n"
+
+
+def test_a_cell_has_no_control_character() -> None:
+    table = FittingTable("NAME")
+    table.add("\x1b[31mred")
+    assert shown(table, 80).splitlines()[1].rstrip() == r"\x1b[31mred"
+
+
+def test_a_pipe_gets_lines_of_full_length() -> None:
+    assert make_console().width == 100_000

@@ -1,0 +1,239 @@
+"""A store in memory: the reference for what every store does."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from replication.errors import CommitsLostError, SchemaError, StoreError
+from replication.storage.contract import ended, moved, undeclared
+from replication.storage.pages import Rows, check_limit, cut_rows
+from replication.storage.receipts import ReceiptClock
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
+    from replication.streams.interfaces import ISqlExecutor, IWatch, Page, Receipt, Write
+    from replication.wire.grammar import InstanceName, StreamName
+
+_T = TypeVar("_T")
+
+
+class _Stream:
+    """One stream: its facts by token, and the stored positions."""
+
+    def __init__(self) -> None:
+        self.facts: dict[Token, tuple[InstanceName, tuple[str, ...]]] = {}
+        self.positions: dict[InstanceName, Token] = {}
+
+    def copy(self) -> _Stream:
+        other = _Stream()
+        other.facts, other.positions = dict(self.facts), dict(self.positions)
+        return other
+
+    def apply(self, write: Write) -> None:
+        stored = self.positions.get(write.writer, Token(0))
+        if write.expected is not None and write.expected != stored:
+            raise moved(write, stored)
+        upto = write.upto if write.reset else max(stored, write.upto)
+        if write.reset:
+            for token in [each for each, (writer, _) in self.facts.items() if writer == write.writer and each > upto]:
+                del self.facts[token]
+        for token, texts in write.facts:
+            if not texts:  # without a row, only the position shows that the ID was used
+                upto = max(upto, token)
+            elif token in self.facts:
+                raise StoreError(f"stream {write.stream!r} has a fact {token} already")
+            else:
+                self.facts[token] = (write.writer, texts)
+        self.positions[write.writer] = upto
+
+
+class MemoryStore:
+    """An IStreamStore whose coroutines never wait.
+
+    A fact without rows only raises the position; it is in no page.  ``clock`` is for receipts.
+    """
+
+    def __init__(self, clock: ReceiptClock | None = None) -> None:
+        self.clock = clock or ReceiptClock()
+        self.warnings: list[str] = []
+        self.commits_lost: Deferred[CommitsLostError] = Deferred()
+        self.closed = True
+        self._streams: dict[StreamName, _Stream] = {}
+        self._receipts: dict[str, tuple[float, Sequence[Token]]] = {}
+        self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
+
+    async def open(self) -> None:
+        """Open; facts from before a ``close`` are still there."""
+        self.closed = False
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        """Declare the stream; SchemaError if it is mapped onto a table, because there is none."""
+        self.check_open()
+        if definition.table is not None or definition.tables:
+            raise SchemaError(f"stream {definition.name!r} is mapped onto tables: use a database")
+        self._streams.setdefault(definition.name, _Stream())
+
+    async def claim(self, instance: InstanceName) -> None:
+        """Do nothing: no other process uses this store."""
+        self.check_open()
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+        """Return none: no other process uses this store."""
+        return ()
+
+    def sequence(self, stream: StreamName) -> None:
+        """Return None: the one writer counts by itself."""
+        self._stream(stream)
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the largest token that was committed or stored as a position."""
+        found = self._stream(stream)
+        positions = dict(found.positions)
+        for token, (writer, _) in found.facts.items():
+            positions[writer] = max(positions[writer], token)
+        return positions
+
+    async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, the position of this process."""
+        self.check_open()
+        return dict(self._streams.get(stream, _Stream()).positions)
+
+    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+        """Do nothing: no other process uses this store."""
+        self._stream(stream)
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return, per stream and writer, the stored positions."""
+        self.check_open()
+        return {name: dict(found.positions) for name, found in self._streams.items() if found.positions}
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
+        check_limit(limit)
+        mine = sorted(
+            (token, texts)
+            for token, (source, texts) in self._stream(stream).facts.items()
+            if source == writer and after < token <= upto
+        )
+        rows = [(token, text) for token, texts in mine for text in texts][: limit + 1]
+        cut = cut_rows([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
+        return (cut or Rows.of_fact(*mine[0], upto)).page()
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto``."""
+        return {
+            token for token, (of, _) in self._stream(stream).facts.items() if of == writer and after < token <= upto
+        }
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        """Return the stored history of a writer; empty if there is none."""
+        self.check_open()
+        return self._histories.get((stream, writer, follower), ())
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams."""
+        self.check_open()
+        for stream, history in histories.items():
+            self._histories[stream, writer, follower] = history
+
+    def watch(self) -> IWatch | None:
+        """Return None: no other process writes here."""
+        return None
+
+    def transaction(self) -> MemoryTransaction:
+        """Return a transaction that has not begun."""
+        return MemoryTransaction(self)
+
+    async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of the receipt that was committed under ``key``; None if there is none."""
+        self.check_open()
+        written_at, tokens = self._receipts.get(key, (-inf, ()))
+        return list(tokens) if written_at > self.clock.read()[1] else None
+
+    async def verify(self) -> None:
+        """Return: nothing is lost while this process lives."""
+        self.check_open()
+
+    async def check(self) -> None:
+        """Return if the store is open."""
+        self.check_open()
+
+    async def close(self) -> None:
+        """Refuse every later call."""
+        self.closed = True
+
+    def check_open(self) -> None:
+        """Raise StoreError unless the store is open."""
+        if self.closed:
+            raise StoreError("the memory store is not open")
+
+    def commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        """Store all of it, or nothing."""
+        streams: dict[StreamName, _Stream] = {}
+        for write in writes:
+            if write.follower is not None:
+                self.check_open()
+                self._streams.setdefault(write.stream, _Stream())
+            if write.stream not in streams:
+                streams[write.stream] = self._stream(write.stream).copy()
+            streams[write.stream].apply(write)
+        if receipt is not None:
+            now, expired = self.clock.read()
+            if self._receipts.get(receipt.key, (-inf, ()))[0] > expired:
+                raise StoreError(f"there is a receipt {receipt.key!r} already")
+            self._receipts[receipt.key] = (now, tuple(receipt.tokens))
+        self._streams.update(streams)
+
+    def _stream(self, stream: StreamName) -> _Stream:
+        self.check_open()
+        if stream not in self._streams:
+            raise undeclared(stream)
+        return self._streams[stream]
+
+
+class MemoryTransaction:
+    """An ITransaction without SQL."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._end: str | None = None
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+    async def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:
+        """Raise StoreError: there is no SQL here."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        """Store ``writes``; if that raises StoreError, nothing is stored."""
+        if self._end is not None:
+            raise ended(self._end)
+        self._store.check_open()
+        self._end = "rolled back"
+        self._store.commit(writes, receipt)
+        self._end = "committed"
+
+    async def rollback(self) -> None:
+        """Do nothing; StoreError after a commit that succeeded."""
+        if self._end == "committed":
+            raise ended(self._end)
+        self._end = "rolled back"

@@ -1,0 +1,35 @@
+"""The store in memory, which other tests compare with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import SchemaError, StoreError
+from replication.streams.definitions import StreamDefinition
+from tests.contract.memory_store import MemoryStore
+from tests.contract.stream_store import StreamStoreContract, facts, write
+
+if TYPE_CHECKING:
+    from replication.storage.receipts import ReceiptClock
+
+
+class MemoryStoreTests(StreamStoreContract, SynchronousTestCase):
+    def make_store(self, clock: ReceiptClock) -> MemoryStore:
+        return MemoryStore(clock)
+
+    def test_there_is_no_sql(self) -> None:
+        transaction = self.store.transaction()
+        self.assertRaises(StoreError, self.wait, transaction.execute("SELECT 1"))
+        self.assertRaises(StoreError, self.wait, transaction.executemany("SELECT 1", [()]))
+
+    def test_a_stream_cannot_be_mapped_onto_a_table(self) -> None:
+        mapped = StreamDefinition("events", table="events", row=["event_id"])
+        self.assertIn("events", str(self.assertRaises(SchemaError, self.wait, self.store.declare(mapped))))
+
+    def test_what_was_kept_is_there_after_closing_and_opening(self) -> None:
+        self.commit(write(2, facts(2)))
+        self.wait(self.store.close())
+        self.wait(self.store.open())
+        self.assertEqual(self.tokens(), [2])

@@ -1,0 +1,150 @@
+"""Do what a page says: write its files, type its commands, and compare what they print with what the page shows.
+
+A page's blocks run in order, in one folder. What each language means:
+
+- any language after ``<!-- file: NAME -->``: the file is written;
+- ``console``: each line after ``$`` is typed; the lines below it are its output, where ``...`` stands for anything;
+- ``text``: what one of the terminals that still run has printed by now;
+- ``sh``: not for this runner (a cluster, a virtual environment); other tests run it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import socket
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from tests.docs.pages import blocks
+from tests.system.daemons import until
+from tests.system.terminals import PATIENCE, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9292)  # that the pages use
+# Commands that a page leaves running.
+GO_ON = re.compile(
+    r"twistd -n --pidfile=|replication tail|python (shop|live|branch|orders_api|orders_states|send_event)\.py(?! south)"
+)
+READY = {  # what a command logs when the next one may be typed
+    "replication master": "HTTP is served at",
+    "twistd -n --pidfile= -y": " is open",
+    "replication worker": "starting up",
+}
+FOLLOWS = re.compile(r"replication (worker|tail)\b")
+NOT_TYPED = ("sh", "toml", "python", "sql", "yaml", "ini", "json", "mermaid")
+
+
+@pytest.fixture
+def default_ports() -> Iterator[None]:
+    """Hold the ports that the pages use: several test runs on one machine take turns."""
+    with (Path(tempfile.gettempdir()) / "replication-readme.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for port in PORTS:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    message = f"port {port} is in use: stop what listens there, and run this test again"
+                    if os.environ.get("CI"):
+                        pytest.fail(message)
+                    pytest.skip(message)
+        yield
+
+
+def matches(shown: list[str], printed: list[str]) -> bool:
+    """Whether what was printed is what the page shows; ``...`` stands for anything, also for several lines."""
+    pattern = "\n".join(re.escape(line) for line in shown).replace(re.escape("..."), r"(?:.|\n)*")
+    return re.fullmatch(pattern, "\n".join(printed)) is not None
+
+
+def commands_of(body: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of a console block, each with the lines shown after it."""
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        lines = part.rstrip("\n").split("\n")
+        count = 1  # a command goes on while a quote is open
+        while "\n".join(lines[:count]).count('"') % 2:
+            count += 1
+        yield "\n".join(lines[:count]), lines[count:]
+
+
+class Reader:
+    """A reader of one page, in an empty folder, with the terminals that are still open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.terminals: list[Terminal] = []
+
+    def __enter__(self) -> Self:
+        # A test run that `timeout` ends must not leave daemons on these ports.
+        self._on_sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for each in reversed(self.terminals):
+            each.close()
+
+    def read(self, text: str) -> None:
+        """Do what a page, or a part of it, says."""
+        for block in blocks(text):
+            if block.file is not None:
+                (self.folder / block.file).write_text(block.body)
+            elif block.language == "text":
+                shown = block.body.rstrip("\n").split("\n")
+                until(partial(self._is_shown, shown), f"a terminal prints {shown}", PATIENCE)
+            elif block.language == "console":
+                for command, shown in commands_of(block.body):
+                    if "replication append" in command or "INSERT INTO" in command:
+                        until(self._settled, "the master serves HTTP, and all followers are connected")
+                    self.type(command, shown)
+            else:
+                assert block.language in NOT_TYPED, f"what does a block of {block.language} mean?"
+
+    def type(self, command: str, shown: list[str]) -> None:
+        """Type one command; compare what it prints with what the page shows."""
+        if GO_ON.match(command) and "||" not in command:
+            terminal = Terminal(command, self.folder)
+            self.terminals.append(terminal)
+            if shown:
+                until(lambda: matches(shown, terminal.lines) or terminal.ended, f"{command} prints {shown}", PATIENCE)
+                assert not terminal.ended, f"{command} has ended: {terminal.lines}"
+            else:
+                ready = next((line for part, line in READY.items() if part in command), "")
+                until(lambda: any(ready in each for each in terminal.lines) or not ready or terminal.ended, command)
+                assert not terminal.ended, f"{command} has ended: {terminal.lines}"
+            return
+        printed: list[str] = []
+
+        def prints_it() -> bool:
+            terminal = Terminal(command, self.folder)
+            status = terminal.finish()
+            printed[:] = terminal.lines
+            return status == 0 and matches(shown, printed)
+
+        if "sqlite3" in command:  # a reader is slower than these tests: a follower may have it a moment later
+            until(prints_it, f"{command} shows {shown}")
+        else:
+            assert prints_it(), f"{command}\nshows  {shown}\nprints {printed}"
+
+    def _is_shown(self, shown: list[str]) -> bool:
+        """Whether one of the terminals has printed just that, but for what a tail prints while it waits."""
+        return any(
+            matches(shown, [line for line in each.lines if not line.startswith("replication tail: ")])
+            for each in self.terminals
+        )
+
+    def _settled(self) -> bool:
+        """Whether the master serves HTTP, and has all followers that run here."""
+        followers = sum(bool(FOLLOWS.search(each.command)) for each in self.terminals if not each.ended)
+        terminal = Terminal("curl -s http://127.0.0.1:9093/v1/connections", self.folder)
+        return terminal.finish() == 0 and len(re.findall(r'"name":"[^"]', "".join(terminal.lines))) >= followers

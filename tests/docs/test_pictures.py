@@ -1,0 +1,59 @@
+"""docs/architecture.md shows the code as it is: its pictures, its tables, and the modules that it names."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, code, page
+from tests.system.daemons import CHECKOUT
+
+PAGE = page("architecture.md")
+NAMED = {*code(re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE))}
+
+
+def pictures() -> Any:
+    """Return docs/pictures.py as a module."""
+    spec = spec_from_file_location("pictures", DOCS / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_are_those_of_the_code() -> None:
+    assert pictures().fill(PAGE) == PAGE, f"run: {sys.executable} docs/pictures.py"
+
+
+def test_every_package_is_in_the_layers_and_the_arrows_have_no_circle() -> None:
+    found = pictures()
+    assert sorted(name for layer in found.layers() for name in layer) == list(found.boxes())
+    place = {name: number for number, layer in enumerate(found.layers()) for name in layer}
+    assert [f"{a} -> {b}" for a, targets in found.arrows().items() for b in targets if place[a] >= place[b]] == []
+
+
+PLACES = [
+    f"/{path.relative_to(CHECKOUT)}"
+    for top in ("replication", "tests", "twisted")
+    for path in (CHECKOUT / top).rglob("*")
+]
+
+
+@pytest.mark.parametrize("path", sorted(each for each in NAMED if re.fullmatch(r"[a-z_\d/]+(?:\.py|/)", each)))
+def test_a_module_that_is_named_is_there(path: str) -> None:
+    assert any(each.endswith(f"/{path.rstrip('/')}") for each in PLACES)
+
+
+@pytest.mark.parametrize("name", sorted(each for each in NAMED if re.fullmatch(r"[A-Z][a-z]\w+(?:\.\w+)?", each)))
+def test_a_class_or_method_that_is_named_is_there(name: str) -> None:
+    owner, _, method = name.partition(".")
+    for path in (CHECKOUT / "replication").rglob("*.py"):
+        found = re.search(rf"^(?:class )?{owner}\b.*(?:\n(?:    .*)?)*", path.read_text(), re.MULTILINE)
+        if found and (not method or re.search(rf"^    (?:async )?def {method}\b", found[0], re.MULTILINE)):
+            return
+    pytest.fail(f"there is no {name}")

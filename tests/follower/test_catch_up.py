@@ -1,0 +1,522 @@
+"""Catch-up: sources are tried in order, and the error has the reason of each."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import LogLevel
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.follower.catch_up import LARGE_GAP, CatchUpSources, DatabaseCatchUp, SegmentCatchUp
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import MANIFEST, Manifest, write_manifest
+from replication.storage import open_store
+from replication.streams.cursor import CatchUp
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.history import Epoch
+from replication.streams.interfaces import Page, Write
+from replication.urls import Url
+from replication.web.client import HttpCatchUp
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import Net, begin, error_of, logged, now
+from tests.segments.histories import replace_lines, write_segment
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.streams.history import History
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+STEP = CatchUp(Token(1), Token(9))
+Answer = Page | Exception | Deferred[Page]
+
+
+class FakeSource:
+    """Returns ``answer``; the items of a list one after the other."""
+
+    def __init__(self, answer: Answer | list[Answer]) -> None:
+        self.answer = answer
+        self.asked: list[tuple[int, int, int]] = []
+        self.closed = False
+        self.epochs: History = ()
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        self.asked.append((after, upto, limit))
+        answer = self.answer.pop(0) if isinstance(self.answer, list) else self.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer if isinstance(answer, Deferred) else answer
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.epochs
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def page(upto: int) -> Page:
+    return Page([], Token(upto), limited=False)
+
+
+def full(upto: int) -> Page:
+    return Page([Fact(Token(upto), ("[]",))], Token(upto), limited=True)
+
+
+class SourcesCase(SynchronousTestCase):
+    def sources(self, *answers: Answer | list[Answer]) -> tuple[CatchUpSources, list[FakeSource]]:
+        urls = [Url(f"http://source{number}:1") for number in range(len(answers))]
+        sources = CatchUpSources(Net(), urls, {}, None)
+        fakes = [FakeSource(answer) for answer in answers]
+        sources._sources = dict(zip(urls, fakes, strict=True))  # type: ignore[arg-type]
+        return sources, fakes
+
+    def fetch(self, sources: CatchUpSources, endpoint: str | None = None) -> list[Any]:
+        return begin(sources.fetch(endpoint, ORDERS, MASTER, STEP, 500))
+
+
+class HistoryTests(SourcesCase):
+    HISTORY = (Epoch("a", Token(1), Token(1)),)
+
+    def history(self, sources: CatchUpSources) -> list[Any]:
+        return begin(sources.history(None, ORDERS, MASTER))
+
+    def test_the_first_source_that_knows_a_history_is_used(self) -> None:
+        sources, fakes = self.sources(CatchUpError("down"), page(1), page(1))
+        fakes[2].epochs = self.HISTORY
+        self.assertEqual(self.history(sources), [self.HISTORY])
+
+    def test_without_a_history_the_error_has_the_reason_of_each_source_that_fails(self) -> None:
+        sources, _ = self.sources(CatchUpError("down"), page(1), StoreError("locked"))
+        self.assertEqual(str(error_of(self.history(sources))), "down; locked")
+
+    def test_if_every_source_answers_and_none_knows_one_there_is_none(self) -> None:
+        sources, _ = self.sources(page(1), page(1))
+        self.assertEqual(self.history(sources), [()])
+
+    def test_a_database_has_histories_and_segments_have_none(self) -> None:
+        with TemporaryDirectory() as folder:
+            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            store = open_store(url, pump)
+            pump.wait(store.open())
+            pump.wait(store.store_histories(MASTER, {ORDERS: self.HISTORY}))
+            sources = CatchUpSources(pump, [folder, url], {}, None)
+            self.assertEqual([*pump.wait(sources.history(None, ORDERS, MASTER))], [*self.HISTORY])
+            pump.wait(sources.close())
+            pump.wait(store.close())
+
+
+class SegmentTests(SourcesCase):
+    """A segment under a right checksum is wrong: the next source has all facts, and the stream goes on."""
+
+    FACTS = tuple(Fact(Token(token), (f"[{token}]",)) for token in range(2, 52))
+
+    def fetched(self, spoil: Callable[[bytes], bytes], manifest: str | None = None) -> list[Fact]:
+        with TemporaryDirectory() as folder:
+            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            store = open_store(url, pump)
+            pump.wait(store.open())
+            pump.wait(store.declare(StreamDefinition(ORDERS)))
+            pump.wait(store.transaction().commit([Write(ORDERS, MASTER, Token(51), self.FACTS)]))
+            segments = LocalFolder(Path(folder, "segments"))
+            whole = write_segment(segments, self.FACTS)
+            lines = (segments.path / whole.name).read_bytes()
+            write_manifest(segments, Manifest([replace_lines(segments, whole, spoil(lines))]))
+            if manifest is not None:
+                (segments.path / MANIFEST).write_text(manifest)
+            sources = CatchUpSources(pump, [segments.url, url], {}, None)
+            found = pump.wait(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(0), Token(51)), 500))
+            pump.wait(sources.close())
+            pump.wait(store.close())
+            return [*found.facts]
+
+    def test_whatever_is_wrong_in_a_folder_the_next_source_is_used(self) -> None:
+        wrong: dict[str, Callable[[bytes], bytes]] = {
+            "descending tokens": lambda lines: b"".join(lines.splitlines(keepends=True)[::-1]),
+            "a token beyond the range": lambda lines: lines.replace(b" master 8 ", b" master 52 "),
+            "no JSON": lambda lines: lines.replace(b"[8]", b"[8"),
+            "fewer facts": lambda lines: lines.replace(b"RDATA orders master 8 [8]\n", b""),
+        }
+        for name, spoil in wrong.items():
+            with logged() as lines:
+                self.assertEqual(self.fetched(spoil), [*self.FACTS], name)
+            self.assertEqual([line[:33] for line in lines], ["a source of missed facts fails: /"], name)
+
+    def test_a_deep_manifest_leads_to_the_next_source(self) -> None:
+        self.assertEqual(self.fetched(lambda lines: lines, "[" * 100_000), [*self.FACTS])
+
+
+class SourcesTests(SourcesCase):
+    def test_the_first_source_with_new_facts_is_used(self) -> None:
+        sources, (one, two, three) = self.sources(CatchUpError("down"), page(5), page(9))
+        self.assertEqual(self.fetch(sources), [page(5)])
+        self.assertEqual((one.asked, two.asked, three.asked), ([(1, 9, 500)], [(1, 9, 500)], []))
+
+    def test_a_source_without_new_facts_is_skipped(self) -> None:
+        sources, _ = self.sources(page(1), StoreError("locked"), page(9))
+        self.assertEqual(self.fetch(sources), [page(9)])
+
+    def test_if_every_source_fails_the_error_has_each_reason(self) -> None:
+        sources, _ = self.sources(CatchUpError("down"), StoreError("locked"), page(1))
+        error = error_of(self.fetch(sources))
+        self.assertIsInstance(error, CatchUpError)
+        self.assertEqual(str(error), "down; locked; http://source2:1 has nothing of master after 1")
+
+    def test_an_unexpected_error_is_raised(self) -> None:
+        sources, (_, second) = self.sources(TypeError("a bug"), page(9))
+        self.assertIsInstance(error_of(self.fetch(sources)), TypeError)
+        self.assertEqual(second.asked, [])
+
+    def test_folders_of_segments_are_first_for_a_large_gap_only(self) -> None:
+        """The checksum of a segment is checked before its first fact is read: that is slow for a few facts."""
+        answers = (page(9), page(9), page(9))
+        sources, fakes = self.sources(*answers)
+        sources._urls = [Url("http://source0:1"), Url("segments"), Url("http://source2:1")]
+        sources._sources = dict(zip(sources._urls, fakes, strict=True))  # type: ignore[arg-type]
+        large = CatchUp(Token(1), Token(2 + LARGE_GAP))
+        for step, asked in ((STEP, 0), (large, 1)):
+            now(sources.fetch(None, ORDERS, MASTER, step, 500))
+            self.assertEqual([len(each.asked) for each in fakes], [1, asked, 0])
+        small = CatchUp(Token(2 * LARGE_GAP), Token(3 * LARGE_GAP))
+        self.assertEqual(sources._in_order(small), sources._urls)
+
+    def test_the_writers_http_is_tried_after_folders(self) -> None:
+        """The newest facts are in no segment."""
+        sources, (folder, own) = self.sources(page(1), page(9))
+        sources._urls = [Url("segments")]
+        sources._sources = {Url("segments"): folder, Url("http://here:9093"): own}  # type: ignore[dict-item]
+        self.assertEqual(self.fetch(sources, "tcp:here:9092"), [page(9)])
+        error = error_of(self.fetch(sources, "unix:/run/r.sock"))
+        self.assertIn("segments has nothing of master after 1; no HTTP is known for 'master'", str(error))
+
+    def test_the_writers_http_is_tried_after_databases(self) -> None:
+        """Trap 29: an in-memory stream has no table, and must not stop there."""
+        with TemporaryDirectory() as folder:
+            pump, url = Pump(), f"sqlite:///{folder}/writer.db"
+            store = open_store(url, pump)
+            pump.wait(store.open())
+            pump.wait(store.declare(StreamDefinition(ORDERS, in_memory=True)))
+            pump.wait(store.transaction().commit([Write(ORDERS, InstanceName(""), Token(10_000))]))
+            sources, own = CatchUpSources(pump, [url], {}, None), FakeSource(page(9))
+            sources._sources[Url("http://here:9093")] = own  # type: ignore[assignment]
+            with logged() as messages:
+                fetched = pump.wait(sources.fetch("tcp:here:9092", ORDERS, MASTER, STEP, 500))
+            self.assertEqual(fetched, page(9))
+            self.assertIn("no fact of stream 'orders'", messages[0])
+            pump.wait(sources.close())
+            pump.wait(store.close())
+
+    def test_a_failing_source_is_logged_once_until_it_answers(self) -> None:
+        sources, (first, _) = self.sources(CatchUpError("segment 7 is damaged"), page(9))
+        with logged() as lines:
+            for answer in ("segment 7 is damaged", "segment 7 is damaged", page(1), "segment 8 is damaged"):
+                first.answer = CatchUpError(answer) if isinstance(answer, str) else answer
+                self.fetch(sources)
+        messages = [
+            "a source of missed facts fails: segment 7 is damaged",
+            "a source of missed facts fails: segment 8 is damaged",
+        ]
+        self.assertEqual(lines, messages)
+
+    def test_the_source_of_a_long_catch_up_is_logged_once(self) -> None:
+        """A short catch-up is not logged."""
+        sources, (first, _) = self.sources(page(9), page(LARGE_GAP + 50))
+        long_way = CatchUp(Token(1), Token(LARGE_GAP + 99))
+        with logged(LogLevel.info) as messages:
+            for step in (STEP, long_way, long_way):
+                now(sources.fetch(None, ORDERS, MASTER, step, 10))
+            first.answer = CatchUpError("it is gone")
+            now(sources.fetch(None, ORDERS, MASTER, long_way, 10))
+        texts = [text for text in messages if text.startswith("fetching")]
+        self.assertEqual(
+            texts,
+            [f"fetching orders of master from http://source{n}:1: 100098 IDs to go" for n in (0, 1)],
+        )
+
+    def test_the_end_of_a_long_catch_up_is_logged_with_its_rows_ids_and_seconds(self) -> None:
+        upto = LARGE_GAP + 99
+        first = Page([Fact(Token(7), ("[]", "[]"))], Token(LARGE_GAP), limited=False)
+        sources, _ = self.sources([first, full(upto), page(upto + 5)])
+        reactor = cast("Net", sources._reactor)
+        with logged(LogLevel.info) as messages:
+            now(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(1), Token(upto)), 10))
+            reactor.advance(2.5)
+            now(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(LARGE_GAP), Token(upto)), 10))
+            now(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(upto), Token(upto + 5)), 10))
+        self.assertEqual(
+            messages,
+            [
+                f"fetching orders of master from http://source0:1: {upto - 1} IDs to go",
+                f"fetched orders of master up to {upto}: 3 rows of {upto - 1} IDs in 2.5 s",
+            ],
+        )
+
+    def test_cancelling_a_fetch_tries_no_other_source(self) -> None:
+        sources, (_, second) = self.sources(Deferred(), page(9))
+        fetching = Deferred.fromCoroutine(sources.fetch(None, ORDERS, MASTER, STEP, 500))
+        outcome = begin(fetching)
+        fetching.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(second.asked, [])
+
+    def test_close_closes_every_source(self) -> None:
+        sources, fakes = self.sources(page(1), page(1))
+        now(sources.close())
+        self.assertTrue(all(fake.closed for fake in fakes))
+
+
+class NextPageTests(SourcesCase):
+    """While a page is applied, the next page is fetched."""
+
+    def setUp(self) -> None:
+        self.reading: Deferred[Page] = Deferred()
+        self.many, (self.source,) = self.sources([full(5), self.reading, page(9)])
+        self.assertEqual(self.fetch(self.many), [full(5)])
+        self.assertEqual(self.source.asked, [(1, 9, 500), (5, 9, 500)])
+
+    def fetch_next(
+        self, *, after: int = 5, upto: int = 12, resets: int = 0, fresh: bool = False, endpoint: str | None = None
+    ) -> list[Any]:
+        step = CatchUp(Token(after), Token(upto), resets, fresh=fresh)
+        return begin(self.many.fetch(endpoint, ORDERS, MASTER, step, 500))
+
+    def test_the_next_page_is_fetched_before_it_is_needed(self) -> None:
+        following = self.fetch_next()
+        self.assertEqual(following, [])
+        self.reading.callback(full(7))
+        self.assertEqual(following, [full(7)])
+        self.assertEqual(self.source.asked[2:], [(7, 12, 500)])
+
+    def test_a_next_page_that_failed_is_fetched_again(self) -> None:
+        self.reading.errback(CatchUpError("down"))
+        self.assertEqual((self.fetch_next(), self.source.asked[2:]), ([page(9)], [(5, 12, 500)]))
+
+    def test_a_next_page_that_does_not_match_the_step_is_dropped(self) -> None:
+        """A restored writer may have other facts at the same IDs."""
+        for other in ({"after": 4}, {"upto": 8}, {"resets": 1}, {"fresh": True}, {"endpoint": "tcp:elsewhere:9092"}):
+            self.setUp()
+            self.assertEqual((self.fetch_next(**other), len(self.source.asked)), ([page(9)], 3))
+            self.assertTrue(self.reading.called, "the next page is cancelled")
+
+    def test_no_next_page_is_fetched_for_a_fresh_step(self) -> None:
+        sources, (source,) = self.sources(full(5))
+        step = CatchUp(Token(1), Token(9), fresh=True)
+        self.assertEqual(begin(sources.fetch(None, ORDERS, MASTER, step, 500)), [full(5)])
+        self.assertEqual(len(source.asked), 1)
+
+    def test_a_page_for_another_process_fetches_no_next_page(self) -> None:
+        sources, (source,) = self.sources(full(5))
+        self.assertEqual(begin(sources.page(None, ORDERS, MASTER, CatchUp(Token(1), Token(9)), 500)), [full(5)])
+        self.assertEqual((len(source.asked), sources._next_pages), (1, {}))
+
+    def test_close_cancels_the_next_page(self) -> None:
+        now(self.many.close())
+        self.assertTrue(self.reading.called)
+        self.assertTrue(self.source.closed)
+
+
+class ConstructionTests(SynchronousTestCase):
+    def test_each_source_is_made_once_at_construction(self) -> None:
+        made = CatchUpSources(Net(), ["http://one:1", "https://two/", "sqlite:///three.db"], {}, "secret")._sources
+        kinds = [type(each) for each in made.values()]
+        self.assertEqual(kinds, [HttpCatchUp, HttpCatchUp, DatabaseCatchUp])
+
+    def test_a_path_is_a_folder_of_segments(self) -> None:
+        with TemporaryDirectory() as folder:
+            pump = Pump()
+            sources = CatchUpSources(pump, [folder, f"file://{folder}"], {}, None)
+            self.assertEqual([type(each) for each in sources._sources.values()], [SegmentCatchUp] * 2)
+            pump.wait(sources.close())
+
+    def test_an_invalid_source_is_refused_at_construction(self) -> None:
+        for url in (
+            "ftp://one",
+            "folder",
+            "http://",
+            "http://host/?a=b",
+            "http://host:99999",
+            "sqlite://",
+            "postgresql:x",
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                CatchUpSources(Net(), ["http://good:1", url], {}, None)
+            self.assertIn(str(Url(url)), str(caught.exception))
+        with self.assertRaises(ConfigError):
+            CatchUpSources(Net(), ["http://good:1"], {}, "two\nlines")
+
+    def test_the_writers_http_is_the_default_source(self) -> None:
+        """The writer's configured ``http``, otherwise the next port of the endpoint that sent its POSITION."""
+        places = {
+            "master": {"http": "http://there:7"},
+            "other": {"connect": "tcp:x:1"},
+            "beside": {"connect": "tcp:beside:1", "http": "http://beside:8"},
+        }
+        sources = CatchUpSources(Net(), [], places, None)
+        self.assertEqual(sources._writer_http("tcp:here:9092", MASTER), Url("http://there:7"))
+        self.assertEqual(sources._writer_http("tcp:here:9092", InstanceName("other")), Url("http://here:9093"))
+        self.assertEqual(sources._writer_http("tcp:here:9092", InstanceName("third")), Url("http://here:9093"))
+        self.assertEqual(sources._writer_http("tcp:beside:1", InstanceName("former")), Url("http://beside:8"))
+
+    def test_the_error_without_any_source_names_the_options(self) -> None:
+        for endpoint in (None, "unix:/run/r.sock"):
+            error = error_of(begin(CatchUpSources(Net(), [], {}, None).fetch(endpoint, ORDERS, MASTER, STEP, 5)))
+            self.assertIsInstance(error, CatchUpError)
+            self.assertIn("give catch_up, or http in [writers.master]", str(error))
+
+    def test_facts_in_a_writers_memory_are_fetched_from_its_http_only(self) -> None:
+        definitions = [StreamDefinition("orders", in_memory=True)]
+        sources = CatchUpSources(Net(), ["sqlite:///none.db"], {"master": {"http": "http://m:1"}}, None, definitions)
+        sources._sources[Url("http://m:1")] = FakeSource(page(9))  # type: ignore[assignment]
+        self.assertEqual(begin(sources.fetch("tcp:here:9092", ORDERS, MASTER, STEP, 5)), [page(9)])
+
+    def test_facts_in_the_memory_of_a_writer_without_http_are_skipped_with_one_warning(self) -> None:
+        sources = CatchUpSources(Net(), ["sqlite:///none.db"], {}, None, [StreamDefinition("orders", in_memory=True)])
+        with logged() as lines:
+            for _ in range(2):
+                skipped = [Page((), STEP.upto, limited=False)]
+                self.assertEqual(begin(sources.fetch("unix:/run/r.sock", ORDERS, MASTER, STEP, 5)), skipped)
+        self.assertEqual(len(lines), 1)
+        self.assertIn("missed facts of orders are skipped", lines[0])
+        self.assertIn("give http in [writers.master]", lines[0])
+
+    def test_missed_facts_of_a_stream_that_a_newer_synapse_has_added_are_skipped_with_one_warning(self) -> None:
+        sources = CatchUpSources(Net(), ["sqlite:///none.db"], {}, None, [StreamDefinition("stock")])
+        skipped = [Page((), STEP.upto, limited=False)]
+        with logged() as lines:
+            for _ in range(2):
+                self.assertEqual(begin(sources.fetch("redis://here", ORDERS, MASTER, STEP, 5)), skipped)
+        self.assertEqual(len(lines), 1)
+        self.assertIn("missed facts of orders are skipped: the HTTP of master is not known, and no def", lines[0])
+        for endpoint, definitions in (("unix:/run/r.sock", sources._definitions), ("redis://here", [])):
+            others = CatchUpSources(Net(), [], {}, None, definitions)
+            self.assertIsInstance(error_of(begin(others.fetch(endpoint, ORDERS, MASTER, STEP, 5))), CatchUpError)
+
+    def test_a_source_is_reused(self) -> None:
+        sources = CatchUpSources(Net(), [], {}, None)
+        self.assertIs(sources._source(Url("http://one:1")), sources._source(Url("http://one:1")))
+
+
+class DatabaseTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.pump = Pump()
+        folder = TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = Path(folder.name, "app.db")
+        self.url = f"sqlite:///{self.path}"
+        self.source = DatabaseCatchUp(self.url, self.pump)
+
+    def tearDown(self) -> None:
+        self.pump.wait(self.source.close())
+
+    def write(self, *facts: Fact, upto: int) -> None:
+        async def work() -> None:
+            store = open_store(self.url, self.pump)
+            await store.open()
+            await store.declare(StreamDefinition("orders"))
+            await store.transaction().commit([Write(ORDERS, MASTER, Token(upto), facts)])
+            await store.close()
+
+        self.pump.wait(work())
+
+    def ask(self, after: int, upto: int, limit: int = 100) -> tuple[Sequence[Fact], int]:
+        got = self.pump.wait(self.source.facts(ORDERS, MASTER, after=Token(after), upto=Token(upto), limit=limit))
+        return [*got.facts], got.upto
+
+    def test_facts_of_another_process_are_read(self) -> None:
+        two, three = Fact(Token(2), ("[1]",)), Fact(Token(3), ("[2]", "[3]"))
+        self.write(two, three, upto=5)
+        self.assertEqual(self.ask(0, 5), ([two, three], 5))
+        self.assertEqual(self.ask(2, 3), ([three], 3))
+        self.assertEqual(self.ask(0, 5, limit=1), ([two], 2))
+
+    def test_tables_of_another_program_are_read_up_to_the_published_position(self) -> None:
+        with closing(sqlite3.connect(self.path)) as theirs:
+            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+            theirs.execute("INSERT INTO orders VALUES (2, 'master', 'a'), (3, 'other', 'b'), (4, 'master', 'c')")
+            theirs.commit()
+        before = self.path.read_bytes()
+        definition = StreamDefinition("orders", table="orders", row=["item"], instance_column="writer")
+        self.source = DatabaseCatchUp(self.url, self.pump, [definition])
+        two, four = Fact(Token(2), ('["a"]',)), Fact(Token(4), ('["c"]',))
+        self.assertEqual(self.ask(0, 9), ([two, four], 9))
+        self.assertEqual(self.ask(0, 9, limit=1), ([two], 2))
+        self.assertEqual([*self.pump.wait(self.source.history(ORDERS, MASTER))], [])
+        with self.assertRaises(StoreError):
+            self.pump.wait(self.source.facts(StreamName("stock"), MASTER, after=Token(0), upto=Token(1), limit=5))
+        self.assertEqual(self.path.read_bytes(), before)
+        self.assertEqual([each.name for each in self.path.parent.iterdir()], [self.path.name])
+
+    def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
+        """A writer whose rows are rare must not make the database read millions of rows of others."""
+        with closing(sqlite3.connect(self.path)) as theirs:
+            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
+            theirs.execute("INSERT INTO orders VALUES (2500000, 'a')")
+            theirs.commit()
+        self.source = DatabaseCatchUp(self.url, self.pump, [StreamDefinition("orders", table="orders", row=["item"])])
+        at, pages = Token(0), []
+        while at < 2_600_000:
+            get = self.source.facts(ORDERS, MASTER, after=at, upto=Token(2_600_000), limit=9)
+            page = self.pump.wait(get)
+            at = page.upto
+            pages.append((at, page.limited, [fact.token for fact in page.facts]))
+        expected = [(1_000_000, True, []), (2_000_000, True, []), (2_600_000, False, [2_500_000])]
+        self.assertEqual(pages, expected)
+
+    def test_positions_are_read_once_for_many_pages(self) -> None:
+        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
+        asked: list[str] = []
+        positions = self.source._store.positions
+
+        def note(stream: StreamName) -> Any:
+            asked.append(stream)
+            return positions(stream)
+
+        self.patch(self.source._store, "positions", note)
+        for after in (1, 3, 5):
+            self.assertEqual(self.ask(after, 7, limit=2)[1], after + 2)
+        self.assertEqual(asked, ["orders"])
+        self.write(Fact(Token(8), ("[]",)), upto=8)
+        self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
+
+    def test_a_copy_that_went_back_between_two_pages_is_read_up_to_its_new_position(self) -> None:
+        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
+        self.assertEqual(self.ask(1, 9, limit=2)[1], 3)
+
+        async def go_back() -> None:
+            store = open_store(self.url, self.pump)
+            await store.open()
+            await store.declare(StreamDefinition("orders"))
+            await store.transaction().commit([Write(ORDERS, MASTER, Token(3), reset=True)])
+            await store.close()
+
+        self.pump.wait(go_back())
+        self.write(Fact(Token(4), ("[]",)), upto=4)
+        self.assertEqual(self.ask(3, 9, limit=2), ([Fact(Token(4), ("[]",))], 4))
+
+    def test_a_copy_that_is_behind_returns_what_it_has(self) -> None:
+        self.write(Fact(Token(2), ("[1]",)), upto=2)
+        self.assertEqual(self.ask(1, 9), ([Fact(Token(2), ("[1]",))], 2))
+        self.assertEqual(self.ask(2, 9), ([], 2))
+        self.write(Fact(Token(7), ("[2]",)), upto=7)
+        self.assertEqual(self.ask(2, 9), ([Fact(Token(7), ("[2]",))], 7))
+
+    def test_a_missing_database_is_not_created_and_is_read_once_it_exists(self) -> None:
+        with self.assertRaisesRegex(StoreError, str(self.path)):
+            self.ask(1, 9)
+        self.assertFalse(self.path.exists())
+        self.write(upto=4)
+        self.assertEqual(self.ask(1, 9), ([], 4))
+
+    def test_a_stream_that_the_database_lacks_is_a_store_error(self) -> None:
+        self.write(upto=4)
+        with self.assertRaises(StoreError):
+            self.pump.wait(self.source.facts(StreamName("unknown"), MASTER, after=Token(1), upto=Token(9), limit=1))

@@ -1,0 +1,385 @@
+"""A follower compares histories before it trusts a position: copies go back, functions undo what is lost, or stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+
+from replication.deferreds import share
+from replication.errors import CatchUpError, StoreError
+from replication.follower.history import FIRST_RETRY, FollowedHistories
+from replication.follower.merge import MergingFollower
+from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.streams.history import Epoch
+from replication.streams.interfaces import Page
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import begin, logged, now
+from tests.follower.cases import MASTER, ORDERS, OTHER, FollowerCase, fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.streams.facts import Fact
+    from replication.streams.history import History
+    from tests.follower.cases import First
+
+
+def epoch(name: str, start: int) -> Epoch:
+    return Epoch(name, Token(start), Token(start))
+
+
+A, B = epoch("a", 1), epoch("b", 5)
+
+
+class HistoryCase(FollowerCase):
+    """The writer's history is ``theirs``: an exception is raised instead."""
+
+    accept_new = False
+    undo: Callable[..., object] | None = None
+
+    def setUp(self) -> None:
+        self.theirs: History | Exception = [A, B]
+        self.asked = 0
+        super().setUp()
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        self.histories = FollowedHistories(
+            stream=ORDERS,
+            store=self.store,
+            follower="" if self.mode is FollowMode.COPIED else "worker1",
+            lifetime=self.process.lifetime,
+            fetch=self.fetch_history,
+            accept_new=self.accept_new,
+        )
+        arguments: dict[str, Any] = {**self.process.arguments, "histories": self.histories, "undo": self.undo}
+        return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
+
+    async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
+        self.asked += 1
+        assert (stream, writer) == (ORDERS, MASTER)
+        if isinstance(self.theirs, Exception):
+            raise self.theirs
+        return self.theirs
+
+    def follow_to_eleven(self) -> None:
+        """Follow the epoch b up to 11, and lose the connection."""
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 12)))
+        self.follower.connection_lost("link")
+
+    def stored_history(self) -> list[str]:
+        stored = now(self.store.history(ORDERS, MASTER, "" if self.mode is FollowMode.COPIED else "worker1"))
+        return [each.name for each in stored]
+
+
+class CopyTests(HistoryCase):
+    def test_a_first_history_is_stored_without_delay_of_the_facts(self) -> None:
+        self.theirs = CatchUpError("refused")
+        self.at(0, 1)
+        self.rows(fact(2))
+        self.assertEqual((self.stored(), self.state(), self.stored_history()), (([fact(2)], 2), "live", []))
+        self.theirs = [A]
+        self.process.clock.advance(FIRST_RETRY)
+        self.assertEqual((self.stored_history(), self.asked), (["a"], 2))
+
+    def test_a_writer_without_a_history_is_asked_once_per_connection(self) -> None:
+        self.theirs = ()
+        for link in ("one", "two"):
+            self.at(1, 1, link=link)
+            self.follower.connection_lost(link)
+        self.process.clock.advance(10_000)
+        self.assertEqual((self.asked, self.stored_history()), (2, []))
+
+    def test_an_ordinary_restart_of_the_writer_changes_nothing(self) -> None:
+        self.follow_to_eleven()
+        self.theirs = [A, B, epoch("c", 11)]
+        self.at(11, 11, link="next")
+        self.rows(fact(12), link="next")
+        self.assertEqual(self.stored(), ([*map(fact, range(2, 13))], 12))
+        self.assertEqual(self.stored_history(), ["a", "b", "c"])
+        self.assertEqual((self.follower.resets, self.histories.checks, self.histories.mismatches), (0, 1, 0))
+
+    def test_a_restored_writer_that_has_passed_the_follower_is_followed_from_the_backup(self) -> None:
+        """At 11; the backup ends at 6; 7 to 14 are new facts."""
+        self.follow_to_eleven()
+        self.theirs = [A, B, epoch("c", 6)]
+        new = [fact(token, '"new"') for token in range(7, 15)]
+        self.process.pages = [Page(new, Token(14), limited=False)]
+        with logged() as messages:
+            self.at(14, 14, link="next")
+            self.rows(fact(15, '"new"'), link="next")
+        self.assertEqual(self.process.asked, [(6, 14)])
+        self.assertEqual(self.stored(), ([*map(fact, range(2, 7)), *new, fact(15, '"new"')], 15))
+        self.assertEqual(
+            messages, ["master went back from 11 to 6 on orders: was its database restored? Following from there"]
+        )
+        self.assertEqual((self.stored_history(), self.histories.mismatches), (["a", "b", "c"], 1))
+
+    def test_a_restored_writer_that_is_behind_is_followed_from_the_backup_too(self) -> None:
+        """At 11; the backup ends at 6; 7 and 8 are new facts."""
+        self.follow_to_eleven()
+        self.theirs = [A, B, epoch("c", 6)]
+        new = [fact(7, '"new"'), fact(8, '"new"')]
+        self.process.pages = [Page(new, Token(8), limited=False)]
+        with logged():
+            self.at(8, 8, link="next")
+        self.assertEqual(self.stored(), ([*map(fact, range(2, 7)), *new], 8))
+
+    def test_received_facts_that_were_not_applied_are_dropped(self) -> None:
+        self.at(0, 1)
+        self.store.close_gate("commit")
+        self.rows(*map(fact, range(2, 5)))
+        self.rows(*map(fact, range(5, 12)))
+        self.follower.connection_lost("link")
+        self.theirs = [A, epoch("c", 3)]
+        new = [fact(4, '"new"')]
+        self.process.pages = [Page(new, Token(14), limited=False)]
+        with logged():
+            self.at(14, 14, link="next")
+            self.store.open_gate("commit")
+        self.assertEqual(self.stored(), ([fact(2), fact(3), *new], 14))
+
+    def test_facts_wait_while_no_source_answers(self) -> None:
+        self.follow_to_eleven()
+        self.theirs = CatchUpError("refused")
+        with logged() as messages:
+            self.at(11, 11, link="next")
+            self.rows(fact(12), link="next")
+            self.process.clock.advance(0.25)
+        self.assertEqual((self.position(), self.state(), len(messages)), (11, "stopped", 1))
+        self.assertIn("checking the history of orders of master after 11: CatchUpError: refused", messages[0])
+        self.theirs = [A, B]
+        self.process.clock.advance(10)
+        self.assertEqual((self.position(), self.state()), (12, "live"))
+
+    def test_an_emptied_or_exchanged_database_deletes_nothing(self) -> None:
+        for position, theirs in ((1, [epoch("x", 1)]), (50, [epoch("y", 1), epoch("z", 20)]), (50, [])):
+            with self.subTest(theirs), logged():
+                self.follow_to_eleven()
+                self.theirs = theirs
+                self.at(position, position, link="next")
+                self.process.clock.advance(100)
+                self.assertEqual(self.stored(), ([*map(fact, range(2, 12))], 11))
+                self.assertIn("Nothing is deleted here", self.follower.errors[MASTER])
+                self.assertIn("--accept-new-history", self.follower.errors[MASTER])
+                self.theirs = [A, B]
+                self.follower.connection_lost("next")
+                self.at(11, 11)
+                self.process.clock.advance(10)
+                self.assertEqual(self.state(), "live")
+
+    def test_a_position_without_facts_needs_no_common_epoch(self) -> None:
+        self.at(0, 1)
+        self.follower.connection_lost("link")
+        self.theirs = [epoch("x", 1)]
+        self.at(1, 1, link="next")
+        self.assertEqual((self.state(), self.stored_history()), ("live", ["x"]))
+
+    def test_received_facts_do_not_make_an_empty_stream_one_of_another_history(self) -> None:
+        """The epoch that was followed had no facts, so the next one has replaced it; its facts were received only."""
+        self.at(0, 1)
+        self.follower.connection_lost("link")
+        self.theirs = CatchUpError("refused")
+        with logged():
+            self.at(1, 1, link="next")
+            self.rows(fact(2), fact(3), link="next")
+            self.follower.connection_lost("next")
+            self.theirs = [epoch("x", 1), epoch("y", 3)]
+            self.process.pages = [Page([fact(2), fact(3)], Token(3), limited=False)]
+            self.at(3, 3, link="last")
+            self.process.clock.advance(10)
+        self.assertEqual(
+            (self.stored(), self.state(), self.stored_history()), (([fact(2), fact(3)], 3), "live", ["x", "y"])
+        )
+        self.assertEqual((self.follower.resets, self.histories.mismatches), (0, 0))
+
+    def test_the_next_process_compares_what_was_stored(self) -> None:
+        self.follow_to_eleven()
+        self.follower = self.make_follower()
+        now(self.follower.open())
+        self.theirs = [A, B, epoch("c", 6)]
+        self.process.pages = [Page([], Token(14), limited=False)]
+        with logged():
+            self.at(14, 14, link="next")
+        self.assertEqual(self.stored(), ([*map(fact, range(2, 7))], 14))
+
+    def test_a_history_that_cannot_be_stored_holds_the_facts_back(self) -> None:
+        self.follow_to_eleven()
+        self.theirs = [A, B, epoch("c", 11)]
+        self.store.errors["store histories"] = StoreError("disk full")
+        with logged():
+            self.at(11, 11, link="next")
+            self.rows(fact(12), link="next")
+        self.assertEqual(self.position(), 11)
+        self.store.errors.clear()
+        self.process.clock.advance(1)
+        self.assertEqual((self.position(), self.stored_history()), (12, ["a", "b", "c"]))
+
+
+class AcceptedCopyTests(HistoryCase):
+    accept_new = True
+
+    def test_another_history_is_copied_from_the_beginning(self) -> None:
+        self.follow_to_eleven()
+        self.theirs = [epoch("x", 1)]
+        self.process.pages = [Page([fact(5, '"other"')], Token(20), limited=False)]
+        with logged():
+            self.at(20, 20, link="next")
+        self.assertEqual((self.stored(), self.stored_history()), (([fact(5, '"other"')], 20), ["x"]))
+
+    def test_a_writer_that_has_no_history_any_more_is_followed(self) -> None:
+        self.follow_to_eleven()
+        self.theirs = []
+        self.at(11, 11, link="next")
+        self.rows(fact(12), link="next")
+        self.assertEqual((self.position(), self.stored_history()), (12, ["a", "b"]))
+
+
+class FunctionTests(HistoryCase):
+    mode = FollowMode.APPLIED
+
+    def setUp(self) -> None:
+        self.seen: list[list[int]] = []
+        self.undone: list[tuple[str, int]] = []
+        super().setUp()
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        return super().make_follower(function or self.apply, first)
+
+    def apply(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        self.seen.append([each.token for each in facts])
+
+    async def undo_orders(self, writer: InstanceName, to: Token, txn: ApplyTransaction) -> None:
+        self.undone.append((writer, to))
+        await txn.execute("DELETE …")
+
+    def restore(self, new: int = 14) -> None:
+        """Restore the backup that ends at 6, and write up to ``new``."""
+        self.follow_to_eleven()
+        self.seen.clear()
+        self.theirs = [A, B, epoch("c", 6)]
+        self.process.pages = [Page([*map(fact, range(7, new + 1))], Token(new), limited=False)]
+        self.at(new, new, link="next")
+
+    def test_without_a_function_that_undoes_the_stream_stops_with_the_cure(self) -> None:
+        for new in (14, 8):
+            with self.subTest(new), logged() as messages:
+                self.restore(new)
+                self.process.clock.advance(20)
+                self.assertEqual((self.position(), self.state(), self.seen), (11, "stopped", []))
+                self.assertEqual(self.stored_history(), ["a", "b"])
+                self.tearDown()
+                self.setUp()
+            self.assertEqual(len(messages), 1)
+            self.assertIn("register a function with @worker.on_reset('orders')", messages[0])
+
+
+class UndoneFunctionTests(FunctionTests):
+    @property
+    def undo(self) -> Callable[..., object]:  # type: ignore[override]
+        return self.undo_orders
+
+    def test_without_a_function_that_undoes_the_stream_stops_with_the_cure(self) -> None:
+        """With one, it is called in the transaction that lowers the position, and the new facts are applied."""
+        with logged():
+            self.restore()
+        self.assertEqual((self.undone, self.store.executed), ([("master", 6)], ["DELETE …"]))
+        self.assertEqual((self.seen, self.position()), ([[*range(7, 15)]], 14))
+        self.assertEqual(self.stored_history(), ["a", "b", "c"])
+
+    def test_it_is_called_for_a_writer_that_has_no_history_too(self) -> None:
+        """As of a Synapse, or an in-memory stream."""
+        self.theirs = ()
+        self.follow_to_eleven()
+        with logged():
+            self.at(4, 4, link="next")
+        self.assertEqual((self.undone, self.position()), ([("master", 4)], 4))
+
+
+class AcceptedFunctionTests(FunctionTests):
+    accept_new = True
+
+    def test_without_a_function_that_undoes_the_stream_stops_with_the_cure(self) -> None:
+        """With accept_new_history the position is lowered without undoing anything."""
+        with logged():
+            self.restore()
+        self.assertEqual((self.seen, self.position()), ([[*range(7, 15)]], 14))
+
+
+class ForgottenFunctionTests(FunctionTests):
+    def test_without_a_function_that_undoes_the_stream_stops_with_the_cure(self) -> None:
+        """Where no history was ever known, as before version 0.2, the position is lowered as ever."""
+        self.theirs = ()
+        self.follow_to_eleven()
+        with logged():
+            self.at(4, 4, link="next")
+        self.assertEqual((self.position(), self.state()), (4, "live"))
+
+
+class LinearTests(HistoryCase):
+    """In linear order no fact of a writer is applied before its history is checked, and others wait for that."""
+
+    mode = FollowMode.APPLIED
+
+    def setUp(self) -> None:
+        self.seen: list[int] = []
+        self.undone: list[tuple[str, int]] = []
+        self.gate: Deferred[None] | None = None
+        super().setUp()
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> MergingFollower:
+        super().make_follower()
+        return MergingFollower(
+            name=ORDERS,
+            mode=self.mode,
+            function=lambda facts, txn: self.seen.extend([each.token for each in facts]),
+            undo=lambda writer, to, txn: self.undone.append((writer, to)),
+            histories=self.histories,
+            all_positions_received=lambda: True,
+            **self.process.arguments,
+        )
+
+    async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
+        if self.gate is not None:
+            await share(self.gate)
+        return await super().fetch_history(stream, MASTER) if writer == MASTER else [epoch("other", 1)]
+
+    def test_a_restored_writer_goes_back_before_anything_above_is_applied(self) -> None:
+        self.at(0, 1, MASTER, "one")
+        self.at(0, 1, OTHER, "two")
+        self.rows(fact(2), fact(4), fact(6), writer=MASTER, link="one")
+        self.rows(fact(3), fact(7), writer=OTHER, link="two")
+        self.assertEqual(self.seen, [2, 3, 4, 6])
+        self.follower.connection_lost("one")
+        self.gate = Deferred()
+        self.theirs = [A, epoch("c", 4)]
+        self.process.pages = [Page([fact(5, '"new"'), fact(8, '"new"')], Token(9), limited=False)]
+        with logged():
+            self.at(9, 9, MASTER, "next")
+            self.rows(fact(10), writer=OTHER, link="two")
+            self.assertEqual(self.seen, [2, 3, 4, 6])
+            self.gate.callback(None)
+        self.assertEqual(self.undone, [(MASTER, 4)])
+        self.assertEqual(self.seen, [2, 3, 4, 6, 5, 7, 8])
+
+
+class StopTests(HistoryCase):
+    def test_the_end_of_the_process_ends_the_fetch_of_a_first_history(self) -> None:
+        self.theirs = CatchUpError("refused")
+        self.at(1, 1)
+        self.process.lifetime.end()
+        self.process.clock.advance(10_000)
+        self.assertEqual((self.asked, self.flushLoggedErrors()), (1, []))
+
+    def test_an_unexpected_error_of_a_first_fetch_is_logged(self) -> None:
+        self.theirs = ZeroDivisionError("a bug")
+        self.at(1, 1)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertEqual(begin(self.histories.followed(MASTER)), [()])

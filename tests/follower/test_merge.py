@@ -1,0 +1,263 @@
+"""Linear order: facts of several writers are applied in token order, and a status shows which writer waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.errors import StoreError
+from replication.follower.merge import PATIENCE, MergingFollower
+from replication.follower.stream import FollowMode
+from replication.session.connection import Rows
+from replication.streams.interfaces import Page, Write
+from replication.wire.grammar import InstanceName, Token
+from tests.doubles import logged, now
+from tests.follower.cases import HELLO, MASTER, ORDERS, OTHER, WIRE, FollowerCase, WorkerCase, fact, position, rdata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.follower.stream import ApplyTransaction
+    from replication.streams.cursor import Apply, Reset
+    from replication.streams.facts import Fact
+    from tests.follower.cases import First
+
+
+class LinearCase(FollowerCase):
+    mode = FollowMode.APPLIED
+
+    def setUp(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+        self.calls = 0
+        self.error: Exception | None = None
+        super().setUp()
+
+    def make_follower(
+        self,
+        function: Callable[..., object] | None = None,
+        first: First | None = None,
+    ) -> MergingFollower:
+        return MergingFollower(
+            name=ORDERS,
+            mode=self.mode,
+            function=function or self.note,
+            first=first,
+            all_positions_received=lambda: self.process.all_received,
+            **self.process.arguments,
+        )
+
+    def note(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        self.seen += [(each.token, txn.writer_of(each)) for each in facts]
+
+    def both_positions(self, prev: int, new: int, other: int | None = None) -> None:
+        """Send the first positions of two connections."""
+        self.process.all_received = False
+        self.at(prev, new, MASTER, "one")
+        self.process.all_received = True
+        self.at(other or prev, other or new, OTHER, "two")
+
+
+class OrderTests(LinearCase):
+    def test_facts_of_all_writers_are_applied_in_token_order(self) -> None:
+        self.both_positions(1, 1)
+        self.rows(fact(3), fact(4), fact(7), writer=OTHER, link="two")
+        self.assertEqual(self.seen, [])
+        self.assertEqual(self.state(OTHER), "waiting for others")
+        self.rows(fact(2), fact(5), writer=MASTER, link="one")
+        self.assertEqual(self.seen, [(2, MASTER), (3, OTHER), (4, OTHER), (5, MASTER)])
+        self.assertEqual((self.stored(MASTER)[1], self.stored(OTHER)[1]), (5, 5))
+        self.at(5, 9, MASTER, "one")
+        self.assertEqual(self.seen[-1], (7, OTHER))
+        self.assertEqual((self.position(MASTER), self.position(OTHER), self.follower.applied_rows), (7, 7, 5))
+
+    def test_positions_move_without_facts(self) -> None:
+        self.both_positions(1, 6)
+        self.assertEqual((self.stored(MASTER)[1], self.stored(OTHER)[1], self.calls), (6, 6, 0))
+        self.assertEqual(set(self.process.notes[-2:]), {("moved", MASTER, 6), ("moved", OTHER, 6)})
+
+    def test_facts_wait_for_the_catch_up_of_another_writer(self) -> None:
+        self.process.pages = [Page([fact(2)], Token(4), limited=True), Page([fact(5)], Token(8), limited=False)]
+        self.both_positions(8, 8, other=1)
+        self.rows(fact(3), fact(7), writer=OTHER, link="two")
+        self.assertEqual(self.seen, [(2, MASTER), (3, OTHER), (5, MASTER), (7, OTHER)])
+
+    def test_facts_wait_for_the_first_positions_of_every_connection(self) -> None:
+        self.process.all_received = False
+        self.at(1, 1, MASTER, "one")
+        self.rows(fact(2), link="one")
+        self.assertEqual(self.seen, [])
+        self.process.all_received = True
+        self.follower.resume()
+        self.assertEqual(self.seen, [(2, MASTER)])
+
+    def test_a_function_that_raises_stops_all_writers_and_is_called_again(self) -> None:
+        self.error = ValueError("no")
+        with logged() as messages:
+            self.both_positions(1, 1)
+            self.rows(fact(2), writer=MASTER, link="one")
+            self.rows(fact(3), writer=OTHER, link="two")
+            self.at(2, 3, MASTER, "one")
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.assertIn("applying orders of all writers after 1: ValueError: no", messages[0])
+        self.assertEqual((self.state(MASTER), self.state(OTHER)), ("stopped", "stopped"))
+        self.assertEqual(self.stored(MASTER)[1], 1)
+        self.error = None
+        self.process.clock.advance(1)
+        self.assertEqual(self.seen, [(2, MASTER), (3, OTHER)])
+        self.assertEqual((self.state(MASTER), self.state(OTHER)), ("live", "live"))
+
+    def test_a_failing_store_moves_no_position(self) -> None:
+        self.both_positions(1, 1)
+        self.store.errors["commit"] = StoreError("away")
+        with logged():
+            self.rows(fact(2), writer=MASTER, link="one")
+            self.rows(fact(3), writer=OTHER, link="two")
+        self.assertEqual((self.position(MASTER), self.position(OTHER)), (1, 1))
+        self.store.errors.clear()
+        self.process.clock.advance(1)
+        self.assertEqual((self.stored(MASTER)[1], self.stored(OTHER)[1]), (2, 2))
+
+    def test_caches_are_invalidated_before_the_function_is_called(self) -> None:
+        steps: list[Apply | Reset] = []
+        self.follower = self.make_follower(first=lambda _, step: steps.append(step))
+        now(self.follower.open())
+        self.both_positions(1, 1)
+        self.rows(fact(2), writer=MASTER, link="one")
+        self.at(1, 2, OTHER, "two")
+        self.assertEqual([each for step in steps for each in getattr(step, "facts", ())], [fact(2)])
+
+    def test_a_writer_that_went_back_is_reset_alone(self) -> None:
+        self.both_positions(1, 5)
+        self.follower.connection_lost("one")
+        with logged():
+            self.at(3, 3, MASTER, "one")
+        self.assertEqual((self.position(MASTER), self.position(OTHER)), (3, 5))
+        self.rows(fact(4), writer=MASTER, link="one")
+        self.assertEqual(self.seen, [(4, MASTER)])
+
+    def test_no_connection_is_paused_for_another_writer(self) -> None:
+        """Otherwise the writer would close the paused connection, because of another writer."""
+        self.both_positions(1, 1)
+        long = "x" * 2**20
+        rests = [
+            self.follower.rows_received("two", Rows(ORDERS, OTHER, [Token(token)], [long])) for token in range(2, 12)
+        ]
+        self.assertEqual(rests, [False] * 10)
+        self.assertGreater(self.follower.cursors[OTHER].dropped, 0)
+        self.assertLess(self.follower.cursors[OTHER].held_bytes, 9 * 2**20)
+
+
+class MissingWriterTests(LinearCase):
+    def restart(self, *stored: InstanceName) -> None:
+        for each in stored:
+            kept = Write(ORDERS, each, Token(4), follower=InstanceName("worker1"))
+            now(self.store.transaction().commit([kept]))
+        self.follower = self.make_follower()
+        now(self.follower.open())
+
+    def test_a_writer_of_the_last_run_is_waited_for(self) -> None:
+        self.restart(MASTER, OTHER)
+        self.at(4, 4, MASTER, "one")
+        self.rows(fact(6), link="one")
+        self.assertEqual(self.seen, [])
+        self.at(4, 4, OTHER, "two")
+        self.rows(fact(5), writer=OTHER, link="two")
+        self.assertEqual(self.seen, [(5, OTHER)])
+
+    def test_a_missing_writer_is_logged_and_no_longer_waited_for(self) -> None:
+        self.restart(MASTER, OTHER)
+        self.at(4, 4, MASTER, "one")
+        self.rows(fact(6), link="one")
+        self.follower.resume()
+        self.follower.resume()
+        with logged() as messages:
+            self.process.clock.advance(PATIENCE)
+        self.assertIn("does not wait for other", messages[0])
+        self.assertEqual(self.seen, [(6, MASTER)])
+
+    def test_a_writer_that_sent_a_position_in_time_is_waited_for(self) -> None:
+        self.restart(MASTER, OTHER)
+        self.follower.resume()
+        self.both_positions(4, 4)
+        with logged() as messages:
+            self.process.clock.advance(PATIENCE)
+        self.assertEqual(messages, [])
+
+    def test_the_old_name_of_a_renamed_writer_is_not_waited_for(self) -> None:
+        self.both_positions(1, 1)
+        self.follower.connection_lost("two")
+        self.at(1, 1, InstanceName("renamed"), "two")
+        self.follower.following("two")
+        self.rows(fact(2), link="one")
+        self.at(1, 2, InstanceName("renamed"), "two")
+        self.assertEqual(self.seen, [(2, MASTER)])
+
+    def test_facts_that_a_renamed_writer_sent_before_are_applied_in_order(self) -> None:
+        self.both_positions(1, 1)
+        self.rows(fact(3), writer=OTHER, link="two")
+        self.follower.connection_lost("two")
+        self.at(1, 1, InstanceName("renamed"), "two")
+        self.follower.following("two")
+        self.rows(fact(2), fact(4), link="one")
+        self.at(1, 4, InstanceName("renamed"), "two")
+        self.assertEqual(self.seen, [(2, MASTER), (3, OTHER), (4, MASTER)])
+
+    def test_every_writer_of_one_connection_is_waited_for(self) -> None:
+        """Over Redis, and behind a relay, one connection brings many writers of a stream."""
+        self.at(1, 1, MASTER, "one")
+        self.at(1, 1, OTHER, "one")
+        self.rows(fact(3), link="one")
+        self.assertEqual(self.seen, [])
+        self.rows(fact(2), writer=OTHER, link="one")
+        self.at(2, 3, OTHER, "one")
+        self.assertEqual(self.seen, [(2, OTHER), (3, MASTER)])
+
+    def test_after_a_loss_only_writers_that_come_back_are_waited_for(self) -> None:
+        """Those that do not are waited for until the others had time to send their positions."""
+        self.at(1, 1, MASTER, "one")
+        self.at(1, 1, OTHER, "one")
+        self.follower.connection_lost("one")
+        self.at(1, 1, MASTER, "one")
+        self.rows(fact(2), link="one")
+        self.assertEqual(self.seen, [])
+        self.follower.following("one")
+        self.follower.resume()
+        self.assertEqual(self.seen, [(2, MASTER)])
+
+    def test_a_lost_connection_is_waited_for(self) -> None:
+        self.both_positions(1, 1)
+        self.follower.connection_lost("two")
+        self.rows(fact(3), link="one")
+        self.assertEqual(self.seen, [])
+        self.at(1, 1, OTHER, "two again")
+        self.rows(fact(2), writer=OTHER, link="two again")
+        self.at(2, 3, OTHER, "two again")
+        self.assertEqual(self.seen, [(2, OTHER), (3, MASTER)])
+
+    def test_earlier_facts_of_a_new_writer_are_applied_late(self) -> None:
+        self.both_positions(1, 9)
+        self.process.pages = [Page([fact(4)], Token(9), limited=False)]
+        self.at(9, 9, InstanceName("third"), "three")
+        self.assertEqual(self.seen, [(4, "third")])
+
+
+class WorkerTests(WorkerCase):
+    def test_a_worker_applies_facts_of_two_writers_in_one_order(self) -> None:
+        self.worker = self.make_worker(connect=[f"tcp:127.0.0.1:{WIRE}", f"tcp:127.0.0.1:{WIRE + 10}"])
+        seen: list[tuple[int, str]] = []
+
+        @self.worker.on("orders", linear=True)
+        async def note(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            await txn.execute("INSERT INTO anything")
+            seen.extend((each.token, txn.writer_of(each)) for each in facts)
+
+        one = self.serve(HELLO + position(1, 1, writer="one"))
+        two = self.serve(HELLO + position(1, 1, writer="two"), port=WIRE + 10)
+        self.start()
+        self.send(one, rdata(3, writer="one"), rdata(4, writer="one"))
+        self.assertEqual(seen, [])
+        self.send(two, rdata(2, writer="two"), position(2, 4, writer="two"))
+        self.assertEqual(seen, [(2, "two"), (3, "one"), (4, "one")])
+        self.assertEqual((self.at(writer="one"), self.at(writer="two")), (4, 4))

@@ -1,0 +1,161 @@
+"""A worker that follows over Redis, in memory: many writers on one connection, lost rows and lost positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.logger import LogLevel
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.follower.worker import Worker
+from replication.net.redis import COLLECT, REQUEST_INTERVAL
+from replication.wire.commands import RemoteServerUp
+from tests.doubles import FragileStore, Net, begin, logged
+from tests.redis import FakeRedis
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.follower.stream import ApplyTransaction
+    from replication.net.links import IPeer
+    from replication.streams.facts import Fact
+
+PORT = 6379
+
+
+class RedisCase(SynchronousTestCase):
+    linear = False
+
+    def setUp(self) -> None:
+        self.net, self.store = Net(), FragileStore()
+        self.redis = self.net.serving[PORT] = FakeRedis("POSITION orders one 1 1", "POSITION orders two 1 1")
+        self.seen: list[tuple[int, str]] = []
+        self.worker = Worker(
+            connect=[f"redis://127.0.0.1:{PORT}"],
+            server_name="example.com",
+            database=self.store,
+            reactor=self.net,
+            streams=["orders", "typing"],
+        )
+
+        @self.worker.on("orders", linear=self.linear)
+        def note(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            self.seen += [(each.token, txn.writer_of(each)) for each in facts]
+
+    def tearDown(self) -> None:
+        stopped = begin(self.worker.stop())
+        self.net.run()
+        self.assertEqual((stopped, self.net.getDelayedCalls()), ([None], []))
+
+    def start(self) -> list[Any]:
+        started = begin(self.worker.start())
+        self.net.run(COLLECT)
+        return started
+
+    def publish(self, *messages: str) -> None:
+        for each in messages:
+            self.redis.publish(each)
+        self.net.run()
+
+    def position(self, writer: str, stream: str = "orders") -> int:
+        (status,) = [each for each in self.worker.served.stream_statuses() if each.definition.name == stream]
+        return next(each.position for each in status.writers if each.instance == writer)
+
+
+class FollowTests(RedisCase):
+    def test_start_waits_until_the_processes_had_time_to_send_positions(self) -> None:
+        started = begin(self.worker.start())
+        self.net.run(COLLECT / 2)
+        self.assertEqual(started, [])
+        self.net.run(COLLECT / 2)
+        self.assertEqual(started, [None])
+        self.assertEqual(self.worker.connections, {f"redis://127.0.0.1:{PORT}": "following"})
+
+    def test_incomplete_facts_of_several_writers_are_kept_apart(self) -> None:
+        self.start()
+        self.publish("RDATA orders one batch [1]", "RDATA orders two batch [2]", "RDATA orders one 2 [1]")
+        self.publish("RDATA orders two 3 [2]")
+        self.assertEqual(self.seen, [(2, "one"), (3, "two")])
+
+    def test_earlier_facts_of_a_writer_that_comes_later_are_fetched_first(self) -> None:
+        self.start()
+        self.publish("RDATA orders three 5 [1]", "POSITION orders three 5 5", "RDATA orders three 6 [1]")
+        self.assertEqual(self.position("three"), 0)  # (0, 5] is to be fetched, and there is no source here
+        self.assertEqual(self.seen, [])
+
+    def test_a_known_position_is_kept_when_a_writer_announces_a_lower_one(self) -> None:
+        """Writers of `caches` send rows beyond the position that they announce."""
+        self.start()
+        self.publish("RDATA orders one 2 [1]", "RDATA orders one 4 [1]")
+        with logged(LogLevel.info) as lines:
+            self.net.cut()
+            self.net.run(2.0)
+        self.assertEqual((self.position("one"), self.seen), (4, [(2, "one"), (4, "one")]))
+        self.assertIn("orders: one sends position 1, but is known to be at 4, which is kept", lines)
+        self.publish("RDATA orders one 4 [1]", "RDATA orders one 5 [1]")
+        self.assertEqual(self.seen[2:], [(5, "one")])
+
+    def test_a_stream_in_memory_begins_at_0_again(self) -> None:
+        self.start()
+        self.publish("POSITION typing one 7 7", "RDATA typing one 8 []")
+        self.net.cut()
+        self.net.run(2.0)
+        self.publish("POSITION typing one 0 0", "RDATA typing one 1 []")
+        self.assertEqual(self.position("one", "typing"), 1)
+
+    def test_a_row_that_cannot_be_read_is_fetched_with_the_next_fact(self) -> None:
+        self.start()
+        self.publish("RDATA orders one 2 [", "RDATA orders one 3 [1]")
+        (status,) = [each for each in self.worker.served.stream_statuses() if each.definition.name == "orders"]
+        self.assertEqual([each.published for each in status.writers], [3, 1])
+        self.assertEqual((self.position("one"), self.seen), (1, []))  # there is no source here
+
+    def test_rows_of_a_writer_without_a_position_have_it_requested_within_a_minute(self) -> None:
+        """The writer's connection to Redis may have been lost with its answer to REPLICATE."""
+        self.redis.positions = ("POSITION orders one 1 1",)
+        self.start()
+        self.redis.positions = ("POSITION orders one 1 1", "POSITION orders two 1 1")
+        for token in range(2, 50):
+            self.publish(f"RDATA orders two {token} []")
+        self.net.run(REQUEST_INTERVAL)
+        self.assertEqual(self.redis.published, [b"REPLICATE "] * 2)
+        self.net.run(10 * REQUEST_INTERVAL)
+        self.assertEqual(len(self.redis.published), 2)
+        self.publish("RDATA orders two 50 []")
+        self.assertEqual(self.seen, [(50, "two")])
+
+    def test_a_command_of_another_process_reaches_the_function_that_is_registered_for_it(self) -> None:
+        received: list[tuple[str, str]] = []
+
+        @self.worker.on_command(RemoteServerUp)
+        def note(command: RemoteServerUp, peer: IPeer) -> None:
+            received.append((command.server, peer.name))
+
+        self.start()
+        self.publish("REMOTE_SERVER_UP matrix.org", "FEDERATION_ACK one 7")
+        self.assertEqual(received, [("matrix.org", "example.com")])
+        self.assertEqual(self.worker.send(RemoteServerUp("matrix.org")), 0)
+        self.assertEqual(self.redis.published, [b"REPLICATE "])
+
+    def test_a_slow_application_never_pauses_reading(self) -> None:
+        self.start()
+        self.store.close_gate("commit")
+        row = '"' + "x" * 100_000 + '"'
+        for token in range(2, 200):
+            self.redis.publish(f"RDATA orders one {token} {row}")
+        self.net.run(1.0)
+        assert self.worker._clients[0].peer is not None
+        self.assertEqual(self.worker._followed.get("orders").cursors["one"].published, 199)  # type: ignore[union-attr, index]
+        self.store.open_gate("commit")
+        self.net.run(1.0)
+
+
+class LinearTests(RedisCase):
+    linear = True
+
+    def test_facts_of_all_writers_of_one_connection_are_applied_in_one_order(self) -> None:
+        self.start()
+        self.publish("RDATA orders two 3 [1]")
+        self.assertEqual(self.seen, [])
+        self.publish("RDATA orders one 2 [1]", "POSITION orders one 2 3")
+        self.assertEqual(self.seen, [(2, "one"), (3, "two")])

@@ -1,0 +1,129 @@
+"""What the HTTP API shows of a worker: pages of copies, statuses and metrics."""
+
+from __future__ import annotations
+
+from replication.errors import (
+    NotAWriterError,
+    StoreError,
+    UnknownStreamError,
+)
+from replication.streams.definitions import StreamDefinition
+from replication.streams.history import Epoch
+from replication.streams.positions import MultiWriterToken
+from replication.wire.grammar import Token
+from tests.doubles import begin, error_of, logged, now
+from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, position, rdata
+
+
+class SeveralWritersTests(WorkerCase):
+    def test_protocol_f6_the_copy_of_several_writers_is_read_by_token(self) -> None:
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        one = self.serve(HELLO + position(1, 1, writer="one"))
+        two = self.serve(HELLO + position(1, 1, writer="two"), port=9102)
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(0)))
+        self.start()
+        self.send(one, rdata(2, writer="one"), rdata(4, writer="one"))
+        self.send(two, rdata(3, writer="two"), position(3, 4, writer="two"))
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(4)))
+        since, text = now(self.worker.served.since("orders", "2", 10))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(3, "two"), (4, "one")])
+        self.assertEqual(text, "4")
+        self.assertIsInstance(error_of(begin(self.worker.served.since("stock", "2", 10))), UnknownStreamError)
+
+
+class FieldsTests(WorkerCase):
+    def test_the_fields_of_a_stream_that_is_described_are_shown(self) -> None:
+        self.worker = self.make_worker(definitions=[StreamDefinition("orders", row=["item", "state"])])
+        self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
+        self.start()
+        rows = {each.definition.name: each.definition.row for each in self.worker.served.stream_statuses()}
+        self.assertEqual(rows, {"orders": ("item", "state"), "stock": None})
+
+
+class ServedTests(WorkerCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        self.send(self.writer, rdata(2), rdata(3), position(3, 5))
+
+    def page(self, writer: str | None, after: int, upto: int | None, limit: int = 10) -> tuple[list[int], int, bool]:
+        page = now(self.worker.served.page("orders", writer, after=after, upto=upto, limit=limit))
+        return [fact.token for fact in page.facts], page.upto, page.limited
+
+    def test_pages_are_read_from_the_copy_and_end_at_its_position(self) -> None:
+        self.assertEqual(self.page("master", 0, None), ([2, 3], 5, False))
+        self.assertEqual(self.page("master", 2, 99), ([3], 5, False))
+        self.assertEqual(self.page("master", 0, 99, limit=1), ([2], 2, True))
+        self.assertEqual(self.page("master", 7, 99), ([], 5, False))
+        self.assertEqual(self.page("unknown", 0, 99), ([], 0, False))
+
+    def test_a_page_of_several_writers_needs_the_name_of_one(self) -> None:
+        self.assertEqual(self.page(None, 0, None)[0], [2, 3])
+        self.send(self.writer, position(1, 1, writer="other"))
+        error = error_of(begin(self.worker.served.page("orders", None, after=0, upto=None, limit=1)))
+        self.assertEqual(str(error), "name the writer of 'orders': master, other")
+
+    def test_a_stream_that_is_not_copied_is_not_served(self) -> None:
+        error = error_of(begin(self.worker.served.page("unknown", None, after=0, upto=None, limit=1)))
+        self.assertIsInstance(error, UnknownStreamError)
+
+    def test_a_worker_without_writes_refuses_appends(self) -> None:
+        error = error_of(begin(self.worker.served.append_texts("orders", [[1]], None)))
+        self.assertIsInstance(error, NotAWriterError)
+        self.assertIn("worker 'worker1' writes no stream: append to 'orders' at its writer", str(error))
+        for ask in (lambda: self.worker.stream("orders"), self.worker.factory):
+            with self.assertRaises(NotAWriterError):
+                ask()
+
+    def test_the_history_of_a_copy_is_the_one_that_was_followed(self) -> None:
+        history = (Epoch("first", Token(1), Token(1)),)
+        now(self.store.store_histories(MASTER, {ORDERS: history}))
+        self.assertEqual(now(self.worker.served.history("orders", "master")), history)
+        self.assertEqual(now(self.worker.served.history("orders", "other")), ())
+
+    def test_check_fails_if_the_store_fails(self) -> None:
+        now(self.worker.served.check())
+        now(self.store.close())
+        self.assertIsInstance(error_of(begin(self.worker.served.check())), StoreError)
+
+    def test_statuses_show_the_applied_position_and_the_connections(self) -> None:
+        (status,) = self.worker.served.stream_statuses()
+        (writer,) = status.writers
+        self.assertEqual((writer.instance, writer.position, writer.published, writer.state), ("master", 5, 5, "live"))
+        (peer,) = self.worker.served.peer_statuses()
+        self.assertEqual((peer.name, peer.address, peer.last_command), ("example.com", "127.0.0.1:9092", "POSITION"))
+        self.net.cut()
+        self.assertEqual(
+            (self.worker.served.peer_statuses(), self.worker.served.stream_statuses()[0].writers[0].state),
+            ([], "not connected"),
+        )
+
+    def test_every_metric_has_its_value(self) -> None:
+        self.worker.cached(name="get")(lambda: None)()
+        with logged():
+            self.send(self.writer, position(8, 8))
+            self.net.run(1.0)
+            del self.net.serving[WIRE]
+            self.send(self.writer, b"FOO\n")
+        for each in self.worker.served.samples():
+            self.assertEqual(each.kind, "counter" if each.name.endswith("_total") else "gauge")
+            self.assertTrue(each.meaning.endswith("."), each.meaning)
+        samples = {(each.name, *each.labels.values()): each.value for each in self.worker.served.samples()}
+        for key, value in {
+            ("links",): 0,
+            ("connections_total",): 1,
+            ("faults_total", "unknown command"): 1,
+            ("catch_ups_total", "orders"): 2,
+            ("applied_rows_total", "orders"): 2,
+            ("failures_total", "orders"): 2,
+            ("resets_total", "orders"): 0,
+            ("position", "orders", "master"): 5,
+            ("lag", "orders", "master"): 3,
+            ("stopped", "orders", "master"): 1,
+            ("cache_misses_total", "get"): 1,
+            ("cache_hits_total", "get"): 0,
+            ("cache_size", "get"): 1,
+            ("cache_invalidations_total", "get"): 0,
+        }.items():
+            self.assertEqual(samples[key], value, key)

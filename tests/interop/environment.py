@@ -1,0 +1,32 @@
+"""Python environments with a Synapse; each stays in pytest's cache."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make_environment(folder: Path, interpreter: str, requirements: Path, *, upgrade: bool = False) -> Path:
+    """Install requirements into an environment, and return its Python; it is kept until the requirements change.
+
+    ``upgrade``: install releases that were published meanwhile.
+    """
+    python, made_for = folder / "bin/python", folder / "made-for.txt"
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
+    if not made_for.exists() or made_for.read_text() != requirements.read_text():
+        _run(interpreter, "-m", "venv", "--clear", str(folder))
+        _run(*install)
+        shutil.copyfile(requirements, made_for)
+    elif upgrade:
+        _run(*install, "--upgrade")
+    return python
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-3000:]}")

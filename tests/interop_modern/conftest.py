@@ -1,0 +1,41 @@
+"""The newest Synapse, in an environment of its own: ``tox -e interop-modern``, or ``pytest tests/interop_modern``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.interop.environment import make_environment
+from tests.interop_modern.homeserver import Homeserver
+from tests.interop_modern.scene import Scene
+from tests.redis import HOW_TO_GET_IT
+from tests.synapse.reading import READER_SQL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def scene(
+    request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    """Start a homeserver, its users, and our worker beside it; all tests of this folder share them, in order."""
+    if shutil.which("redis-server") is None:
+        if os.environ.get("CI"):
+            pytest.fail(HOW_TO_GET_IT)
+        pytest.skip(HOW_TO_GET_IT)
+    requirements = Path(__file__).parent / "requirements-newest.txt"
+    environment = request.config.cache.mkdir("synapse-newest")
+    python = make_environment(environment, sys.executable, requirements, upgrade=True)
+    folder = tmp_path_factory.mktemp("homeserver")
+    with postgres.database() as name, Homeserver(python, folder, postgres.url(name)) as homeserver:
+        postgres.sql(READER_SQL, database=name)
+        with Scene(folder, homeserver, postgres, name) as scene:
+            yield scene

@@ -1,0 +1,105 @@
+"""What a writer logs about its peers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.net import peer_log
+from replication.net.peer_log import PeerLog
+from tests.doubles import logged
+
+
+class Peer:
+    def __init__(self, address: str, name: str = "") -> None:
+        self.address = address
+        self.name = name
+
+
+class PeerLogTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.peers = PeerLog()
+
+    def connect(self, address: str, name: str, pings: int = 1) -> Any:
+        peer: Any = Peer(address)
+        self.peers.named(peer, name)
+        self.ping(peer, pings)
+        return peer
+
+    def ping(self, peer: Any, times: int = 1) -> None:
+        for _ in range(times):
+            self.peers.pinged(peer)
+
+    def errors(self, *errors: tuple[str, str, str]) -> list[str]:
+        with logged() as lines:
+            for address, name, text in errors:
+                peer = cast("Any", Peer(address, name))
+                self.peers.error(peer, "{name} ({address}): {error}", text)
+                self.peers.lost(peer)
+        return lines
+
+    def test_an_error_that_comes_with_every_connection_is_logged_once(self) -> None:
+        again = [(f"10.0.0.1:{port}", "worker1", "Wrong remote {x}") for port in range(5)]
+        self.assertEqual(self.errors(*again), ["'worker1' (10.0.0.1:0): Wrong remote {x}"])
+
+    def test_each_peer_and_each_text_is_logged(self) -> None:
+        self.assertEqual(
+            self.errors(("a:1", "one", "x"), ("b:2", "two", "x"), ("a:3", "one", "y"), ("[::1]:4", "", "y")),
+            ["'one' (a:1): x", "'two' (b:2): x", "'one' (a:3): y", "a peer ([::1]:4): y"],
+        )
+
+    def test_without_a_name_peers_are_distinguished_by_host(self) -> None:
+        self.assertEqual(len(self.errors(("a:1", "", "x"), ("a:2", "", "x"), ("b:1", "", "x"))), 2)
+
+    def test_after_a_connection_that_stayed_an_error_is_logged_again(self) -> None:
+        self.errors(("a:1", "one", "x"))
+        self.ping(self.connect("a:2", "one"))
+        self.assertEqual(len(self.errors(("a:3", "one", "x"))), 1)
+
+    def test_a_limited_number_of_peers_is_remembered(self) -> None:
+        self.patch(peer_log, "MAX_PEERS", 3)
+        self.errors(*[("a:1", str(number), "x") for number in range(10)])
+        self.assertEqual(len(self.peers._errors), 3)
+
+    def test_two_live_connections_with_one_name_are_warned_of_once(self) -> None:
+        one, two = self.connect("a:1", "same"), self.connect("b:2", "same")
+        with logged() as lines:
+            for _ in range(3):
+                self.ping(two)
+                self.ping(one)
+        expected = "two processes have the instance name 'same', at a:1 and at b:2: give each its own"
+        self.assertEqual(lines, [expected])
+
+    def test_a_process_that_reconnects_before_its_old_connection_ends_is_not_warned_of(self) -> None:
+        old = self.connect("a:1", "same", pings=3)
+        new = self.connect("a:2", "same")
+        with logged() as lines:
+            self.ping(new, 3)
+            self.peers.lost(old)
+            self.ping(new, 3)
+        self.assertEqual(lines, [])
+
+    def test_after_one_is_gone_a_new_second_process_is_warned_of_again(self) -> None:
+        one = self.connect("a:1", "same", pings=2)
+        for _ in range(2):
+            two = self.connect("b:2", "same")
+            with logged() as lines:
+                self.ping(one)
+            self.assertEqual(len(lines), 1)
+            self.peers.lost(two)
+
+    def test_another_name_on_the_same_connection_replaces_the_first(self) -> None:
+        one, two = self.connect("a:1", "same", pings=2), self.connect("b:2", "same")
+        self.peers.named(two, "other")
+        with logged() as lines:
+            self.ping(one)
+            self.ping(two)
+        self.assertEqual(lines, [])
+
+    def test_nothing_is_kept_of_lost_connections(self) -> None:
+        for peer in [self.connect("a:1", name, pings=2) for name in ("one", "one", "two")]:
+            self.peers.lost(peer)
+        self.peers.lost(cast("Any", Peer("a:1")))
+        kept = self.peers._newest, self.peers._pinged, self.peers._duplicates
+        self.assertEqual([len(each) for each in kept], [0] * 3)

@@ -1,0 +1,34 @@
+"""The parts of connections that are made again: a failed attempt is reported once, by its owner, and not by Twisted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import LogLevel
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.net.reconnecting import ReportingEndpoint, SilentClientService
+from tests.doubles import Net, logged
+
+if TYPE_CHECKING:
+    from twisted.python.failure import Failure
+
+
+class ReconnectingTests(SynchronousTestCase):
+    def test_each_failed_attempt_is_reported_to_the_owner_and_nothing_is_logged(self) -> None:
+        net = Net()
+        reported: list[str] = []
+
+        def failed(failure: Failure) -> Failure:
+            reported.append(failure.getErrorMessage())
+            return failure
+
+        endpoint = ReportingEndpoint("the writer", TCP4ClientEndpoint(net, "127.0.0.1", 1), failed)
+        service = SilentClientService(endpoint, Factory.forProtocol(Protocol), retryPolicy=lambda _: 1.0, clock=net)
+        with logged(LogLevel.debug) as lines:
+            service.startService()
+            net.run(2.5)
+            service.stopService()
+        self.assertEqual((len(reported), lines, str(endpoint)), (3, [], "the writer"))

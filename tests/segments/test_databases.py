@@ -1,0 +1,126 @@
+"""Tests of the databases that the replay reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.errors import ConfigError, StoreError
+from replication.segments.databases import open_database, read_positions, resolve_url
+from tests.segments.histories import MASTER, OTHER, fact, write_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from replication.segments.databases import Database
+
+
+def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_url("sqlite:///a.db").reveal() == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_url(f"sqlite:///{tmp_path}/a.db").reveal() == f"sqlite:///{tmp_path}/a.db"
+    assert resolve_url("postgresql://me@here:5/db").reveal() == "postgresql://me@here:5/db"
+
+
+def test_a_password_is_not_part_of_a_message() -> None:
+    with pytest.raises(ConfigError, match="'mysql://me@here/db'"):
+        resolve_url("mysql://me:s3cret@here/db")
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite://a.db", "mysql://a/b", "a.db", "postgresql://", ""]
+)
+def test_a_url_that_names_no_database_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="give sqlite:///"):
+        resolve_url(url)
+
+
+def test_positions_include_every_writer_of_every_stream(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")], OTHER: [fact(9, "b")]})
+    write_database(tmp_path / "m.db", {}, stream="caches", positions={MASTER: 70, "": 90})
+    with closing(open_database(url)) as database:
+        assert read_positions(database) == [("caches", MASTER, 70), ("orders", MASTER, 2), ("orders", OTHER, 9)]
+
+
+def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no\.db.*no such file"):
+        open_database(f"sqlite:///{tmp_path}/no.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_may_have_characters_that_urls_escape(tmp_path: Path) -> None:
+    folder = tmp_path / "a b#c%20"
+    folder.mkdir()
+    url = write_database(folder / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(open_database(url)) as database:
+        assert len(read_positions(database) or ()) == 1
+
+
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("no database at all" * 100)
+    url = f"sqlite:///{tmp_path}/x.db"
+    with closing(open_database(url)) as database, pytest.raises(StoreError, match=r"x\.db.*not a database"):
+        database.rows("SELECT 1 FROM sqlite_master")
+
+
+def test_batches_are_never_empty_and_driver_errors_become_store_errors(tmp_path: Path) -> None:
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a"), fact(3, "b")]})
+    with closing(open_database(url)) as database:
+        [batch] = database.batches('SELECT stream_id, "row" FROM stream_orders')
+        assert batch.to_pydict() == {"stream_id": [2, 3], "row": ['"a"', '"b"']}
+        assert list(database.batches("SELECT stream_id FROM stream_orders WHERE false")) == []
+        with pytest.raises(StoreError, match=r"m\.db.*no such table: missing$"):
+            list(database.batches("SELECT 1 FROM missing"))
+
+
+def test_the_database_is_opened_read_only(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(open_database(url)) as database, pytest.raises(StoreError, match="readonly"):
+        database.rows("DELETE FROM stream_orders")
+
+
+def test_a_writer_is_not_blocked_by_a_reader(tmp_path: Path) -> None:
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(token, "a") for token in range(2, 40_000)]})
+    with closing(open_database(url)) as database:
+        batches = database.batches("SELECT stream_id FROM stream_orders ORDER BY 1")
+        assert next(batches).num_rows == 16_384
+        subprocess.run([sys.executable, "-c", DELETER, str(tmp_path / "m.db")], check=True)
+        assert sum(batch.num_rows for batch in batches) == 40_000 - 2 - 16_384
+
+
+DELETER = """
+import sqlite3, sys
+sqlite3.connect(sys.argv[1], isolation_level=None).execute("DELETE FROM stream_orders")
+"""
+HOLDER = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA journal_mode = DELETE")
+database.execute("BEGIN EXCLUSIVE")
+print(flush=True)
+time.sleep(0.3)
+"""
+
+
+def test_both_sqlite_drivers_wait_for_a_lock(tmp_path: Path) -> None:
+    """The first process that opens a database in WAL mode locks it for a moment."""
+    pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    asks: list[Callable[[Database, str], list[Any]]] = [
+        lambda database, sql: database.rows(sql),
+        lambda database, sql: list(database.batches(sql)),
+    ]
+    for ask in asks:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "m.db")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            with closing(open_database(url)) as database:
+                assert len(ask(database, "SELECT ord FROM stream_orders")) == 1

@@ -1,0 +1,186 @@
+"""What every segments folder guarantees, local or behind a URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.errors import ConfigError, StoreError
+from replication.segments import folders
+from replication.segments.folders import Folder, LocalFolder, RemoteFolder, open_folder, read_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def remote(path: Path) -> Folder:
+    fs = pytest.importorskip("pyarrow.fs", reason="pip install '.[spark]' in the checkout")
+    return RemoteFolder(f"file://{path}", fs.LocalFileSystem())
+
+
+@pytest.fixture(params=[LocalFolder, remote])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    make: Callable[[Path], Folder] = request.param
+    return make(tmp_path / "out")
+
+
+def write(folder: Folder, name: str, data: bytes) -> None:
+    with folder.create(name) as sink:
+        sink.write(data)
+
+
+def read(folder: Folder, name: str) -> bytes:
+    with folder.open(name) as source:
+        return source.read()
+
+
+def test_a_file_appears_once_it_is_complete(folder: Folder, tmp_path: Path) -> None:
+    with folder.create("a/b/c.txt") as sink:
+        sink.write(b"one")
+        assert folder.size("a/b/c.txt") is None
+    assert (folder.size("a/b/c.txt"), read(folder, "a/b/c.txt")) == (3, b"one")
+    assert (tmp_path / "out/a/b/c.txt").read_bytes() == b"one"
+
+
+def test_an_index_is_read_up_to_the_limit(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "MAX_INDEX", 5)
+    write(folder, "fits", b"12345")
+    write(folder, "long", b"123456")
+    assert read_index(folder, "fits") == b"12345"
+    with pytest.raises(OSError, match="it has more than 5 bytes"):
+        read_index(folder, "long")
+
+
+def test_a_failed_write_leaves_the_old_file(folder: Folder) -> None:
+    write(folder, "a/b", b"old")
+    with pytest.raises(ZeroDivisionError), folder.create("a/b") as sink:
+        sink.write(b"new")
+        raise ZeroDivisionError
+    assert folder.names() == ["a/b"]
+    assert read(folder, "a/b") == b"old"
+
+
+def test_names_lists_all_files_sorted(folder: Folder) -> None:
+    assert folder.names() == []
+    for name in ("b", "a/2", "a/1", "a/c/d"):
+        write(folder, name, b"")
+    assert folder.names() == ["a/1", "a/2", "a/c/d", "b"]
+    assert folder.names("a/c") == ["a/c/d"]
+    assert folder.names("nothing") == []
+
+
+def test_a_move_replaces_the_file_of_the_new_name(folder: Folder) -> None:
+    write(folder, "a", b"new")
+    write(folder, "x/y", b"old")
+    folder.move("a", "x/y")
+    folder.move("x/y", "z/w")
+    assert folder.names() == ["z/w"]
+    assert read(folder, "z/w") == b"new"
+
+
+def test_removing_a_missing_file_is_harmless(folder: Folder) -> None:
+    for name in ("a/1", "a/b/2", "c"):
+        write(folder, name, b"")
+    folder.remove("a")
+    assert folder.names() == ["c"]
+    folder.remove("c")
+    folder.remove("c")
+    assert folder.names() == []
+
+
+def test_a_missing_file_has_no_size_and_cannot_be_opened(folder: Folder) -> None:
+    assert folder.size("a") is folder.stamp("a") is None
+    with pytest.raises(FileNotFoundError):
+        folder.open("a")
+
+
+def test_a_replaced_file_has_another_stamp(folder: Folder) -> None:
+    write(folder, "a", b"one")
+    before = folder.stamp("a")
+    assert folder.stamp("a") == before
+    write(folder, "a", b"other")
+    assert folder.stamp("a") != before
+
+
+def test_an_error_names_the_path(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("not a folder")
+    with pytest.raises(StoreError, match="out/a"), folder.create("a/b"):
+        pass
+    with pytest.raises(StoreError, match="out/"):
+        folder.move("x", "a/b")
+
+
+def test_a_locked_local_folder_refuses_a_second_lock(tmp_path: Path) -> None:
+    with LocalFolder(tmp_path).locked():
+        with pytest.raises(StoreError, match="another run writes here"), LocalFolder(tmp_path).locked():
+            pass
+        assert list(tmp_path.iterdir()) == []
+    with LocalFolder(tmp_path).locked():
+        pass
+
+
+def test_an_object_store_has_no_lock(tmp_path: Path) -> None:
+    with remote(tmp_path).locked(), remote(tmp_path).locked():
+        pass
+
+
+def test_content_is_synced_before_the_rename_and_names_are_synced_by_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(file: int) -> None:
+        done.append("sync")
+        fsync(file)
+
+    def noted_replace(self: Path, target: Any) -> Path:
+        done.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    folder = LocalFolder(tmp_path)
+    write(folder, "a/b/c", b"one")
+    assert done == ["sync", "rename"]
+    folder.flush(["a/b/c", "a/b/d"])
+    assert done == ["sync", "rename", "sync", "sync", "sync"]  # the folders that have c, b and a
+    folder.flush([])
+
+
+def test_a_path_or_file_url_opens_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_folder("out").url == str(tmp_path / "out")
+    assert open_folder(f"file://{tmp_path}/out").url == str(tmp_path / "out")
+
+
+def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"^'ftp://here/out' is not a folder: .*s3://"):
+        open_folder("ftp://here/out")
+
+
+def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError, match=r"^s3://…@bucket/out\?…: .*AWS_SECRET_ACCESS_KEY") as caught:
+        open_folder("s3://key:hidden@bucket/out?region=x")
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_container_of_an_azure_url_is_not_a_secret() -> None:
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    assert open_folder("abfs://container@account.dfs.core.windows.net/out").url.startswith("abfs://container@account")
+
+
+def test_a_url_that_pyarrow_cannot_open_is_an_error_with_the_reason() -> None:
+    """There is no Hadoop here."""
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    with pytest.raises(ConfigError, match=r"^hdfs://here/out: .*a folder that all machines mount"):
+        open_folder("hdfs://here/out")
+
+
+def test_a_url_without_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
+    with pytest.raises(ConfigError, match=r"\.\[spark\]"):
+        open_folder("s3://bucket/out")

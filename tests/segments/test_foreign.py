@@ -1,0 +1,137 @@
+"""Tests of streams that another program writes: former writers, and IDs of transactions in progress."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
+
+from replication.errors import StoreError
+from replication.segments import foreign
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
+from replication.streams.definitions import StreamDefinition
+from tests.segments.histories import chain_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+ORDERS = StreamDefinition(
+    "orders", table="their_orders", row=["item"], instance_column="writer", sequence="their_seq", position_name="theirs"
+)
+UNSTORED = StreamDefinition(
+    "orders", table="their_orders", row=["item"], instance_column="writer", sequence="their_seq", position_name=""
+)
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[psycopg.Connection]:
+    """A database with a table of another program, rows of two writers, and the position of one."""
+    with postgres.database() as name, psycopg.connect(postgres.url(name), autocommit=True) as theirs:
+        theirs.execute("CREATE SEQUENCE their_seq")
+        theirs.execute("CREATE TABLE their_orders (stream_id bigint PRIMARY KEY, writer text, item text)")
+        theirs.execute(
+            "CREATE TABLE stream_positions (stream_name text, instance_name text, stream_id bigint NOT NULL)"
+        )
+        insert(theirs, "old", "new", "old", "new")
+        yield theirs
+
+
+def insert(theirs: psycopg.Connection, *writers: str) -> None:
+    """Insert a row of each of these writers."""
+    for each in writers:
+        theirs.execute("INSERT INTO their_orders VALUES (nextval('their_seq'), %s, 'x')", [each])
+
+
+def store(theirs: psycopg.Connection, position: int) -> None:
+    """Store the position of the writer that is left."""
+    theirs.execute("DELETE FROM stream_positions")
+    theirs.execute("INSERT INTO stream_positions VALUES ('theirs', 'new', %s)", [position])
+
+
+def replay(
+    theirs: psycopg.Connection, out: Path, definition: StreamDefinition, upto: int | None = None
+) -> dict[str, list[int]]:
+    """Replay, and return the tokens in all segments by writer."""
+    url = f"postgresql://postgres@127.0.0.1:{theirs.info.port}/{theirs.info.dbname}"
+    options = SegmentOptions(compression="none")
+    run_in_process(ReplayRequest(url, str(out), definitions=[definition], upto=upto, options=options))
+    found = {}
+    for writer in sorted(path.name for path in out.glob("orders/*")):
+        lines = chain_lines(out, writer).decode().splitlines()
+        found[writer] = [int(line.split(" ")[3]) for line in lines]
+    return found
+
+
+def test_all_rows_of_a_former_writer_are_written(database: psycopg.Connection, tmp_path: Path) -> None:
+    store(database, 2)
+    assert replay(database, tmp_path, ORDERS) == {"new": [2], "old": [1, 3]}
+    insert(database, "new")
+    store(database, 5)
+    assert replay(database, tmp_path, ORDERS) == {"new": [2, 4, 5], "old": [1, 3]}
+
+
+def test_a_run_with_upto_is_continued_for_a_former_writer(database: psycopg.Connection, tmp_path: Path) -> None:
+    store(database, 4)
+    assert replay(database, tmp_path, ORDERS, upto=1) == {"new": [], "old": [1]}
+    assert replay(database, tmp_path, ORDERS) == {"new": [2, 4], "old": [1, 3]}
+
+
+def test_a_former_writer_whose_newest_row_was_deleted_is_no_error(database: psycopg.Connection, tmp_path: Path) -> None:
+    store(database, 4)
+    replay(database, tmp_path, ORDERS)
+    database.execute("DELETE FROM their_orders WHERE stream_id = 3")
+    assert replay(database, tmp_path, ORDERS) == {"new": [2, 4], "old": [1, 3]}
+
+
+def test_without_stored_positions_a_run_waits_for_transactions_in_progress(
+    database: psycopg.Connection, tmp_path: Path
+) -> None:
+    with psycopg.connect(database.info.dsn) as slow:
+        slow.execute("INSERT INTO their_orders VALUES (nextval('their_seq'), 'old', 'late')")
+        insert(database, "new")  # its ID is larger, and it is committed before
+        committing = threading.Timer(1.0, slow.commit)
+        committing.start()
+        began = time.monotonic()
+        found = replay(database, tmp_path, UNSTORED)
+        assert time.monotonic() - began >= 0.9
+        committing.join()
+    assert found == {"new": [2, 4, 6], "old": [1, 3, 5]}
+
+
+def test_without_stored_positions_later_rows_are_added(database: psycopg.Connection, tmp_path: Path) -> None:
+    replay(database, tmp_path, UNSTORED)
+    insert(database, "old")
+    assert replay(database, tmp_path, UNSTORED) == {"new": [2, 4], "old": [1, 3, 5]}
+
+
+def test_a_transaction_that_does_not_end_is_an_error_unless_upto_is_given(
+    database: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "PATIENCE", 0.3)
+    with psycopg.connect(database.info.dsn) as slow:
+        slow.execute("INSERT INTO their_orders VALUES (nextval('their_seq'), 'old', 'late')")
+        with pytest.raises(StoreError, match="is in progress for"):
+            replay(database, tmp_path, UNSTORED)
+        assert replay(database, tmp_path, UNSTORED, upto=4) == {"new": [2, 4], "old": [1, 3]}
+
+
+def test_a_database_without_such_locks_needs_upto(tmp_path: Path) -> None:
+    import sqlite3
+
+    with closing(sqlite3.connect(tmp_path / "their.db")) as theirs:
+        theirs.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+        theirs.execute("INSERT INTO their_orders VALUES (1, 'old', 'x'), (2, 'new', 'x')")
+        theirs.commit()
+    request = ReplayRequest(f"sqlite:///{tmp_path}/their.db", str(tmp_path / "out"), definitions=[UNSTORED])
+    with pytest.raises(StoreError, match="give --upto ID"):
+        run_in_process(request)

@@ -1,0 +1,110 @@
+"""A segments folder belongs to one history: facts of a restored or exchanged database are not added to it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.errors import StoreError
+from replication.segments.databases import open_database
+from replication.segments.histories import HISTORIES, check_histories, read_histories
+from replication.segments.manifest import WORK, Manifest, read_manifest
+from replication.storage.tables.histories import CREATE
+from replication.streams.history import Epoch
+from replication.wire.grammar import Token
+from tests.segments.histories import MASTER, STREAM, fact, write_database, write_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from replication.segments.folders import LocalFolder
+    from replication.segments.histories import Histories
+
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+
+FACTS = [fact(token, [token]) for token in range(2, 12)]
+
+
+def epoch(name: str, start: int) -> Epoch:
+    return Epoch(name, Token(start), Token(start))
+
+
+def of_master(*history: Epoch) -> Histories:
+    return {(STREAM, MASTER): [*history]}
+
+
+A, B = epoch("a", 1), epoch("b", 5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> tuple[LocalFolder, Manifest]:
+    """Return a folder with segments up to 11, of the epochs a and b."""
+    written = write_folder(tmp_path / "out", FACTS, ends=[6, 11])
+    manifest = read_manifest(written)
+    assert manifest is not None
+    check_histories(written, manifest, of_master(A, B))
+    return written, manifest
+
+
+def test_a_restarted_writer_extends_the_folder(folder: tuple[LocalFolder, Manifest]) -> None:
+    written, manifest = folder
+    for start in (11, 30):
+        check_histories(written, manifest, of_master(A, B, epoch("c", start)))
+
+
+@pytest.mark.parametrize(("theirs", "above"), [((A, B, epoch("c", 6)), 6), ((epoch("x", 1),), 0)])
+def test_a_restored_or_exchanged_database_is_refused(
+    folder: tuple[LocalFolder, Manifest], theirs: tuple[Epoch, ...], above: int
+) -> None:
+    with pytest.raises(StoreError, match=f"segments of orders by master reach 11, but .* facts above {above}: .*other"):
+        check_histories(*folder, of_master(*theirs))
+    check_histories(*folder, of_master(A, B))  # nothing has changed
+
+
+def test_what_an_interrupted_run_left_behind_is_removed_if_the_history_goes_on(
+    folder: tuple[LocalFolder, Manifest],
+) -> None:
+    written, manifest = folder
+    for history, left in (((A, B), True), ((A, B, epoch("c", 11)), False)):
+        with written.create(f"{WORK}/receipt") as sink:
+            sink.write(b"{}")
+        check_histories(written, manifest, of_master(*history))
+        assert (written.size(f"{WORK}/receipt") is not None) == left
+
+
+def test_a_folder_or_a_database_of_version_0_1_is_trusted(tmp_path: Path) -> None:
+    written = write_folder(tmp_path / "out", FACTS, ends=[11])
+    check_histories(written, Manifest(), {})
+    assert written.size(HISTORIES) is None
+    check_histories(written, Manifest(), of_master(A))
+    check_histories(written, Manifest(), {})
+
+
+def test_a_file_that_cannot_be_read_is_named(folder: tuple[LocalFolder, Manifest]) -> None:
+    written, manifest = folder
+    with written.create(HISTORIES) as sink:
+        sink.write(b"[1]")
+    with pytest.raises(StoreError, match=f"{HISTORIES} cannot be read"):
+        check_histories(written, manifest, of_master(A, B))
+
+
+def test_histories_are_read_from_the_database(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {MASTER: FACTS})
+
+    def found() -> Histories:
+        with closing(open_database(url)) as database:
+            return read_histories(database)
+
+    assert found() == {}
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute(CREATE)
+        opened.execute("INSERT INTO stream_histories VALUES ('orders', 'master', '', '[[\"a\",1,1]]')")
+        opened.execute("INSERT INTO stream_histories VALUES ('orders', 'other', 'worker1', '[]')")
+    assert found() == of_master(A)
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("UPDATE stream_histories SET epochs = '[1]'")
+    with pytest.raises(StoreError, match=r"stream_histories in .* cannot be read"):
+        found()

@@ -1,0 +1,172 @@
+"""Tests of the manifest: its entries, its faults, and what a run removes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from hypothesis import given
+
+from replication.errors import CatchUpError, StoreError
+from replication.segments import folders
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import (
+    Manifest,
+    Segment,
+    instance_folder,
+    read_manifest,
+    read_manifest_to_extend,
+    remove_leftovers,
+    write_manifest,
+)
+from replication.wire.grammar import InstanceName, Token
+from tests import strategies
+from tests.segments.histories import (
+    HISTORY,
+    MASTER,
+    OTHER,
+    STREAM,
+    live_lines,
+    write_folder,
+    write_segment,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make(after: int, upto: int, writer: str = MASTER, **changes: Any) -> Segment:
+    segment = Segment(STREAM, InstanceName(writer), Token(after), Token(upto), 0, None, None, 0, "0" * 64, 0, "none")
+    return attrs.evolve(segment, **changes)
+
+
+def test_a_file_name_has_both_ends_of_the_range_in_twenty_digits() -> None:
+    assert make(0, 7).name == "orders/master/00000000000000000000-00000000000000000007.rdata"
+    assert make(7, 2**63 - 1, compression="gzip").name.endswith("/00000000000000000007-09223372036854775807.rdata.gz")
+    assert make(0, 7, compression="zstd").name.endswith("7.rdata.zst")
+
+
+@given(strategies.instance_names)
+def test_the_folder_of_any_instance_name_is_one_visible_path_component(name: str) -> None:
+    folder = instance_folder(InstanceName(name))
+    assert "/" not in folder
+    assert not folder.startswith(".")
+
+
+def test_characters_that_a_file_name_cannot_have_are_percent_encoded() -> None:
+    assert [instance_folder(InstanceName(name)) for name in (".", "..", "a/b", "%2E", "ü")] == [
+        "%2E",
+        "%2E.",
+        "a%2Fb",
+        "%252E",
+        "%C3%BC",
+    ]
+
+
+def test_the_manifest_has_an_entry_for_each_segment(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, HISTORY, ends=[5, 9])
+    content = json.loads((tmp_path / "manifest.json").read_text())
+    assert content["version"] == 1
+    first, second = content["segments"]
+    assert first == {
+        "stream": "orders",
+        "instance": "master",
+        "from": 0,
+        "upto": 5,
+        "rows": 3,
+        "first_token": 2,
+        "last_token": 5,
+        "bytes": len(live_lines(HISTORY[:2])),
+        "sha256": first["sha256"],
+        "file": "orders/master/00000000000000000000-00000000000000000005.rdata",
+        "file_bytes": len(live_lines(HISTORY[:2])),
+        "compression": "none",
+    }
+    assert (second["from"], second["upto"], second["rows"]) == (5, 9, 2)
+    assert read_manifest(folder) == Manifest([Segment.from_json(first), Segment.from_json(second)])
+
+
+def test_only_a_compacted_segment_has_the_field_compacted() -> None:
+    assert "compacted" not in make(0, 7).to_json()
+    assert make(0, 7, compacted=True).to_json()["compacted"] is True
+    assert Segment.from_json(make(0, 7, compacted=True).to_json()) == make(0, 7, compacted=True)
+
+
+def test_a_manifest_sorts_its_segments() -> None:
+    some = [make(5, 9), make(0, 5), make(0, 9, OTHER)]
+    manifest = Manifest(some)
+    assert manifest.encode() == Manifest(some[::-1]).encode()
+    assert [*manifest.chains()] == [(STREAM, MASTER), (STREAM, OTHER)]
+    assert manifest.chains()[STREAM, MASTER] == [some[1], some[0]]
+
+
+def test_a_gap_or_overlap_in_a_chain_is_a_fault() -> None:
+    assert Manifest([make(0, 5), make(5, 9), make(3, 4, OTHER)]).faults() == []
+    [gap] = Manifest([make(0, 5), make(6, 9)]).faults()
+    assert "leaves a gap after orders/master/00000000000000000000-00000000000000000005" in gap
+    [overlap] = Manifest([make(0, 5), make(4, 9)]).faults()
+    assert "overlaps" in overlap
+    assert any("ends before it begins" in each for each in Manifest([make(5, 5)]).faults())
+
+
+def test_a_missing_manifest_reads_as_none_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path / "none")
+    assert read_manifest(folder) is None
+    assert read_manifest_to_extend(folder) == Manifest()
+    folder.path.mkdir()
+    entry = make(0, 5).to_json()
+    for text in (
+        "",
+        "{}",
+        "[]",
+        '{"version":1}',
+        '{"version":1,"segments":[{}]}',
+        json.dumps({"version": 1, "segments": [{**entry, "file": "elsewhere"}]}),
+        json.dumps({"version": 1, "segments": [{**entry, "compression": "lz4"}]}),
+        json.dumps({"version": 2, "segments": []}),
+        "[" * 100_000,
+        '{"version":1,"segments":' + "[" * 100_000,
+    ):
+        (folder.path / "manifest.json").write_text(text)
+        with pytest.raises(CatchUpError, match=r"none/manifest.json: "):
+            read_manifest(folder)
+        with pytest.raises(StoreError, match="move this one away"):
+            read_manifest_to_extend(folder)
+
+
+def test_a_manifest_beyond_the_limit_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalFolder(tmp_path)
+    write_manifest(folder, Manifest([make(0, 5)]))
+    monkeypatch.setattr(folders, "MAX_INDEX", 500)
+    assert read_manifest(folder) == Manifest([make(0, 5)])
+    with pytest.raises(StoreError, match="would have more than 500 bytes: begin a new folder"):
+        write_manifest(folder, Manifest([make(0, 5), make(5, 9)]))
+    assert read_manifest(folder) == Manifest([make(0, 5)])
+    with (tmp_path / "manifest.json").open("ab") as file:
+        file.truncate(10**12)  # a sparse file
+    with pytest.raises(CatchUpError, match=r"manifest\.json: it has more than 500 bytes"):
+        read_manifest(folder)
+
+
+def test_a_folder_with_a_gap_is_not_extended(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    write_manifest(folder, Manifest([make(0, 5), make(6, 9)]))
+    with pytest.raises(StoreError, match="leaves a gap"):
+        read_manifest_to_extend(folder)
+
+
+def test_only_unlisted_segments_are_removed_as_leftovers(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, HISTORY, ends=[9])
+    orphan = write_segment(folder, HISTORY, upto=12)
+    kept = write_segment(folder, HISTORY, upto=13)
+    for name in ("notes.txt", "orders/master/notes.rdata", "orders/master/1-2.rdata.gz", "a/b/c/d.rdata"):
+        with folder.create(name) as sink:
+            sink.write(b"mine")
+    before = folder.names()
+    manifest = read_manifest_to_extend(folder)
+    assert remove_leftovers(folder, manifest, [kept.name]) == [orphan.name]
+    assert folder.names() == [name for name in before if name != orphan.name]

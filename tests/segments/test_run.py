@@ -1,0 +1,499 @@
+"""Tests of runs: their plan and ranges, what a rerun changes, what an interrupted run leaves; without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
+
+from replication.errors import ConfigError, StoreError, UnknownStreamError
+from replication.segments import run as runs
+from replication.segments.databases import open_database
+from replication.segments.files import verify
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import (
+    Segment,
+    read_manifest,
+)
+from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, cut_ranges, run_in_process, start_run
+from replication.segments.tables import open_table
+from replication.streams.definitions import SourceTable, StreamDefinition
+from tests.segments.histories import (
+    FACTS,
+    MASTER,
+    MASTERS_FACTS,
+    OTHER,
+    OTHERS_FACTS,
+    STREAM,
+    chain_lines,
+    fact,
+    lines_of,
+    live_lines,
+    request,
+    write_database,
+    writer_range,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.streams.facts import Fact
+
+
+DEFINITION = StreamDefinition(STREAM)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return write_database(tmp_path / "m.db", {MASTER: MASTERS_FACTS, OTHER: OTHERS_FACTS})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in LocalFolder(folder).names()}
+
+
+def test_a_run_writes_every_fact_up_to_the_positions(database: str, tmp_path: Path) -> None:
+    new = run_in_process(request(database, tmp_path))
+    assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
+    assert chain_lines(tmp_path / "out", OTHER) == live_lines(OTHERS_FACTS, OTHER)
+    ends = {each.instance: each.upto for each in new}
+    assert ends == {MASTER: MASTERS_FACTS[-1].token, OTHER: OTHERS_FACTS[-1].token}
+    assert min(each.after for each in new) == 0
+    assert len(new) > 8
+
+
+def state_of(path: Path) -> tuple[int, int, int]:
+    """Return what changes when a file is written again: inode, size and modification time."""
+    stat = path.stat()
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def test_a_rerun_changes_nothing(database: str, tmp_path: Path) -> None:
+    run_in_process(request(database, tmp_path))
+    before = {path: state_of(path) for path in sorted((tmp_path / "out").rglob("*"))}
+    assert run_in_process(request(database, tmp_path)) == []
+    assert {path: state_of(path) for path in sorted((tmp_path / "out").rglob("*"))} == before
+
+
+def test_a_later_run_adds_segments_and_leaves_the_others(tmp_path: Path) -> None:
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS[:20]})
+    first = run_in_process(request(database, tmp_path))
+    before = {each.name: state_of(tmp_path / "out" / each.name) for each in first}
+    write_database(tmp_path / "m.db", {MASTER: FACTS[20:], OTHER: [fact(1_000, "new here")]})
+    second = run_in_process(request(database, tmp_path, rows=7))
+    assert {each.name: state_of(tmp_path / "out" / each.name) for each in first} == before
+    assert {each.after for each in second if each.instance == MASTER} >= {first[-1].upto}
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS)
+    assert chain_lines(tmp_path / "out", OTHER) == live_lines([fact(1_000, "new here")], OTHER)
+    chain = [each for each in second if each.instance == OTHER]
+    assert (chain[0].after, chain[-1].upto) == (0, 1_000)
+
+
+def test_a_folder_is_locked_during_a_run(database: str, tmp_path: Path) -> None:
+    with start_run(request(database, tmp_path)), pytest.raises(StoreError, match="another run writes here"):
+        run_in_process(request(database, tmp_path))
+    assert run_in_process(request(database, tmp_path))
+
+
+class Killed(BaseException):
+    """Caught by no code under test."""
+
+
+def kill_at(patch: pytest.MonkeyPatch, operation: int) -> None:
+    """Raise Killed at the n-th operation that creates, completes, moves or removes a file."""
+    left = [operation]
+
+    def dying(method: Any) -> Any:
+        def wrapped(*args: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return method(*args)
+
+        return wrapped
+
+    for name in ("create", "move", "remove"):
+        patch.setattr(LocalFolder, name, dying(getattr(LocalFolder, name)))
+    patch.setattr(Path, "replace", dying(Path.replace))
+    patch.setattr(Path, "unlink", lambda *_, **__: None)
+
+
+def test_after_a_kill_at_any_operation_the_next_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    facts = FACTS[:24]
+    database = write_database(tmp_path / "m.db", {MASTER: facts[::2], OTHER: facts[1::2]})
+    run_in_process(request(database, tmp_path, out="undisturbed"))
+    want = contents(tmp_path / "undisturbed")
+    operation = 0
+    finished = False
+    while not finished:
+        asked = request(database, tmp_path, out=f"{operation}")
+        folder = tmp_path / f"{operation}"
+        with pytest.MonkeyPatch.context() as patch:
+            kill_at(patch, operation)
+            try:
+                run_in_process(asked)
+                finished = True
+            except Killed:
+                pass
+        listed = read_manifest(LocalFolder(folder))
+        assert listed is None or [fault for _, fault in verify(LocalFolder(folder)) if fault] == []
+        run_in_process(asked)
+        assert contents(folder) == want
+        operation += 1
+    assert operation > 30
+
+
+def test_a_run_adopts_the_tasks_that_an_interrupted_run_has_finished(database: str, tmp_path: Path) -> None:
+    asked = request(database, tmp_path)
+    with start_run(asked) as run:
+        done = random.Random(3).sample(run.tasks, 3)
+        for task in done:
+            task.do()
+    assert not (tmp_path / "out/manifest.json").exists()
+    with start_run(asked) as run:
+        assert {*run.tasks} & {*done} == set()
+        assert len(run.done) == 6
+        run.finish([task.do() for task in run.tasks])
+    assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
+
+
+def test_only_complete_work_of_the_same_request_is_adopted(database: str, tmp_path: Path) -> None:
+    """A task is done again for another database or other options, and if a file is missing or incomplete."""
+    run_in_process(request(database, tmp_path, out="undisturbed"))
+    with start_run(request(database, tmp_path)) as run:
+        receipts = [task.do() for task in run.tasks]
+        tasks = len(receipts)
+        other = write_database(tmp_path / "other.db", {MASTER: MASTERS_FACTS, OTHER: OTHERS_FACTS})
+    for asked in (
+        request(other, tmp_path),
+        request(database, tmp_path, rows=30),
+        ReplayRequest(database, str(tmp_path / "out"), options=SegmentOptions(20, "none")),
+        ReplayRequest(database, str(tmp_path / "out"), options=SegmentOptions(20, "gzip", line_limit=9_999)),
+    ):
+        with start_run(asked) as run:
+            assert run.done == []
+    with start_run(request(database, tmp_path)) as run:
+        assert len(run.tasks) == 0
+    (first, *_) = (each for each in (tmp_path / "out/.replay/orders/master").iterdir() if each.is_file())
+    first.write_bytes(first.read_bytes()[:-1])
+    damaged = sorted({each.receipt for each in plan(database, tmp_path)})
+    for receipt, text in zip(damaged, ("{", "[" * 100_000), strict=False):
+        (tmp_path / "out" / receipt).write_text(text)
+    with start_run(request(database, tmp_path)) as run:
+        assert 0 < len(run.tasks) < tasks
+        run.finish([task.do() for task in run.tasks])
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def plan(database: str, tmp_path: Path) -> list[runs.Task]:
+    with start_run(request(database, tmp_path, out="nothing")) as run:
+        return run.tasks
+
+
+def test_a_run_adopts_work_of_an_interrupted_run_although_the_table_has_grown(tmp_path: Path) -> None:
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS[:30]})
+    asked = request(database, tmp_path)
+    with start_run(asked) as run:
+        receipts = [task.do() for task in run.tasks]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runs, "write_manifest", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run.finish(receipts)  # every segment is in its place, and no manifest lists it
+    write_database(tmp_path / "m.db", {MASTER: FACTS[30:]})
+    with start_run(asked) as run:
+        assert run.done != []
+        run.finish([task.do() for task in run.tasks])
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS)
+
+
+def test_tasks_can_be_pickled(database: str, tmp_path: Path) -> None:
+    with start_run(request(database, tmp_path)) as run:
+        copies: Sequence[runs.Task] = pickle.loads(pickle.dumps(run.tasks))
+        assert copies == run.tasks
+        assert [each.checksum for each in copies] == [each.checksum for each in run.tasks]
+        run.finish([task.do() for task in copies[::-1]])
+    assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
+
+
+def segments_of(folder: Path) -> Sequence[Segment]:
+    return [Segment.from_json(each) for each in json.loads((folder / "manifest.json").read_text())["segments"]]
+
+
+def facts_between(facts: Sequence[Fact], after: int, upto: int) -> list[Fact]:
+    return [each for each in facts if after < each.token <= upto]
+
+
+def test_each_segment_has_exactly_the_facts_of_its_range(database: str, tmp_path: Path) -> None:
+    run_in_process(request(database, tmp_path))
+    for each in segments_of(tmp_path / "out"):
+        inside = facts_between(MASTERS_FACTS if each.instance == MASTER else OTHERS_FACTS, each.after, each.upto)
+        assert lines_of(LocalFolder(tmp_path / "out"), each) == live_lines(inside, each.instance)
+        assert each.rows == sum(len(fact.texts) for fact in inside)
+
+
+def test_a_run_over_an_empty_database_writes_a_manifest(tmp_path: Path) -> None:
+    url = write_database(tmp_path / "m.db", {})
+    assert run_in_process(ReplayRequest(url, str(tmp_path / "out"))) == []
+    assert list(verify(LocalFolder(tmp_path / "out"))) == []
+    stamp = LocalFolder(tmp_path / "out").stamp("manifest.json")
+    assert run_in_process(ReplayRequest(url, str(tmp_path / "out"))) == []
+    assert LocalFolder(tmp_path / "out").stamp("manifest.json") == stamp
+
+
+def test_facts_above_a_position_are_left_to_a_later_run(tmp_path: Path) -> None:
+    """Above a position, a smaller ID may still be open."""
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS}, positions={MASTER: 50})
+    run_in_process(request(database, tmp_path))
+    written = [each for each in FACTS if each.token <= 50]
+    assert chain_lines(tmp_path / "out") == live_lines(written)
+    write_database(tmp_path / "m.db", {MASTER: [fact(51, "late")]}, positions={MASTER: 200})
+    run_in_process(request(database, tmp_path))
+    assert chain_lines(tmp_path / "out") == live_lines([*written, fact(51, "late"), *FACTS[len(written) :]])
+
+
+def test_segments_cover_ids_without_facts(tmp_path: Path) -> None:
+    """Rolled-back IDs in the middle and at the end; a stream without facts; a stream without a position."""
+    database = write_database(tmp_path / "m.db", {MASTER: [fact(5, "a"), fact(900, "b")]}, positions={MASTER: 950})
+    write_database(tmp_path / "m.db", {}, stream="empty", positions={MASTER: 70})
+    write_database(tmp_path / "m.db", {}, stream="unused", positions={MASTER: 1})
+    write_database(tmp_path / "m.db", {}, stream="missing")
+    new = run_in_process(request(database, tmp_path, rows=1))
+    assert {(each.stream, each.after, each.upto, each.rows) for each in new} == {
+        ("orders", 0, 5, 1),
+        ("orders", 5, 950, 1),
+        ("empty", 0, 70, 0),
+        ("unused", 0, 1, 0),
+    }
+
+
+def test_a_run_can_be_limited_to_streams_and_instances(database: str, tmp_path: Path) -> None:
+    write_database(tmp_path / "m.db", {MASTER: [fact(7, "c")]}, stream="caches")
+    run_in_process(request(database, tmp_path, streams=["orders"], instances=[OTHER]))
+    assert chain_lines(tmp_path / "out", OTHER) == live_lines(OTHERS_FACTS, OTHER)
+    assert chain_lines(tmp_path / "out") == chain_lines(tmp_path / "out", stream="caches") == b""
+    run_in_process(request(database, tmp_path))
+    assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
+    assert chain_lines(tmp_path / "out", stream="caches") == live_lines([fact(7, "c")], stream="caches")
+
+
+def test_a_range_must_continue_its_chain(database: str, tmp_path: Path) -> None:
+    run_in_process(request(database, tmp_path, after=20, upto=100))
+    assert chain_lines(tmp_path / "out") == live_lines([each for each in MASTERS_FACTS if 20 < each.token <= 100])
+    run_in_process(request(database, tmp_path, after=20, upto=60))
+    run_in_process(request(database, tmp_path, after=99))
+    assert chain_lines(tmp_path / "out") == live_lines([each for each in MASTERS_FACTS if each.token > 20])
+    with pytest.raises(ConfigError, match="that is a gap"):
+        run_in_process(request(database, tmp_path, after=1_000))
+
+
+def test_a_negative_position_shows_that_a_table_counts_downwards(tmp_path: Path) -> None:
+    down = StreamDefinition(STREAM, negative=True)
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS}, stream=down)
+    run_in_process(request(database, tmp_path))
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS)
+
+
+def test_an_unknown_stream_is_refused_and_the_known_ones_are_listed(database: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownStreamError, match=r"no stream 'odrers' in 'sqlite:.*; it has orders"):
+        run_in_process(request(database, tmp_path, streams=["odrers"]))
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("sqlite://", ConfigError, "sqlite:///relative"),
+        ("mysql://x/y", ConfigError, "sqlite:///relative"),
+        ("sqlite:///no/such.db", StoreError, "there is no such file"),
+    ],
+)
+def test_a_url_without_a_database_is_refused(tmp_path: Path, url: str, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        run_in_process(request(url, tmp_path))
+
+
+def test_a_database_without_our_tables_is_refused(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "x.db").execute("CREATE TABLE a (b)").connection.close()
+    with pytest.raises(StoreError, match="stream_positions"):
+        run_in_process(request(f"sqlite:///{tmp_path / 'x.db'}", tmp_path))
+
+
+def test_segments_of_zero_rows_are_refused(database: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one row"):
+        run_in_process(request(database, tmp_path, rows=0))
+
+
+def test_trap_38_a_restored_database_is_refused(database: str, tmp_path: Path) -> None:
+    """Segments with facts that the restored database lacks must not be extended."""
+    run_in_process(request(database, tmp_path))
+    before = contents(tmp_path / "out")
+    write_database(tmp_path / "m.db", {}, positions={MASTER: 40})
+    with pytest.raises(StoreError, match=r"position of master in orders is 40, but segments reach .* new folder"):
+        run_in_process(request(database, tmp_path))
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_mapped_table_without_a_position_needs_upto(tmp_path: Path) -> None:
+    database = write_database(tmp_path / "m.db", {})
+    with sqlite3.connect(tmp_path / "m.db") as opened:
+        opened.execute("CREATE TABLE shop (id INTEGER PRIMARY KEY, state TEXT)")
+        opened.executemany("INSERT INTO shop VALUES (?, ?)", [(3, "paid")])
+    opened.close()
+    shop = StreamDefinition("shop", table="shop", id_column="id", row=("id", "state"))
+    with pytest.raises(StoreError, match=r"no position of stream 'shop' is stored.*--upto"):
+        run_in_process(request(database, tmp_path, streams=["shop"], definitions=[shop]))
+    run_in_process(request(database, tmp_path, streams=["shop"], definitions=[shop], upto=3))
+    assert chain_lines(tmp_path / "out", stream="shop") == live_lines([fact(3, [3, "paid"])], stream="shop")
+
+
+def test_the_caches_stream_can_be_compacted_without_a_definition(tmp_path: Path) -> None:
+    facts = [fact(token, ["get_order", [f"o{token % 3}"], token]) for token in range(2, 60)]
+    database = write_database(tmp_path / "m.db", {MASTER: facts}, stream="caches")
+    write_database(tmp_path / "m.db", {MASTER: FACTS})
+    asked = ReplayRequest(database, str(tmp_path / "out"), options=SegmentOptions(200, "gzip", compact=True))
+    run_in_process(asked)
+    assert chain_lines(tmp_path / "out", stream="caches") == live_lines(facts[-3:], stream="caches")
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS)
+    with pytest.raises(ConfigError, match="--compact: stream 'orders' declares no key"):
+        run_in_process(
+            ReplayRequest(database, str(tmp_path / "new"), streams=["orders"], options=SegmentOptions(compact=True))
+        )
+
+
+def test_a_position_without_a_table_is_refused_with_the_cure(tmp_path: Path) -> None:
+    """A stream of another database, or one in memory, has a position here but no table."""
+    url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("INSERT INTO stream_positions VALUES ('typing', 'master', 7)")
+    with pytest.raises(StoreError, match=r"'typing' has a position in .*no such table.*--config.*--stream"):
+        run_in_process(ReplayRequest(url, str(tmp_path / "out")))
+    typing = StreamDefinition("typing", row=("room_id",), in_memory=True)
+    new = run_in_process(ReplayRequest(url, str(tmp_path / "out"), definitions=[typing]))
+    assert [each.stream for each in new] == ["orders"]
+    with pytest.raises(StoreError, match="'typing' has no history: its writer keeps its facts in memory"):
+        run_in_process(ReplayRequest(url, str(tmp_path / "out"), streams=["typing"], definitions=[typing]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"after": -5}, "--from -5: the smallest ID is 0"),
+        ({"after": 50, "upto": 10}, "--upto 10: that is before 50"),
+        ({"upto": -1}, "--upto -1: that is before 0"),
+        ({"instances": ["missing"]}, "no instance 'missing' has written to this database; there are master, worker2"),
+        ({"instances": [MASTER, "missing"], "streams": ["orders"]}, "no instance 'missing'"),
+    ],
+)
+def test_an_impossible_range_or_writer_is_refused(
+    database: str, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run_in_process(ReplayRequest(database, str(tmp_path / "out"), **changes))
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_ranges_cover_every_token_once_and_cut_no_fact(tmp_path: Path) -> None:
+    facts = [fact(token, *range(token % 4 + 1)) for token in range(2, 60, 3)]
+    database = write_database(tmp_path / "m.db", {MASTER: facts})
+    with closing(open_database(database)) as opened:
+        table = open_table(opened, DEFINITION)
+        for rows in range(1, 20):
+            found = list(cut_ranges(table, StreamRange.of(DEFINITION, [writer_range(0, 70)]), rows))
+            assert [each.after for each in found] == [0, *[each.upto for each in found[:-1]]]
+            assert found[-1].upto == 70
+            for each in found:
+                inside = [len(some.texts) for some in facts if each.after < some.token <= each.upto]
+                assert sum(inside) <= rows or len(inside) == 1
+                assert each.writers == (writer_range(each.after, each.upto),)
+
+
+def test_the_end_of_a_large_range_is_estimated_from_its_first_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "PROBE", 10)
+    facts = [fact(token, token) for token in range(2, 402, 2)]  # 200 rows, every other ID
+    database = write_database(tmp_path / "m.db", {MASTER: facts})
+    with closing(open_database(database)) as opened:
+        found = list(
+            cut_ranges(open_table(opened, DEFINITION), StreamRange.of(DEFINITION, [writer_range(0, 400)]), 100)
+        )
+    assert [(each.after, each.upto) for each in found] == [(0, 180), (180, 360), (360, 400)]
+
+
+def test_writers_with_different_ranges_share_tasks(tmp_path: Path) -> None:
+    facts = [fact(token, token) for token in range(2, 12)]
+    database = write_database(tmp_path / "m.db", {MASTER: facts})
+    with closing(open_database(database)) as opened:
+        table = open_table(opened, DEFINITION)
+        found = list(cut_ranges(table, StreamRange.of(DEFINITION, [writer_range(4, 11), writer_range(0, 6, OTHER)]), 4))
+    assert [each.writers for each in found] == [
+        (writer_range(4, 5), writer_range(0, 5, OTHER)),
+        (writer_range(5, 9), writer_range(5, 6, OTHER)),
+        (writer_range(9, 11),),
+    ]
+
+
+def map_visits(path: Path, rows: Sequence[tuple[int, str]]) -> StreamDefinition:
+    """Store rows of several writers in a table of an application, and return its stream with two declared writers."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE visits (id INTEGER PRIMARY KEY, writer TEXT, page TEXT)")
+        connection.executemany("INSERT INTO visits VALUES (?, ?, '/')", rows)
+    options: dict[str, Any] = {"table": "visits", "id_column": "id", "instance_column": "writer", "row": ("page",)}
+    return StreamDefinition("visits", writers=(MASTER, OTHER), **options)
+
+
+def test_rows_of_a_declared_writer_without_a_position_are_not_left_out(tmp_path: Path) -> None:
+    definition = map_visits(tmp_path / "m.db", [(1, MASTER), (2, OTHER), (3, MASTER), (4, OTHER)])
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
+    asked: dict[str, Any] = {"definitions": [definition], "out": str(tmp_path / "out"), "database": database}
+    with pytest.raises(StoreError, match=f"writer '{OTHER}' of stream 'visits' has rows and no stored position"):
+        run_in_process(ReplayRequest(**asked))
+    new = run_in_process(ReplayRequest(**asked, instances=[MASTER]))
+    assert [(each.instance, each.rows) for each in new] == [(MASTER, 2)]
+    new = run_in_process(ReplayRequest(**asked, upto=4))
+    assert [(each.instance, each.upto, each.rows) for each in new] == [(OTHER, 4, 2)]
+
+
+def test_a_declared_writer_without_rows_needs_no_position(tmp_path: Path) -> None:
+    definition = map_visits(tmp_path / "m.db", [(1, MASTER), (3, MASTER)])
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
+    (segment,) = run_in_process(ReplayRequest(database, str(tmp_path / "out"), definitions=[definition]))
+    assert (segment.instance, segment.rows) == (MASTER, 2)
+
+
+def test_a_mapped_database_that_no_master_has_used_needs_an_end(tmp_path: Path) -> None:
+    definition = map_visits(tmp_path / "m.db", [(1, MASTER), (2, OTHER)])
+    asked: dict[str, Any] = {
+        "definitions": [definition],
+        "out": str(tmp_path / "out"),
+        "database": f"sqlite:///{tmp_path}/m.db",
+    }
+    with pytest.raises(StoreError, match=r"no position of stream 'visits' is stored.*: start its master once, or"):
+        run_in_process(ReplayRequest(**asked))
+    assert sorted(each.instance for each in run_in_process(ReplayRequest(**asked, upto=2))) == [MASTER, OTHER]
+
+
+def test_a_joined_stream_has_a_declared_writer_without_a_position(tmp_path: Path) -> None:
+    mapped = map_visits(tmp_path / "m.db", [(1, MASTER), (2, OTHER)])
+    source = SourceTable(table="visits", id_column="id", instance_column="writer", row=("page",))
+    definition = StreamDefinition("visits", writers=mapped.writers, row=("page",), tables=[source])
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
+    with pytest.raises(StoreError, match=f"writer '{OTHER}' of stream 'visits' has rows and no stored position"):
+        run_in_process(ReplayRequest(database, str(tmp_path / "out"), definitions=[definition]))
+
+
+def test_a_generic_stream_has_a_declared_writer_without_a_position(tmp_path: Path) -> None:
+    definition = StreamDefinition(STREAM, writers=(MASTER, OTHER))
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS[:3]}, stream=definition)
+    with closing(sqlite3.connect(tmp_path / "m.db")) as connection, connection:
+        connection.execute(f"INSERT INTO stream_{STREAM} VALUES (9999, 0, '{OTHER}', '1')")
+    with pytest.raises(StoreError, match=f"writer '{OTHER}' of stream 'orders' has rows and no stored position"):
+        run_in_process(ReplayRequest(database, str(tmp_path / "out"), definitions=[definition]))

@@ -1,0 +1,75 @@
+"""A host of the simulation: it has a name, a disk, and most of the time a process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from replication.net.protocol import Limits
+from replication.wire.grammar import InstanceName
+from tests.contract.memory_store import MemoryStore
+from tests.simulation.disk import SimulatedStore, finish
+from tests.simulation.network import SimulatedReactor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.streams.interfaces import Write
+    from tests.simulation.world import World
+
+PORT = 9092
+SERVER_NAME = "simulated"
+LINE_LIMIT = 256  # bytes
+LIMITS = Limits(line_limit=LINE_LIMIT, max_queued_bytes=1_000, max_queued_lines=25)
+
+
+class Host(ABC):
+    """A host, which outlives its processes; ``running`` is set while it has one."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = InstanceName(name)
+        self.disk = MemoryStore()
+        finish(self.disk.open())
+        self.running = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def start(self, *, held: bool = False) -> None:
+        """Start a process; while ``held``, operations of its disk wait."""
+        self.running = True
+        self.reactor = SimulatedReactor(self.world.network, self.name)
+        self.store = SimulatedStore(self.disk, self._landed)
+        self.store.held = held
+        self._start()
+
+    def kill(self, *, power: bool = False) -> None:
+        """Kill the process; with ``power`` lost, its peers are not notified."""
+        self.running = False
+        self.reactor.kill(power=power)
+        # Keep its coroutines: if they were collected as garbage, they would run on in a dead process.
+        self.world.remains.append((self.store, [*self.store.waiting], self._killed()))
+        self.store.killed = True
+        self.store.waiting.clear()
+
+    @property
+    @abstractmethod
+    def stopping(self) -> bool:
+        """Whether the process is stopping."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the process; it is killed when it has stopped."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start a master or worker."""
+
+    @abstractmethod
+    def _killed(self) -> object:
+        """Remove the objects of the process, and return them."""
+
+    @abstractmethod
+    def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
+        """Record a commit that has reached the disk."""

@@ -1,0 +1,138 @@
+"""The invariants of docs/protocol/invariants.md, checked by objects that see every process.
+
+A :class:`WriterHistory` records what a writer has committed and published.  A :class:`WireCheck` reads the lines of one
+connection.  A :class:`FollowerHistory` records what a follower has durably applied of one writer's stream.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from replication.streams.facts import Fact
+from replication.wire.commands import Ping, Position, Rdata, parse_line
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from replication.streams.interfaces import Page
+    from replication.wire.commands import Command
+    from replication.wire.grammar import InstanceName, StreamName
+    from replication.writer.reservation import FactTransaction
+
+
+class WriterHistory:
+    """One writer's stream: ``committed`` facts, ``open`` IDs, and the largest ``published`` token."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.committed: dict[Token, tuple[str, ...]] = {}
+        self.open: dict[Token, FactTransaction[Any]] = {}
+        self.published = Token(0)
+
+    def commit(self, facts: Iterable[Fact]) -> None:
+        """Record a durable transaction."""
+        for token, texts in facts:
+            assert token not in self.committed, f"{self.name}: {token} is committed twice"
+            assert token > self.published, (
+                f"I5: {self.name}: {token} is committed, but {self.published} was published before"
+            )
+            self.committed[token] = texts
+
+    def publish(self, token: Token) -> None:
+        """Record that everything up to ``token`` was published as complete."""
+        # A stopping master ends a reservation after a time, and refuses later calls of it.
+        unfinished = [each for each, held in self.open.items() if each <= token and held._ended is None]
+        assert not unfinished, f"I5: {self.name}: {token} is published while {unfinished} are open"
+        self.published = max(self.published, token)
+
+    def between(self, after: Token, upto: Token) -> list[Fact]:
+        """Return the facts with rows between ``after`` and ``upto``, which a follower must apply."""
+        return [Fact(each, texts) for each, texts in sorted(self.committed.items()) if texts and after < each <= upto]
+
+    def check_page(self, page: Page, after: Token, upto: Token) -> None:
+        """Check that a page is complete, and has no fact that may still change."""
+        assert page.upto <= upto
+        assert page.upto <= self.published, (
+            f"I5: {self.name}: a page reaches {page.upto}, published is {self.published}"
+        )
+        want = self.between(after, page.upto)
+        assert list(page.facts) == want, f"I1: {self.name}: a page of ({after}, {page.upto}] has {page.facts} of {want}"
+
+
+class WireCheck:
+    """Checks the lines that a writer or a relay sends on one connection; ``histories`` are those of each writer."""
+
+    def __init__(
+        self, histories: Mapping[InstanceName, Mapping[StreamName, WriterHistory]], trace: list[str], where: str
+    ) -> None:
+        self._histories = histories
+        self._trace = trace
+        self._where = where
+        self._rest = b""
+        self._sent: dict[WriterHistory, Token] = {}
+        self._begun: defaultdict[WriterHistory, list[str]] = defaultdict(list)
+        self.lines = 0  # lines that are not PING
+
+    def read(self, data: bytes) -> None:
+        """Check the lines that ``data`` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            command = parse_line(line.decode())
+            if not isinstance(command, Ping):
+                self.lines += 1
+                self._trace.append(f"{self._where} {line[:100].decode()}")
+                self._check(command)
+
+    def _check(self, command: Command) -> None:
+        match command:
+            case Rdata(stream, writer, None, row):
+                self._begun[self._histories[writer][stream]].append(row)
+            case Rdata(stream, writer, token, row):
+                assert token is not None
+                history = self._histories[writer][stream]
+                sent = self._sent.get(history)
+                fact = Fact(token, (*self._begun.pop(history, ()), row))
+                history.publish(token)
+                if sent is None:
+                    sent = Token(token - 1)
+                assert token > sent, f"I7: {stream}: RDATA {token} comes after {sent}"
+                want = history.between(sent, token)
+                assert want == [fact], f"I4, I5, I6: {stream}: after {sent} comes {fact}, committed is {want}"
+                self._sent[history] = token
+            case Position(stream, writer, prev, new):
+                history = self._histories[writer][stream]
+                sent = self._sent.get(history, Token(0))
+                assert not self._begun[history], f"I4: POSITION of {stream} inside a fact"
+                history.publish(new)
+                assert prev <= new, f"POSITION of {stream} runs backwards"
+                assert new >= sent, f"I7: POSITION of {stream} goes back from {sent} to {new}"
+                hidden = history.between(prev, new)
+                assert not hidden, f"I6: POSITION {stream} {prev} {new} covers {hidden}"
+                self._sent[history] = new
+            case _:
+                pass
+
+
+class FollowerHistory:
+    """What a follower has durably applied of one writer's stream: facts, once and in order, and a position."""
+
+    def __init__(self, history: WriterHistory) -> None:
+        self.history = history
+        self.position = Token(0)
+        self.facts: list[Fact] = []
+
+    def move(self, upto: Token, facts: Sequence[Fact]) -> None:
+        """Record a durable transaction that moves the position to ``upto``."""
+        name = self.history.name
+        assert upto > self.position, f"I3: {name}: the position goes from {self.position} to {upto}"
+        assert upto <= self.history.published, f"I5: {name}: {upto} is applied, published is {self.history.published}"
+        want = self.history.between(self.position, upto)
+        assert list(facts) == want, f"I1, I2, I4: {name}: ({self.position}, {upto}] is {list(facts)}, should be {want}"
+        self.position = upto
+        self.facts += facts
+
+    def lacks(self) -> list[Fact]:
+        """Return the published facts that are not applied."""
+        return self.history.between(self.position, self.history.published)

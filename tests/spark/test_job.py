@@ -1,0 +1,90 @@
+"""Tests of the replay on a real Spark: the same files as without it, retries, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+
+from replication.errors import ConfigError, StoreError
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process, start_run
+from replication.spark import job
+from replication.spark.job import do_tasks, replay
+from tests.segments.histories import MASTER, OTHER, fact, write_database
+
+if TYPE_CHECKING:
+    from replication.segments.run import Task
+
+FACTS = [fact(token, *[["row", token, index] for index in range(token % 4 + 1)]) for token in range(2, 400, 2)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in sorted(folder.rglob("*")) if each.is_file()}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    url = write_database(tmp_path / "m.db", {MASTER: FACTS[::2], OTHER: FACTS[1::2]})
+    write_database(tmp_path / "m.db", {MASTER: FACTS[:50]}, stream="caches")
+    return url
+
+
+def test_spark_writes_the_same_files_as_one_process(spark: Any, database: str, tmp_path: Path) -> None:
+    """More ranges than cores; Arrow batches of two rows end inside facts."""
+    here, there = tmp_path / "here", tmp_path / "spark"
+    run_in_process(ReplayRequest(database, str(here), options=SegmentOptions(60)))
+    new = replay(spark, database, str(there), segment_rows=60)
+    assert len(new) > 10
+    assert {each.stream for each in new} == {"orders", "caches"}
+    assert contents(here) == contents(there)
+    assert replay(spark, database, str(there), segment_rows=60) == []
+
+
+def test_a_failed_task_is_retried(spark: Any, database: str, tmp_path: Path) -> None:
+    run_in_process(ReplayRequest(database, str(tmp_path / "here"), options=SegmentOptions(200, "gzip")))
+    with start_run(ReplayRequest(database, str(tmp_path / "out"), options=SegmentOptions(200, "gzip"))) as run:
+        failing = [FailsOnce(task, str(tmp_path / f"failed-{number}")) for number, task in enumerate(run.tasks)]
+        run.finish(do_tasks(spark, failing))  # type: ignore[arg-type]
+    assert len(list(tmp_path.glob("failed-*"))) == len(failing)
+    assert contents(tmp_path / "here") == contents(tmp_path / "out")
+
+
+def test_a_task_that_keeps_failing_is_an_error_of_one_line(spark: Any, database: str, tmp_path: Path) -> None:
+    with start_run(ReplayRequest(database, str(tmp_path / "out"), options=SegmentOptions(40, "gzip"))) as run:
+        (tmp_path / "m.db").unlink()
+        with pytest.raises(StoreError, match=r"^database 'sqlite:.*m\.db': there is no such file$"):
+            do_tasks(spark, run.tasks)
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_a_run_without_tasks_needs_no_spark(database: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    run_in_process(ReplayRequest(database, out, options=SegmentOptions(40)))
+    assert replay(None, database, out) == []
+
+
+def test_a_missing_module_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "NEEDED", ("sys", "no_such_module"))
+    with pytest.raises(ConfigError, match=r"^replay needs no_such_module: pip install 'twisted-replication\[spark\]'"):
+        job.check_installed()
+
+
+class FailsOnce:
+    """A task whose first attempt fails after its segments were written."""
+
+    def __init__(self, task: Task, mark: str) -> None:
+        self.task = task
+        self.mark = mark
+
+    def do(self) -> bytes:
+        receipt = self.task.do()
+        if not Path(self.mark).exists():
+            Path(self.mark).touch()
+            from replication.segments.folders import open_folder
+
+            open_folder(self.task.out).remove(self.task.receipt)
+            raise OSError("the disk is gone for a moment")
+        return receipt

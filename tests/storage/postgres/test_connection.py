@@ -1,0 +1,402 @@
+"""One connection, blocking: transactions of several batches, retries, and errors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import PositionMovedError, SchemaError, StoreError
+from replication.storage.contract import Batch
+from replication.storage.postgres.connection import STEPS, PostgresConnection
+from replication.storage.postgres.generic import GenericTable
+from replication.storage.postgres.holder import Holder
+from replication.storage.postgres.session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.receipts import DELETED_AT_ONCE
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import ISqlExecutor, Receipt, Write
+from replication.wire.grammar import StreamName, Token
+from tests.contract.stream_store import ME, fact, facts, write
+from tests.postgres import PostgresServer
+from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class UsesConnection(HasDatabase):
+    def setUp(self) -> None:
+        self.ending = Event()
+        self.connection = self.make_connection()
+        self.connection.open()
+        self.tables = {
+            name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
+        }
+        for table in self.tables.values():
+            self.connection.declare(table)
+
+    def make_connection(self, url: str = "", *, read_only: bool = False) -> PostgresConnection:
+        session = PostgresSession(Address.parse(url or self.url), self.ending, Holder())
+        self.addCleanup(session.close)
+        return PostgresConnection(session, read_only=read_only)
+
+    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
+        return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0, 0.0)
+
+    def commit_together(self, *batches: Batch) -> Sequence[type[Exception] | None]:
+        outcomes = self.connection.commit_together(batches)
+        return [None if each is None else type(each) for each in outcomes]
+
+    def commit(self, *writes: Write, receipt: Receipt | None = None) -> None:
+        self.assertEqual(self.commit_together(self.batch(*writes, receipt=receipt)), [None])
+
+    def tokens(self) -> list[int]:
+        page = self.connection.page(self.tables["orders"], ME, after=Token(0), upto=Token(999), limit=999)
+        return [each.token for each in page.facts]
+
+
+class GroupTests(UsesConnection, SynchronousTestCase):
+    def test_positions_have_the_sign_of_their_table(self) -> None:
+        self.commit(write(3), write(3, facts(2, 3), stream="down"))
+        self.commit(write(2), write(2, stream="down", expected=3))
+        rows = self.sql("SELECT stream_name, instance_name, stream_id FROM stream_positions")
+        self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
+
+    def test_batches_share_one_transaction(self) -> None:
+        outcomes = self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 12)))
+        self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
+        self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
+        self.assertEqual(self.sql("SELECT count(DISTINCT xmin::text) FROM stream_orders"), [(1,)])
+
+    def test_what_only_adds_takes_three_statements_and_one_trip_however_many_batches(self) -> None:
+        said: list[str] = []
+        driver = self.connection.session.connect()
+        execute, pipeline = driver.execute, driver.pipeline
+
+        def note(sql: str, *args: Any, **options: Any) -> Any:
+            said.append(sql.split(maxsplit=1)[0])
+            return execute(sql, *args, **options)
+
+        @contextmanager
+        def note_trip() -> Iterator[None]:
+            said.append("(")
+            with pipeline():
+                yield
+            said.append(")")
+
+        self.patch(driver, "execute", note)
+        self.patch(driver, "pipeline", note_trip)
+        self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 102)))
+        self.assertEqual(" ".join(said), "( BEGIN INSERT INSERT INSERT COMMIT )")
+
+    def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
+        """The order is kept: each batch expects the position that the good one before it leaves."""
+        for bad in ({0}, {15}, {3, 4, 12}, set(range(16))):
+            self.sql("TRUNCATE stream_orders, stream_positions")
+            commits = self.connection.commits
+            before, batches = 0, []
+            for number in range(16):
+                token = number + 2
+                batches.append(self.batch(write(token, facts(token), expected=999 if number in bad else before)))
+                before = before if number in bad else token
+            outcomes = self.commit_together(*batches)
+            self.assertEqual(outcomes, [PositionMovedError if number in bad else None for number in range(16)])
+            self.assertEqual(self.tokens(), [number + 2 for number in range(16) if number not in bad])
+            self.assertEqual(self.connection.commits - commits, 16 - len(bad))
+
+    def test_a_begin_that_fails_is_tried_once_and_fails_every_batch(self) -> None:
+        """The server is away, so halves would fail too."""
+        self.connection.close()
+        tried: list[int] = []
+
+        def fail() -> None:
+            tried.append(1)
+            raise SessionLostError("the server is away")
+
+        self.patch(self.connection.session, "connect", fail)
+        self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [SessionLostError] * 8)
+        self.assertEqual(len(tried), 2)
+
+    def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
+        for day in range(3):
+            self.connection.commit_together([Batch([], Receipt(f"day {day}", [Token(2)]), day, day - 1)])
+        self.assertEqual(self.sql("SELECT key FROM append_receipts"), [("day 2",)])
+
+    def test_a_commit_deletes_a_limited_number_of_old_receipts_and_that_of_its_key(self) -> None:
+        self.sql(
+            f"INSERT INTO append_receipts SELECT n::text, '[]', n FROM generate_series(1, {DELETED_AT_ONCE + 9}) n"
+        )
+        last = Receipt(f"{DELETED_AT_ONCE + 9}", [Token(2)])
+        self.assertEqual(self.commit_together(Batch([], last, 1e9, 1e6)), [None])
+        self.assertEqual(self.sql("SELECT count(*) FROM append_receipts"), [(9,)])
+        self.assertEqual(self.sql("SELECT tokens FROM append_receipts WHERE written_at = 1e9"), [("[2]",)])
+
+    def test_two_processes_delete_old_receipts_at_the_same_time(self) -> None:
+        """The second does not wait for the first, whose transaction is still open."""
+        self.commit_together(Batch([], Receipt("old", []), 1.0, 0.0))
+        other = self.make_connection()
+        other.session.begin()
+        other._store([Batch([], Receipt("first", []), 3.0, 2.0)])
+        other.session.run("SELECT 1")  # sends the statements
+        self.assertEqual(self.commit_together(Batch([], Receipt("second", []), 3.0, 2.0)), [None])
+        other.session.commit()
+        self.assertEqual(self.sql("SELECT key FROM append_receipts ORDER BY key"), [("first",), ("second",)])
+
+    def test_of_two_first_writes_of_a_position_one_fails(self) -> None:
+        """Two workers found no position; the second waits for the first, and fails."""
+        other = self.make_connection()
+        other.session.begin()
+        other._store([self.batch(write(5, expected=0))])
+        with self.when_waiting_for("transactionid", other.session.commit):
+            self.assertEqual(self.commit_together(self.batch(write(6, facts(6), expected=0))), [PositionMovedError])
+        self.assertEqual(self.tokens(), [])
+
+
+class AgainTests(UsesConnection, SynchronousTestCase):
+    """A commit that fails by a conflict is retried, unless it has statements of the application."""
+
+    def let_fail(self, how: str, *, times: int) -> None:
+        """Let that many inserted rows fail, one after the other."""
+        self.at_each("stream_orders", f"IF nextval('times') <= {times} THEN {how}; END IF;")
+
+    def test_f13_conflicts_of_our_own_commits_are_tried_again(self) -> None:
+        for state in ("40001", "40P01"):
+            self.let_fail(f"RAISE 'in the way' USING ERRCODE = '{state}'", times=3)
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+            self.assertEqual((self.tokens(), self.times()), ([2], 4))
+            self.sql("TRUNCATE stream_orders")
+            self.sql("DROP FUNCTION act CASCADE")
+            self.sql("DROP SEQUENCE times")
+
+    def test_f13_a_conflict_that_does_not_end_is_an_error_with_a_cure(self) -> None:
+        self.let_fail("RAISE 'in the way' USING ERRCODE = '40001'", times=1000)
+        (error,) = self.connection.commit_together([self.batch(write(2, facts(2)))])
+        self.assertIn("in the way; try again", str(error))
+        self.assertEqual(self.times(), 10)
+
+    def test_f13_two_serializable_processes_both_write(self) -> None:
+        self.configure("default_transaction_isolation", "serializable")
+        one, other = self.make_connection(), self.make_connection()
+        other.commit_together([self.batch(write(2))])
+        other.session.begin()
+        other._store([self.batch(write(5, facts(5)))])
+        other.session.run("SELECT")  # says all that
+        with self.when_waiting_for("transactionid", other.session.commit):
+            self.assertEqual(one.commit_together([self.batch(write(6, facts(6)))]), [None])
+        self.assertEqual(self.tokens(), [5, 6])
+
+    def test_f13_a_conflict_after_statements_of_the_application_is_an_error(self) -> None:
+        self.let_fail("RAISE 'in the way' USING ERRCODE = '40001'", times=1)
+        self.connection.run(lambda database: database.execute("CREATE TABLE mine (a integer)"))
+        refused = self.assertRaises(StoreError, self.connection.commit, self.batch(write(2, facts(2))))
+        self.assertIn("in the way", str(refused))
+        self.assertEqual((self.tokens(), self.times()), ([], 1))
+        self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
+
+    def test_f14_a_session_that_ends_in_the_middle_is_made_again_once(self) -> None:
+        self.let_fail("PERFORM pg_terminate_backend(pg_backend_pid())", times=1)
+        self.assertEqual(
+            self.commit_together(self.batch(write(2, facts(2))), self.batch(write(3, facts(3)))), [None] * 2
+        )
+        self.assertEqual(self.tokens(), [2, 3])
+
+    def test_f14_a_session_that_ends_every_time_is_an_error_for_all(self) -> None:
+        """A batch that ends sessions is not tried once for each half."""
+        self.let_fail("PERFORM pg_terminate_backend(pg_backend_pid())", times=1000)
+        batches = [self.batch(write(token, facts(token))) for token in range(2, 10)]
+        self.assertEqual(self.commit_together(*batches), [SessionLostError] * 8)
+        self.assertEqual(self.times(), 2)
+
+    def test_f10_a_commit_that_was_lost_and_undone_is_done_again(self) -> None:
+        self.at_each("stream_orders", "IF nextval('times') = 1 THEN PERFORM pg_sleep(60); END IF;", deferred=True)
+        with self.when_waiting_for("PgSleep", self.end_sessions):
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+        self.assertEqual((self.tokens(), self.times()), ([2], 2))
+
+    def test_f10_a_commit_that_was_lost_and_done_is_not_done_again(self) -> None:
+        self.at_each("stream_orders", "PERFORM nextval('times');")
+        with self.standby_missing(), self.when_waiting_for("SyncRep", self.end_sessions):
+            self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+        self.assertEqual((self.tokens(), self.times()), ([2], 1))
+
+    def test_f10_a_commit_with_an_unknown_outcome_is_not_retried_by_halves(self) -> None:
+        self.at_each("stream_orders", "PERFORM nextval('times');")
+
+        def lost() -> None:
+            self.connection.session.run("SELECT")
+            raise OutcomeUnknownError("nobody knows")
+
+        self.patch(self.connection.session, "commit", lost)
+        batches = [self.batch(write(token, facts(token))) for token in (2, 3)]
+        self.assertEqual(self.commit_together(*batches), [OutcomeUnknownError] * 2)
+        self.assertEqual(self.times(), 2)
+
+    def test_f14_a_statement_that_takes_too_long_fails_alone(self) -> None:
+        self.configure("statement_timeout", "2s")
+        self.connection.close()
+        self.at_each("stream_orders", "IF NEW.stream_id = 3 THEN PERFORM pg_sleep(60); END IF;")
+        good, bad = None, StoreError
+        self.assertEqual(
+            self.commit_together(*(self.batch(write(token, facts(token))) for token in (2, 3, 4))), [good, bad, good]
+        )
+        self.assertEqual(self.tokens(), [2, 4])
+
+    def test_f14_a_server_that_takes_no_writes_is_named_and_works_again_afterwards(self) -> None:
+        self.commit(write(2, facts(2)))
+        self.configure("default_transaction_read_only", "on")
+        self.connection.close()
+        (refused,) = self.connection.commit_together([self.batch(write(3, facts(3)))])
+        for error in (refused, self.assertRaises(StoreError, self.connection.check)):
+            self.assertIn("name the primary", str(error))
+        self.assertEqual(self.tokens(), [2], "reading goes on")
+        self.configure("default_transaction_read_only", "off")
+        self.connection.close()
+        self.connection.check()
+        self.commit(write(3, facts(3)))
+        self.assertEqual(self.tokens(), [2, 3])
+
+
+class ReadTests(UsesConnection, SynchronousTestCase):
+    def test_what_a_function_reads_is_of_one_moment(self) -> None:
+        def count_twice(database: ISqlExecutor) -> tuple[object, object]:
+            before = database.execute("SELECT count(*) FROM stream_orders")
+            self.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '1')")
+            return before, database.execute("SELECT count(*) FROM stream_orders")
+
+        self.assertEqual(self.connection.read(count_twice), ([(0,)], [(0,)]))
+        self.assertEqual(self.tokens(), [2])
+
+    def test_what_a_function_writes_while_it_reads_is_refused(self) -> None:
+        said = self.assertRaises(StoreError, self.connection.read, lambda it: it.execute("CREATE TABLE mine ()"))
+        self.assertIn("read-only", str(said))
+        self.assertEqual(self.connection.read(lambda it: it.dialect), "postgresql")
+
+    def test_the_plans_of_pages_are_not_those_of_a_function(self) -> None:
+        self.sql("SELECT 1")
+        self.connection.session.run("SET enable_seqscan = off")
+        shown = self.connection.read(lambda it: it.execute("SHOW enable_seqscan"))
+        self.assertEqual((shown, self.connection.session.run("SHOW enable_seqscan")), ([("on",)], [("off",)]))
+
+
+class OpenTests(HasDatabase, SynchronousTestCase):
+    """Databases that do not fit."""
+
+    def setUp(self) -> None:
+        self.ending = Event()
+
+    def open(self, *, read_only: bool = False, user: str = "postgres") -> list[str]:
+        session = PostgresSession(Address.parse(self.server.url(self.database, user)), self.ending, Holder())
+        self.addCleanup(session.close)
+        return PostgresConnection(session, read_only=read_only).open()
+
+    def refusal(self, **options: bool) -> str:
+        said = str(self.assertRaises(SchemaError, self.open, **options))
+        self.assertIn(f"/{self.database}", said)
+        return said
+
+    def test_a_server_without_fsync_is_warned_of(self) -> None:
+        (warning,) = self.open()
+        self.assertIn("fsync is off", warning)
+
+    def test_tables_of_a_newer_version_are_left_alone(self) -> None:
+        self.open()
+        self.sql("UPDATE replication_schema SET version = 99")
+        for read_only in (False, True):
+            self.assertIn("version 99", self.refusal(read_only=read_only))
+        self.assertEqual(self.sql("SELECT version FROM replication_schema"), [(99,)])
+
+    def test_tables_of_an_older_version_are_upgraded_by_a_connection_that_writes(self) -> None:
+        self.sql("CREATE TABLE replication_schema (version integer NOT NULL)")
+        self.assertIn("let this version's daemon open it once", self.refusal(read_only=True))
+        self.open()
+        self.assertEqual(self.sql("SELECT version FROM replication_schema"), [(len(STEPS),)])
+
+    def test_a_database_of_another_program_is_left_alone(self) -> None:
+        self.assertIn('"replication_schema" does not exist', self.refusal(read_only=True))
+        self.sql("CREATE TABLE stream_positions (stream_name text)")
+        self.assertIn('column "instance_name" of relation "stream_positions" does not exist', self.refusal())
+        self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
+
+    def test_a_user_without_create_uses_existing_tables(self) -> None:
+        self.server.sql("CREATE ROLE humble LOGIN")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE humble"))
+        self.addCleanup(lambda: self.sql("DROP OWNED BY humble"))
+        self.assertIn("GRANT it to this user", str(self.assertRaises(StoreError, self.open, user="humble")))
+        self.open()
+        self.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO humble")
+        self.open(user="humble")
+
+    def test_several_processes_may_open_a_new_database_at_once(self) -> None:
+        first = PostgresSession(Address.parse(self.url), self.ending, Holder())
+        self.addCleanup(first.close)
+        with PostgresConnection(first, read_only=False).exclusive():
+            with self.when_waiting_for("advisory", lambda: first.run("COMMIT")):
+                self.open()
+            first.run("BEGIN")
+
+
+class DeclareTests(UsesConnection, SynchronousTestCase):
+    def test_a_stream_that_cannot_be_declared_leaves_no_transaction_open(self) -> None:
+        self.sql("CREATE TABLE stream_mine (stream_id bigint)")
+        said = self.assertRaises(SchemaError, self.connection.declare, GenericTable(StreamDefinition("mine")))
+        self.assertIn(repr(self.connection.session.address.name), str(said))
+        self.commit(write(2, [fact(2)]))
+        self.assertEqual(self.tokens(), [2])
+
+    def test_a_read_only_connection_creates_nothing(self) -> None:
+        reader = self.make_connection(read_only=True)
+        reader.declare(self.tables["orders"])
+        said = self.assertRaises(SchemaError, reader.declare, GenericTable(StreamDefinition("others")))
+        self.assertIn("no table 'stream_others'", str(said))
+        reader.check()
+
+    def test_positions_that_another_program_stores_under_its_own_name_are_read(self) -> None:
+        self.sql("INSERT INTO stream_positions VALUES ('theirs', 'one', 7), ('orders', 'two', 9)")
+        reader = self.make_connection(read_only=True)
+        for name, positions in (("theirs", {"one": 7}), ("", {}), (None, {"two": 9})):
+            table = GenericTable(StreamDefinition("orders", position_name=name))
+            self.assertEqual(reader.positions(table), positions)
+
+    def test_a_foreign_database_without_our_tables_is_opened_for_reading_only(self) -> None:
+        self.sql("DROP TABLE replication_schema")
+        session = PostgresSession(Address.parse(self.url), self.ending, Holder())
+        self.addCleanup(session.close)
+        with self.assertRaises(SchemaError):
+            PostgresConnection(session, read_only=True).open()
+        PostgresConnection(session, read_only=True, foreign=True).open()
+        self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
+
+
+def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
+    """It replays commits in their order, which is not that of the IDs; below a stored position nothing is missing."""
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby:
+        table = GenericTable(StreamDefinition("orders"))
+        writing = PostgresConnection(PostgresSession(Address.parse(primary.url()), Event(), Holder()), read_only=False)
+        writing.open()
+        writing.declare(table)
+        reading = PostgresConnection(
+            PostgresSession(Address.parse(standby.url(), read_only=True), Event(), Holder()), read_only=True
+        )
+
+        def replayed() -> bool:
+            ((there,),) = primary.sql("SELECT pg_current_wal_flush_lsn()::text")
+            return bool(standby.sql("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", there) == [(True,)])
+
+        def page() -> tuple[list[int], int, bool]:
+            page = reading.page(table, ME, after=Token(1), upto=Token(3), limit=5)
+            return [each.token for each in page.facts], page.upto, page.limited
+
+        primary.sql("INSERT INTO stream_orders VALUES (3, 0, 'master', '3')")  # and 2 is in progress
+        until(replayed, "the standby has it")
+        assert page() == ([], 1, True)
+        assert reading.positions(table) == {}
+        primary.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '2')")
+        writing.commit_together([Batch([(table, Write(StreamName("orders"), ME, Token(3)))], None, 0.0, 0.0)])
+        until(replayed, "the standby has all")
+        assert page() == ([2, 3], 3, False)
+        assert reading.positions(table) == {ME: 3}
+        for each in (reading, writing):
+            each.close()

@@ -1,0 +1,58 @@
+"""Joined streams on PostgreSQL, through a store."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import SchemaError
+from replication.storage.postgres.joined import JoinedTable
+from replication.streams.definitions import StreamDefinition
+from replication.wire.grammar import Token
+from tests.contract.joined import PETS, JoinedContract
+from tests.contract.stream_store import ME, fact
+from tests.storage.on_postgres import OnPostgres
+
+
+class JoinedTests(OnPostgres, JoinedContract, SynchronousTestCase):
+    """The contract on PostgreSQL."""
+
+    DIALECT = "postgresql"
+    MARK = "%s"
+
+    def sql(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+        return OnPostgres.sql(self, sql.replace("?", "%s"), *parameters)
+
+    def test_an_expression_is_in_a_row_what_a_column_of_its_type_is(self) -> None:
+        row = ["ARRAY['a', NULL]", "'{\"b\": 1}'::jsonb", "'[1.50]'::json", "date '2026-11-20'", "1.50", "(true)"]
+        self.map_pets(self.source(row=row), row=[f"c{place}" for place in range(len(row))])
+        self.add("cats", (2, "a"))
+        self.assertEqual(self.told(), [fact(2, '[["a",null],{"b":1},[1.5],"2026-11-20","1.50",true]')])
+
+    def test_a_view_is_refused_because_its_rows_lie_nowhere(self) -> None:
+        self.sql("CREATE VIEW birds AS SELECT * FROM cats")
+        self.assertIn("a view or the like", self.refusal(self.source("birds")))
+
+    def test_an_id_that_is_no_integer_is_refused(self) -> None:
+        self.assertIn("'name' is not an integer", self.refusal(self.source(id_column="name")))
+
+    def test_ids_come_from_the_sequence_that_is_named_and_go_on_after_the_newest_fact(self) -> None:
+        self.sql("CREATE SEQUENCE pet_ids")
+        self.add("cats", (7, "a"))
+        self.map_pets(sequence="pet_ids")
+        sequence = self.store.sequence(PETS)
+        assert sequence is not None
+        self.assertEqual(self.wait(sequence.allocate(2)), [8, 9])
+        self.assertEqual(self.sql("SELECT last_value FROM pet_ids"), [(9,)])
+
+    def test_a_sequence_that_is_something_else_is_refused(self) -> None:
+        with self.assertRaises(SchemaError):
+            self.map_pets(sequence="cats")
+
+    def test_each_table_is_sought_by_its_own_index(self) -> None:
+        joins = "LEFT JOIN owners ON owners.id = source.owner"
+        table = JoinedTable(StreamDefinition(PETS, row=["n"], tables=[self.source(joins=joins)]))
+        self.sql("INSERT INTO cats SELECT n, NULL, 'x', n FROM generate_series(1, 5000) AS n")
+        self.sql("ANALYZE")
+        (part,) = table.queries
+        plan = self.sql(f"EXPLAIN {part.page}", *part.parameters(ME, Token(9), Token(4000), 9))
+        self.assertTrue(any("Index Scan using cats_id" in str(step) for (step,) in plan), plan)

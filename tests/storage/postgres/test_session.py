@@ -1,0 +1,417 @@
+"""One session: its errors, how it connects again, and the outcome of a COMMIT during which it was lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from threading import Event
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg import errors
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import ConfigError, StoreError
+from replication.storage.postgres import session as postgres_session
+from replication.storage.postgres.holder import MARKS, Holder
+from replication.storage.postgres.session import (
+    CURES,
+    Address,
+    OutcomeUnknownError,
+    PostgresSession,
+    SessionLostError,
+)
+from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://me@here:5433/shop", "postgresql://me@here:5433/shop"),
+        ("postgresql://me:hunter2@here/shop", "postgresql://me@here/shop"),
+        ("postgresql://me@here/shop?password=hunter2&sslmode=require", "postgresql://me@here/shop"),
+        ("postgresql://me:x?hunter2=1@here/shop", "postgresql://me@here/shop"),
+        ("postgresql:///shop?host=/run/postgresql", "postgresql:///run/postgresql/shop"),
+        ("postgresql://one:1,two:2/shop", "postgresql://one,two:1,2/shop"),
+        ("postgresql://", "postgresql:///"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
+    address = Address.parse(url)
+    assert address.name == name
+    assert "hunter2" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:hunter2%zz@here/shop", "postgresql://me@here/shop"),
+        ("postgresql://me:hunter2@@here@there/shop", "postgresql://…@there/shop"),
+        ("postgresql://me:hunter2/shop", "postgresql://…"),
+        ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
+        ("postgresql://me@here/shop?hunter2=1", "postgresql://me@here/shop?…"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_what_may_be_its_password(url: str, shown: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Address.parse(url)
+    assert repr(shown) in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value)).replace(url, "")
+
+
+def test_a_writer_connects_to_the_primary_of_several_hosts() -> None:
+    """A standby may not have replayed a commit yet, and would report it as rolled back."""
+    several, one = "postgresql://a:1,b:2/shop", "postgresql://a/shop"
+    assert "target_session_attrs=primary" in Address.parse(several).conninfo
+    assert "target_session_attrs" not in Address.parse(several, read_only=True).conninfo
+    assert "target_session_attrs" not in Address.parse(one).conninfo
+    assert "=any" in Address.parse(f"{several}?target_session_attrs=any").conninfo
+
+
+def test_an_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        Address.parse("postgresql://here/shop?nonsense=1")
+
+
+def test_every_cure_belongs_to_an_sqlstate() -> None:
+    for start in CURES:
+        assert [each for each in errors._sqlcodes if each.startswith(start)], start
+
+
+class UsesSession(HasDatabase):
+    def setUp(self) -> None:
+        self.ending = Event()
+        self.session = self.make_session()
+
+    def make_session(self, url: str = "", **settings: str) -> PostgresSession:
+        session = PostgresSession(Address.parse(url or self.url), self.ending, Holder(), settings)
+        self.addCleanup(session.close)
+        return session
+
+    def refusal(self, ask: Callable[[], object], kind: type[StoreError] = StoreError) -> str:
+        """Return what an error says about this database."""
+        said = str(self.assertRaises(kind, ask))
+        self.assertIn(repr(self.session.address.name), said)
+        return said
+
+
+class SessionTests(UsesSession, SynchronousTestCase):
+    def test_a_statement_returns_its_rows_and_is_committed_by_itself(self) -> None:
+        self.assertEqual(self.session.run("CREATE TABLE mine (a integer)"), [])
+        self.assertEqual(self.session.run("INSERT INTO mine VALUES (%s) RETURNING a", (7,)), [(7,)])
+        self.assertEqual(self.sql("SELECT a FROM mine"), [(7,)])
+
+    def test_a_percent_sign_stands_for_itself_where_there_are_no_parameters(self) -> None:
+        self.assertEqual(self.session.execute("SELECT 'x' LIKE '%'"), [(True,)])
+        self.assertEqual(self.session.execute("SELECT %s::text LIKE '%%'", ("x",)), [(True,)])
+
+    def test_two_statements_in_one_are_refused_and_neither_is_done(self) -> None:
+        self.session.begin()
+        said = self.refusal(lambda: self.session.execute("CREATE TABLE mine (a integer); COMMIT"))
+        self.assertIn("multiple commands", said)
+        self.session.rollback()
+        self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
+
+    def test_an_error_has_its_cure(self) -> None:
+        self.assertIn('relation "nowhere" does not exist', self.refusal(lambda: self.session.run("TABLE nowhere")))
+        self.configure("statement_timeout", "1s")
+        slow = self.make_session()
+        self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
+        self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
+
+    def test_a_value_that_cannot_be_sent_is_an_error_of_the_store(self) -> None:
+        for value in ("\ud800", "nul \x00", {1, 2}, object()):
+            self.refusal(lambda value=value: self.session.run("SELECT %s::text", (value,)))  # type: ignore[misc]
+
+    def test_a_commit_is_durable_when_it_returns_whatever_is_configured(self) -> None:
+        for configured, used in (("off", "on"), ("remote_write", "remote_write")):
+            self.configure("synchronous_commit", configured)
+            self.assertEqual(self.make_session().run("SHOW synchronous_commit"), [(used,)])
+
+    def test_a_session_has_settings_of_its_own(self) -> None:
+        self.assertEqual(self.make_session(work_mem="64kB").run("SHOW work_mem"), [("64kB",)])
+        said = self.refusal(lambda: self.make_session(work_memory="64kB").run("SELECT 1"))
+        self.assertIn("work_memory", said)
+
+    def test_a_session_names_its_process(self) -> None:
+        self.assertEqual(
+            self.session.run("SHOW application_name"), [(f"replication {socket.gethostname()}:{os.getpid()}"[:63],)]
+        )
+
+    def test_a_server_that_is_too_old_is_refused(self) -> None:
+        self.patch(postgres_session, "OLDEST", 99)
+        self.assertIn("use 99 or newer", self.refusal(self.session.connect))
+
+    def test_a_session_that_only_reads_holds_no_lock_and_bounds_its_statements(self) -> None:
+        """The database may be that of another program, whose administrator has set other limits."""
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        for found, expected in (("0", "30s"), ("2min", "2min")):
+            self.configure("statement_timeout", found)
+            self.configure("idle_session_timeout", "1h")
+            session = self.make_session(default_transaction_read_only="on")
+            self.assertEqual(session.ask(locks), [(0,)])
+            self.assertEqual(session.ask("SHOW statement_timeout"), [(expected,)])
+            self.assertEqual(session.ask("SHOW idle_session_timeout"), [("1h",)])
+            with self.assertRaisesRegex(StoreError, "read-only transaction"):
+                session.run("CREATE TABLE mine (n int)")
+
+
+class ConnectTests(UsesSession, SynchronousTestCase):
+    """Every error about an address has a cure, and no password."""
+
+    def connect_error(self, url: str) -> str:
+        session = self.make_session(url)
+        said = str(self.assertRaises(SessionLostError, session.connect))
+        self.assertIn(repr(session.address.name), said)
+        self.assertNotIn("hunter2", said)
+        return said
+
+    def test_a_server_that_has_answered_before_is_lost_for_now_and_others_may_never_answer(self) -> None:
+        nowhere = self.make_session("postgresql://127.0.0.1:1/x")
+        self.assertFalse(self.assertRaises(SessionLostError, nowhere.connect).temporary)
+        nowhere.holder.connected = True
+        self.assertTrue(self.assertRaises(SessionLostError, nowhere.connect).temporary)
+        self.session.run("SET statement_timeout = '10ms'")
+        self.assertTrue(self.assertRaises(StoreError, self.session.run, "SELECT pg_sleep(10)").temporary)
+        self.assertFalse(self.assertRaises(StoreError, self.session.run, "SELECT nothing").temporary)
+
+    def test_a_wrong_password_is_named_not_quoted(self) -> None:
+        self.server.sql("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE locked"))
+        here = f"127.0.0.1:{self.server.port}/{self.database}"
+        self.assertIn("in PGPASSWORD or in ~/.pgpass", self.connect_error(f"postgresql://locked:hunter2@{here}"))
+        self.assertIn("in PGPASSWORD or in ~/.pgpass", self.connect_error(f"postgresql://locked@{here}"))
+        self.make_session(f"postgresql://locked:right@{here}").connect()
+
+    def test_a_password_in_the_servers_message_is_left_out(self) -> None:
+        said = self.connect_error(f"postgresql://nobody:exist@127.0.0.1:{self.server.port}/{self.database}")
+        self.assertIn('role "nobody" does not …', said)
+
+    def test_a_database_or_a_server_that_is_not_there_is_named(self) -> None:
+        self.assertIn("create it with createdb", self.connect_error(self.server.url("nowhere")))
+        self.assertIn("start the server", self.connect_error("postgresql://me:hunter2@127.0.0.1:1/x"))
+        self.assertIn("start the server", self.connect_error("postgresql:///x?host=/nowhere&password=hunter2"))
+
+    def test_a_full_server_is_named(self) -> None:
+        self.server.sql("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+        self.addCleanup(lambda: self.server.sql("DROP ROLE crowded"))
+        self.assertIn("too many connections", self.connect_error(self.server.url(self.database, "crowded")))
+
+    def test_a_socket_of_this_machine_will_do(self) -> None:
+        url = f"postgresql://postgres@/{self.database}?host={self.server.folder}&port={self.server.port}"
+        session = self.make_session(url, tcp_keepalives_idle="15")
+        self.assertEqual(session.run("SELECT inet_client_addr()"), [(None,)])
+
+
+class LossTests(UsesSession, SynchronousTestCase):
+    """After a session was lost, the next statement outside a transaction connects again."""
+
+    def test_a_lost_session_is_an_error_once(self) -> None:
+        self.session.run("SELECT 1")
+        self.end_sessions()
+        self.refusal(lambda: self.session.run("SELECT 1"), SessionLostError)
+        self.assertEqual((self.session.run("SELECT 1"), self.session.number), ([(1,)], 2))
+
+    def test_a_statement_that_may_run_twice_runs_again(self) -> None:
+        self.session.ask("SELECT 1")
+        self.end_sessions()
+        self.assertEqual((self.session.ask("SELECT 1"), self.session.number), ([(1,)], 2))
+        self.end_sessions()
+        self.session.begin()
+        self.assertEqual(self.session.run("SELECT 1"), [(1,)])
+        self.session.rollback()
+
+    def test_a_server_that_is_away_is_asked_once_and_found_again(self) -> None:
+        self.session.run("SELECT 1")
+        self.server.stop()
+        try:
+            for _ in range(2):
+                self.refusal(lambda: self.session.ask("SELECT 1"), SessionLostError)
+        finally:
+            self.server.start()
+        self.assertEqual(self.session.ask("SELECT 1"), [(1,)])
+
+    def test_a_transaction_whose_session_was_lost_does_not_go_on_in_another_one(self) -> None:
+        self.session.run("CREATE TABLE mine (a integer)")
+        for last in (self.session.commit, lambda: self.session.run("INSERT INTO mine VALUES (2)")):
+            self.session.begin()
+            self.session.run("INSERT INTO mine VALUES (1)")
+            self.end_sessions()
+            self.refusal(lambda: self.session.run("INSERT INTO mine VALUES (2)"), SessionLostError)
+            self.assertIn("undone", self.refusal(last))
+            self.session.rollback()
+        self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(0,)])
+
+    def test_after_an_error_a_transaction_can_only_be_undone(self) -> None:
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+        self.refusal(lambda: self.session.run("TABLE nowhere"))
+        self.assertIn("undone", self.refusal(self.session.commit))
+        self.session.rollback()
+        self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(0,)])
+
+    def test_a_session_that_cannot_even_undo_is_ended(self) -> None:
+        self.session.begin()
+        self.session.connect().pgconn.send_query(b"COPY (SELECT 1) TO STDOUT")
+        self.session.rollback()
+        self.assertEqual((self.session.run("SELECT 1"), self.session.number), ([(1,)], 2))
+
+    def test_what_failed_in_one_trip_is_not_taken_for_prepared(self) -> None:
+        """The driver prepares a statement at its sixth use; the server may have skipped it after an error."""
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.sql(MARKS)
+        for number in range(20):
+            self.session.begin()
+            self.session.add("INSERT INTO mine VALUES (1 / %s)", (int(number > 9),))
+            self.session.add("INSERT INTO mine VALUES (%s)", (2,))
+            if number > 9:
+                self.session.commit()
+                continue
+            self.assertIn("division by zero", self.refusal(self.session.commit))
+            self.session.rollback()
+        self.assertEqual(self.session.run("SELECT sum(a), count(*) FROM mine"), [(30, 20)])
+
+    def test_questions_of_one_trip_that_fail_can_be_asked_again(self) -> None:
+        ask = ("SELECT 1 / a FROM mine", ()), ("SELECT count(*) FROM mine", ())
+        self.session.run("CREATE TABLE mine (a integer)")
+        self.session.run("INSERT INTO mine VALUES (0)")
+        for _ in range(10):
+            self.assertIn("division by zero", self.refusal(lambda: self.session.run_in_turn(*ask)))
+        self.session.run("UPDATE mine SET a = 1")
+        self.assertEqual(self.session.run_in_turn(*ask), [[(1,)], [(1,)]])
+
+    def test_each_question_of_a_trip_has_a_snapshot_of_its_own(self) -> None:
+        """The horizon needs this: transactions in progress are read after the sequence."""
+        self.session.run("CREATE TABLE mine (a integer)")
+        with psycopg.connect(self.url, autocommit=True) as other:
+            other.execute("SELECT pg_advisory_lock(7)")
+
+            def write_and_let_go() -> None:
+                other.execute("INSERT INTO mine VALUES (1)")
+                other.execute("SELECT pg_advisory_unlock(7)")
+
+            with self.when_waiting_for("advisory", write_and_let_go):
+                _, ((count,),) = self.session.run_in_turn(
+                    ("SELECT pg_advisory_lock(7)", ()), ("SELECT count(*) FROM mine", ())
+                )
+        self.assertEqual(count, 1)
+
+    def test_what_was_never_begun_is_not_committed(self) -> None:
+        self.assertIn("undone", self.refusal(self.session.commit))
+
+
+class OutcomeTests(UsesSession, SynchronousTestCase):
+    """The session is lost at COMMIT, and the server has the outcome of the transaction."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sql("CREATE TABLE mine (a integer)")
+        self.sql(MARKS)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+
+    def committed(self) -> int:
+        ((count,),) = self.sql("SELECT count(*) FROM mine")
+        return int(count)
+
+    def wait_at_commit(self) -> None:
+        """Let COMMIT wait before it takes effect."""
+        self.session.rollback()
+        self.at_each("mine", "PERFORM pg_sleep(60);", deferred=True)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+
+    def test_f10_killed_before_it_was_committed(self) -> None:
+        self.wait_at_commit()
+        with self.when_waiting_for("PgSleep", self.end_sessions):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_the_mark_of_an_earlier_commit_is_not_that_of_this_one(self) -> None:
+        self.session.commit()
+        self.wait_at_commit()
+        with self.when_waiting_for("PgSleep", self.end_sessions):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 1)
+
+    def test_f10_killed_after_it_was_committed(self) -> None:
+        with self.standby_missing(), self.when_waiting_for("SyncRep", self.end_sessions):
+            self.session.commit()
+        self.assertEqual(self.committed(), 1)
+        self.assertEqual((self.session.begun, self.session.run("SELECT 1")), (False, [(1,)]))
+
+    def test_f10_the_server_crashes_before_it_was_committed(self) -> None:
+        self.wait_at_commit()
+        with self.when_waiting_for("PgSleep", lambda: self.server.restart("immediate")):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_the_server_crashes_after_it_was_committed(self) -> None:
+        with self.standby_missing(), self.when_waiting_for("SyncRep", lambda: self.server.restart("immediate")):
+            self.session.commit()
+        self.assertEqual(self.committed(), 1)
+
+    def test_f10_the_network_fails_and_the_server_does_not_notice(self) -> None:
+        """Otherwise the transaction would stay open, with its locks, until the server notices the loss."""
+        self.wait_at_commit()
+        wire = socket.socket(fileno=os.dup(self.session.connect().fileno()))
+        self.addCleanup(wire.close)
+        with self.when_waiting_for("PgSleep", lambda: wire.shutdown(socket.SHUT_RDWR)):
+            self.assertIn("nothing was committed", self.refusal(self.session.commit, SessionLostError))
+        self.assertEqual(self.committed(), 0)
+
+    def test_f10_a_process_that_ends_does_not_wait_for_a_server_that_is_away(self) -> None:
+        self.wait_at_commit()
+        self.ending.set()
+        try:
+            with self.when_waiting_for("PgSleep", lambda: self.server.stop("immediate")):
+                said = self.refusal(self.session.commit, OutcomeUnknownError)
+        finally:
+            self.server.start()
+        self.assertIn("the outcome of this commit is unknown", said)
+
+    def test_f10_a_standby_without_the_commit_is_the_primary_now(self) -> None:
+        """Its database is older than the commit."""
+        self.session.commit()
+        self.sql("UPDATE commit_marks SET mark = mark - 1")
+        self.assertFalse(self.session._was_committed((0, "")))
+        self.sql("DELETE FROM commit_marks")
+        self.assertFalse(self.session._was_committed((0, "")))
+
+    def test_f10_another_transaction_has_its_number_after_a_crash(self) -> None:
+        """After a crash PostgreSQL assigns transaction IDs again that it had not logged."""
+        self.wait_at_commit()
+        ((number,),) = self.session.run("SELECT pg_current_xact_id()::text")
+
+        def crash_and_use_numbers() -> None:
+            self.server.restart("immediate")
+            until(lambda: int(self.sql("SELECT pg_current_xact_id()::text")[0][0]) >= int(number), "it is used")
+
+        with self.when_waiting_for("PgSleep", crash_and_use_numbers):
+            self.refusal(self.session.commit, SessionLostError)
+        ((status,),) = self.sql("SELECT pg_xact_status(%s::text::xid8)", number)
+        self.assertIn(status, ("committed", "aborted"))
+
+    def test_a_transaction_that_wrote_nothing_has_nothing_to_lose(self) -> None:
+        self.session.rollback()
+        self.session.begin()
+        self.session.run("SELECT 1")
+        self.session.commit()
+        self.assertEqual(self.committed(), 0)
+
+    def test_a_commit_that_the_server_refuses_is_undone(self) -> None:
+        self.session.rollback()
+        self.at_each("mine", "RAISE 'not on my watch';", deferred=True)
+        self.session.begin()
+        self.session.run("INSERT INTO mine VALUES (1)")
+        self.assertIn("not on my watch", self.refusal(self.session.commit))
+        self.session.rollback()
+        self.assertEqual(self.committed(), 0)

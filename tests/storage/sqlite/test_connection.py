@@ -1,0 +1,125 @@
+"""One connection, blocking: transactions of several batches, and what the database refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import PositionMovedError, StoreError
+from replication.storage.contract import Batch
+from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.sqlite.connection import SqliteConnection
+from replication.storage.sqlite.generic import GenericTable
+from replication.storage.sqlite.mapped import MappedTable
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import Receipt, Write
+from replication.wire.grammar import Token
+from tests.contract.stream_store import ME, fact, facts, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.storage.sqlite.generic import Table
+
+
+class ConnectionTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.connection = SqliteConnection(":memory:", read_only=False, busy_timeout=0.0)
+        self.connection.open()
+        self.addCleanup(self.connection.close)
+        self.tables: dict[str, Table] = {
+            name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
+        }
+        for table in self.tables.values():
+            self.connection.declare(table)
+
+    def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
+        return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0, 0.0)
+
+    def commit_together(self, *batches: Batch) -> Sequence[type[Exception] | None]:
+        outcomes = self.connection.commit_together(batches)
+        return [None if each is None else type(each) for each in outcomes]
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return self.connection.run(lambda database: database.execute(sql, parameters))
+
+    def tokens(self) -> list[int]:
+        page = self.connection.page(self.tables["orders"], ME, after=Token(0), upto=Token(999), limit=999)
+        return [each.token for each in page.facts]
+
+    def test_positions_have_the_sign_of_their_table(self) -> None:
+        self.connection.commit(self.batch(write(3), write(3, facts(2, 3), stream="down")))
+        self.connection.commit(self.batch(write(2), write(2, stream="down", expected=3)))
+        rows = self.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
+        self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
+
+    def test_batches_share_one_transaction(self) -> None:
+        outcomes = self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 12)))
+        self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
+        self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
+
+    def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
+        """The order is kept: each batch expects the position that the good one before it leaves."""
+        for bad in ({0}, {15}, {7, 8}, {3, 4, 12}, set(range(16))):
+            self.setUp()
+            before, batches = 0, []
+            for number in range(16):
+                token = number + 2
+                batches.append(self.batch(write(token, facts(token), expected=999 if number in bad else before)))
+                before = before if number in bad else token
+            outcomes = self.commit_together(*batches)
+            self.assertEqual(outcomes, [PositionMovedError if number in bad else None for number in range(16)])
+            self.assertEqual(self.tokens(), [number + 2 for number in range(16) if number not in bad])
+            self.assertEqual(self.connection.commits, 16 - len(bad))
+
+    def test_a_begin_that_fails_is_tried_once_and_fails_every_batch(self) -> None:
+        """Another process has the lock, so halves would wait for it too."""
+        self.connection.session.run("BEGIN")
+        asked: list[str] = []
+        self.connection.session.database.set_trace_callback(asked.append)
+        self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [StoreError] * 8)
+        self.assertEqual(len([each for each in asked if each.startswith("BEGIN")]), 1)
+
+    def test_after_a_commit_that_failed_nothing_is_tried_again(self) -> None:
+        """Its outcome is unknown: a second attempt could store it twice."""
+        self.connection.session.run("PRAGMA foreign_keys = ON")
+        self.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        parent = "parent REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"  # looked at by COMMIT
+        self.execute(f"CREATE TABLE children (id INTEGER PRIMARY KEY, {parent})")
+        self.connection.commit(self.batch())
+        children = StreamDefinition("children", table="children", id_column="id", row=["parent"])
+        self.tables["children"] = MappedTable(children)
+        orphan = self.batch(write(2, [fact(2, "[77]")], stream="children"))
+        self.assertEqual(self.commit_together(self.batch(write(2, facts(2))), orphan), [StoreError] * 2)
+        self.assertEqual((self.tokens(), self.connection.commits), ([], 1))
+        self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+
+    def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
+        for day in range(3):
+            self.connection.commit(Batch([], Receipt(f"day {day}", [Token(2)]), day, day - 1))
+        self.assertEqual(self.execute("SELECT key FROM append_receipts"), [("day 2",)])
+
+    def test_a_commit_deletes_a_limited_number_of_old_receipts_and_that_of_its_key(self) -> None:
+        old = [(f"{n}", n) for n in range(DELETED_AT_ONCE + 9)]
+        self.connection.session.database.executemany("INSERT INTO append_receipts VALUES (?, '[]', ?)", old)
+        last, _ = old[-1]
+        self.connection.commit(Batch([], Receipt(last, [Token(2)]), 1e9, 1e6))
+        self.assertEqual(self.execute("SELECT count(*) FROM append_receipts"), [(9,)])
+        self.assertEqual(self.execute("SELECT tokens FROM append_receipts WHERE written_at = 1e9"), [("[2]",)])
+
+    def test_a_value_that_cannot_be_stored_is_an_error_that_names_the_database(self) -> None:
+        for value in ([1], 2**63, "\ud800"):
+            said = str(self.assertRaises(StoreError, self.execute, "SELECT ?", (value,)))
+            self.assertTrue(said.startswith("database ':memory:': "), said)
+
+    def test_a_database_that_cannot_have_a_wal_is_refused(self) -> None:
+        """As on some network file systems; an unnamed database is of that kind too."""
+        connection = SqliteConnection("", read_only=False, busy_timeout=0.0)
+        self.addCleanup(connection.close)
+        self.assertIn("cannot have a WAL", str(self.assertRaises(StoreError, connection.open)))
+
+    def test_a_closed_connection_is_an_error_and_may_be_closed_twice(self) -> None:
+        self.connection.close()
+        self.connection.close()
+        self.assertIn("is not open", str(self.assertRaises(StoreError, self.connection.find_receipt, "k", 0.0)))

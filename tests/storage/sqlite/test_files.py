@@ -1,0 +1,132 @@
+"""No commit into a file that was exchanged, unlinked or truncated is acknowledged."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import StoreError
+from replication.storage.sqlite.store import SqliteStore
+from tests.contract.stream_store import UsesStore, facts, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replication.storage.receipts import ReceiptClock
+
+ORDERS = "orders"
+
+
+def halve(path: Path) -> None:
+    """Leave half of a file."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def exchange(path: Path) -> None:
+    """Put a copy in the place of a file."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def move(path: Path) -> None:
+    path.rename(f"{path}.away")
+
+
+HARM = [Path.unlink, move, exchange, empty, halve]
+
+
+class FilesTests(UsesStore, SynchronousTestCase):
+    """Each harm to each of the two files."""
+
+    def make_store(self, clock: ReceiptClock) -> SqliteStore:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = str(Path(folder.name) / "app.db")
+        return SqliteStore(self.path, self.pump, clock=clock)
+
+    def refusal(self, tokens: int = 100) -> str:
+        return str(self.assertRaises(StoreError, self.commit, write(tokens, facts(tokens))))
+
+    def harmed(self, harm: Callable[[Path], object], suffix: str) -> str:
+        """Return why a commit is refused after ``harm`` was done to a file of a new store."""
+        self.wait(self.store.close())
+        self.setUp()
+        for token in range(2, 12):
+            self.commit(write(token, facts(token)))
+        with closing(sqlite3.connect(self.path)) as other:
+            other.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        for token in range(12, 30):
+            self.commit(write(token, facts(token)))
+        harm(Path(self.path + suffix))
+        return self.refusal()
+
+    def test_no_commit_into_a_file_that_is_not_in_its_place_is_acknowledged(self) -> None:
+        for harm in (Path.unlink, move, exchange):
+            refusal = self.harmed(harm, "")
+            self.assertIn(f"database {self.path!r} was moved or deleted: restart with the file in its place", refusal)
+            refusal = self.harmed(harm, "-wal")
+            self.assertIn(f"database '{self.path}-wal' was moved or deleted: stop this process with SIGTERM", refusal)
+
+    def test_no_commit_into_a_truncated_file_is_acknowledged(self) -> None:
+        for harm in (empty, halve):
+            for suffix in ("", "-wal"):
+                refusal = self.harmed(harm, suffix)
+                cure = "was truncated: restore the database from a backup"
+                self.assertIn(f"database '{self.path}{suffix}' {cure}", refusal, harm)
+
+    def test_a_transaction_with_statements_is_not_acknowledged_either(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute("CREATE TABLE mine (a)"))
+        move(Path(self.path))
+        self.assertIn("was moved or deleted", str(self.assertRaises(StoreError, self.wait, transaction.commit([]))))
+
+    def test_after_a_commit_whose_outcome_is_unknown_nothing_is_written_until_the_restart(self) -> None:
+        move(Path(self.path))
+        refusal = self.refusal()
+        Path(f"{self.path}.away").rename(self.path)
+        self.assertEqual(self.refusal(101), refusal)
+        self.assertEqual(str(self.assertRaises(StoreError, self.wait, self.store.check())), refusal)
+
+    def test_a_vacuum_and_checkpoints_of_other_processes_are_no_harm(self) -> None:
+        for token in range(2, 200):
+            self.commit(write(token, facts(token)))
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            for statement in ("CREATE TABLE mine AS SELECT randomblob(1000000) AS a", "DROP TABLE mine", "VACUUM"):
+                other.execute(statement)
+                self.commit(write(token := token + 1, facts(token)))
+            sizes = []
+            for how in ("PASSIVE", "RESTART", "TRUNCATE", "TRUNCATE"):
+                other.execute(f"PRAGMA wal_checkpoint({how})")
+                sizes.append(Path(f"{self.path}-wal").stat().st_size)
+                self.commit(write(token := token + 1, facts(token)))
+                self.wait(self.store.check())
+            other.execute("PRAGMA journal_size_limit = 50000")
+            for _ in range(3):
+                other.execute("PRAGMA wal_checkpoint(RESTART)")
+                other.execute("CREATE TABLE IF NOT EXISTS other (a)")
+                other.execute("INSERT INTO other VALUES (1)")
+                self.commit(write(token := token + 1, facts(token)))
+        self.assertEqual(sizes[-2:], [0, 0])
+        self.assertEqual(self.tokens()[-1], token)
+
+    def test_a_file_that_is_named_by_a_link_is_in_its_place(self) -> None:
+        self.wait(self.store.close())
+        link = f"{self.path}.link"
+        Path(link).symlink_to(self.path)
+        self.store = SqliteStore(link, self.pump)
+        self.wait(self.store.open())
+        self.declare(ORDERS)
+        self.commit(write(2, facts(2)))
+        Path(f"{self.path}-wal").unlink()
+        self.assertIn("-wal' was moved or deleted", self.refusal())

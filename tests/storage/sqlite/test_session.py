@@ -1,0 +1,81 @@
+"""One connection of the driver: transactions, and its errors as StoreError."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import StoreError, ValueRefusedError
+from replication.storage.sqlite.session import CURES, SqliteSession
+
+
+class SessionTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.session = SqliteSession(":memory:")
+        self.session.connect()
+        self.addCleanup(self.session.close)
+
+    def test_an_error_of_the_driver_names_the_database(self) -> None:
+        for refused in (
+            lambda: self.session.run("SELECT nothing"),
+            lambda: self.session.executemany("SELECT ?", [()]),
+            lambda: self.session.run("SELECT 1; SELECT 2"),
+        ):
+            self.assertTrue(str(self.assertRaises(StoreError, refused)).startswith("database ':memory:': "))
+
+    def test_a_value_that_no_database_can_store_has_an_error_of_its_own(self) -> None:
+        self.session.run("CREATE TABLE counted (n INTEGER CHECK (n > 0))")
+        for value in (2**63, "\ud800", 0):
+            self.assertRaises(ValueRefusedError, self.session.run, "INSERT INTO counted VALUES (?)", (value,))
+
+    def test_an_error_that_may_pass_is_temporary(self) -> None:
+        """A lock of another process, a disk that is full; but not a file that is no database."""
+        with TemporaryDirectory() as folder, closing(sqlite3.connect(f"{folder}/a.db", isolation_level=None)) as other:
+            other.execute("CREATE TABLE mine (a)")
+            other.execute("BEGIN EXCLUSIVE")
+            session = SqliteSession(f"{folder}/a.db", busy_timeout=0.0)
+            session.connect()
+            self.assertTrue(self.assertRaises(StoreError, session.run, "SELECT * FROM mine").temporary)
+            other.execute("ROLLBACK")
+            session.run("PRAGMA max_page_count = 2")
+            session.run("INSERT INTO mine VALUES (1)")
+            full = self.assertRaises(StoreError, session.run, "INSERT INTO mine VALUES (zeroblob(10000))")
+            self.assertTrue(full.temporary)
+            session.close()
+            Path(folder, "b.db").write_bytes(b"no database " * 1000)
+            session = SqliteSession(f"{folder}/b.db")
+            session.connect()
+            self.assertFalse(self.assertRaises(StoreError, session.run, "SELECT * FROM mine").temporary)
+            session.close()
+        self.assertFalse(self.assertRaises(StoreError, self.session.run, "SELECT nothing").temporary)
+
+    def test_every_cure_belongs_to_an_error_of_sqlite(self) -> None:
+        for name in CURES:
+            self.assertIsInstance(getattr(sqlite3, name), int)
+
+    def test_a_transaction_is_undone_or_kept(self) -> None:
+        self.session.run("CREATE TABLE mine (a)")
+        for end, rows in ((self.session.rollback, []), (self.session.commit, [(1,)])):
+            self.session.begin()
+            self.assertTrue(self.session.begun)
+            self.session.run("INSERT INTO mine VALUES (1)")
+            end()
+            self.assertFalse(self.session.begun)
+            self.assertEqual(self.session.run("SELECT a FROM mine"), rows)
+        self.session.rollback()  # there is none, which is no error
+
+    def test_a_transaction_that_sqlite_has_undone_is_an_error(self) -> None:
+        self.session.begin()
+        self.session.run("ROLLBACK")  # as after an I/O error
+        self.assertIn("has undone this transaction", str(self.assertRaises(StoreError, lambda: self.session.begun)))
+
+    def test_a_closed_session_is_named_and_may_be_closed_twice(self) -> None:
+        self.session.close()
+        self.session.close()
+        self.assertEqual(
+            str(self.assertRaises(StoreError, self.session.run, "SELECT 1")), "database ':memory:' is not open"
+        )

@@ -1,0 +1,96 @@
+"""A watch of an SQLite file finds what other processes write."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.storage.sqlite.store import SqliteStore
+from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.streams.interfaces import IWatch, SequenceState
+from replication.wire.grammar import StreamName, Token
+from tests.storage.pump import Pump
+
+EVENTS = StreamName("events")
+
+
+class SqliteWatchTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = str(Path(folder.name) / "app.db")
+        self.sql("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
+        self.pump = Pump()
+        self.store = self.open(self.path)
+
+    def open(self, path: str) -> SqliteStore:
+        store = SqliteStore(path, self.pump)
+        self.pump.wait(store.open())
+        self.addCleanup(lambda: self.pump.wait(store.close()))
+        return store
+
+    def sql(self, sql: str) -> None:
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute(sql)
+            database.commit()
+
+    def watch(self, *definitions: StreamDefinition) -> IWatch:
+        for each in definitions:
+            self.pump.wait(self.store.declare(each))
+        watch = self.store.watch()
+        assert watch is not None
+        return watch
+
+    def reached(self, watch: IWatch) -> dict[str, tuple[int | None, int]]:
+        return {name: (reach.settled, reach.last_value) for name, reach in self.pump.wait(watch.poll()).items()}
+
+    def test_the_last_id_that_anybody_has_committed_is_complete(self) -> None:
+        watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"], where="name > ''"))
+        self.assertEqual(self.reached(watch), {"events": (1, 1)}, "ID 1 is used up")
+        self.sql("INSERT INTO events (name) VALUES ('a'), ('')")
+        self.assertEqual(self.reached(watch), {"events": (3, 3)})
+        before = self.pump.wait(watch.poll())
+        self.assertEqual(self.reached(watch), {"events": (3, 3)})
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("INSERT INTO events (name) VALUES ('b')")
+            self.assertEqual(self.reached(watch), {"events": (3, 3)})
+            database.commit()
+        self.assertEqual(self.reached(watch), {"events": (4, 4)})
+        self.assertEqual(before, {EVENTS: SequenceState(Token(3), Token(3))}, "what was returned stays as it is")
+
+    def test_what_we_commit_ourselves_is_seen_too(self) -> None:
+        watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.reached(watch)
+        transaction = self.store.transaction()
+        self.pump.wait(transaction.execute("INSERT INTO events (name) VALUES ('a')"))
+        self.pump.wait(transaction.commit([]))
+        self.assertEqual(self.reached(watch), {"events": (2, 2)})
+
+    def test_tables_that_count_down_and_joined_tables(self) -> None:
+        self.sql("CREATE TABLE past (id INTEGER PRIMARY KEY, name TEXT)")
+        watch = self.watch(
+            StreamDefinition("past", table="past", id_column="id", row=["name"], negative=True),
+            StreamDefinition("both", row=["name"], tables=[SourceTable(table="events", row=["name"], id_column="id")]),
+            StreamDefinition("own"),
+        )
+        self.assertEqual(list(watch.streams), ["past", "both"])
+        self.assertEqual(self.reached(watch), {"past": (0, 0), "both": (0, 0)})
+        self.sql("INSERT INTO past VALUES (-7, 'a'), (9, 'b')")
+        self.sql("INSERT INTO events (name) VALUES ('a')")
+        self.assertEqual(self.reached(watch), {"past": (7, 7), "both": (1, 1)})
+
+    def test_an_unchanged_file_is_not_read(self) -> None:
+        watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.assertIs(self.pump.wait(watch.poll())[EVENTS], self.pump.wait(watch.poll())[EVENTS])
+        self.assertEqual(self.pump.wait(watch.poll())[EVENTS], SequenceState(Token(1), Token(1)))
+
+    def test_there_is_no_watch_in_memory_or_of_generic_tables(self) -> None:
+        self.pump.wait(self.store.declare(StreamDefinition("own")))
+        self.assertIsNone(self.store.watch())
+        memory = self.open(":memory:")
+        self.pump.wait(memory.transaction().commit([]))
+        self.assertIsNone(memory.watch())

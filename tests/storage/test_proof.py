@@ -1,0 +1,84 @@
+"""The proof that a database can be written: how often it is made, and what else counts."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import StoreError, ValueRefusedError
+from replication.storage.contract import Batch
+from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
+from replication.storage.table import POSITIONS_ONLY
+from tests.contract.stream_store import facts, write
+from tests.doubles import begin, error_of
+
+FACTS = Batch([(POSITIONS_ONLY, write(2, facts(2)))], None, 0.0, 0.0)
+POSITION = Batch([(POSITIONS_ONLY, write(2))], None, 0.0, 0.0)
+FULL = StoreError("the disk is full")
+
+
+class ProofTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.commits: list[Deferred[None]] = []
+        self.proof = WriteProof(self.commit, self.clock.seconds)
+
+    async def commit(self) -> None:
+        done: Deferred[None] = Deferred()
+        self.commits.append(done)
+        await done
+
+    def check(self) -> list[object]:
+        return begin(self.proof.check())
+
+    def test_checks_at_one_time_share_a_commit(self) -> None:
+        waiting = [self.check() for _ in range(50)]
+        self.assertEqual(len(self.commits), 1)
+        self.commits[0].callback(None)
+        self.assertEqual(waiting, [[None]] * 50)
+
+    def test_a_commit_that_succeeded_counts_for_a_second(self) -> None:
+        self.check()
+        self.commits[0].callback(None)
+        self.clock.advance(PROOF_LIFE - 0.1)
+        self.assertEqual(self.check(), [None])
+        self.assertEqual(len(self.commits), 1)
+        self.clock.advance(0.1)
+        self.assertEqual(self.check(), [])
+        self.assertEqual(len(self.commits), 2)
+
+    def test_after_an_error_the_next_check_commits_again(self) -> None:
+        waiting = [self.check(), self.check()]
+        self.commits[0].errback(FULL)
+        self.assertEqual([error_of(each) for each in waiting], [FULL] * 2)
+        waiting = [self.check()]
+        self.commits[1].callback(None)
+        self.assertEqual(waiting, [[None]])
+
+    def test_to_cancel_a_check_cancels_no_commit(self) -> None:
+        checking = Deferred.fromCoroutine(self.proof.check())
+        checking.addErrback(lambda _: None)
+        checking.cancel()
+        waiting = self.check()
+        self.commits[0].callback(None)
+        self.assertEqual((waiting, len(self.commits)), ([None], 1))
+
+    def test_a_failed_commit_of_facts_counts_until_one_succeeds(self) -> None:
+        self.check()
+        self.commits[0].callback(None)
+        self.proof.note([FACTS, FACTS], [FULL, FULL])
+        self.assertIs(error_of(self.check()), FULL)
+        self.proof.note([POSITION], [None])
+        self.assertIs(error_of(self.check()), FULL)
+        self.proof.note([FACTS, FACTS], [FULL, None])
+        self.assertEqual(self.check(), [None])
+
+    def test_a_failed_commit_of_facts_counts_for_ten_seconds(self) -> None:
+        self.proof.note([FACTS], [FULL])
+        self.clock.advance(FAILURE_LIFE)
+        self.assertEqual(self.check(), [])
+
+    def test_a_refused_value_and_a_position_are_no_reason(self) -> None:
+        self.proof.note([FACTS, POSITION], [ValueRefusedError("too long"), FULL])
+        self.assertEqual(self.check(), [])

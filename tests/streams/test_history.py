@@ -1,0 +1,161 @@
+"""Histories of writers: a follower finds the last fact that it shares with a restored database."""
+
+from __future__ import annotations
+
+import attrs
+import msgspec
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replication.streams.history import (
+    MAX_EPOCHS,
+    Epoch,
+    begin_epoch,
+    common_position,
+    encode_history,
+    read_history,
+)
+from replication.wire.grammar import Token
+
+
+def epoch(name: str, start: int, settled: int | None = None) -> Epoch:
+    return Epoch(name, Token(start if settled is None else settled), Token(start))
+
+
+A, B, C = epoch("a", 1), epoch("b", 5), epoch("c", 11)
+
+
+def common(ours: list[Epoch], theirs: list[Epoch], position: int) -> Token | None:
+    return common_position(ours, theirs, Token(position))
+
+
+def test_an_ordinary_restart_keeps_the_position() -> None:
+    assert common([A, B], [A, B, C], 11) == 11
+    assert common([A], [A, B, C], 5) == 5
+    assert common([A, B], [A, B], 100) == 100
+
+
+def test_after_a_restore_the_common_position_is_that_of_the_backup() -> None:
+    """The follower was at 11 in epoch b; the backup ended at 6, where epoch c begins."""
+    assert common([A, B], [A, B, epoch("c", 6)], 11) == 6
+    assert common([A, B, epoch("x", 8)], [A, B, epoch("c", 6)], 11) == 6
+    assert common([A, B, epoch("x", 8)], [A, B, C], 15) == 8
+
+
+def test_a_follower_below_the_backup_keeps_its_position() -> None:
+    assert common([A, B], [A, B, epoch("c", 6)], 4) == 4
+
+
+def test_open_ids_of_the_backup_are_not_common() -> None:
+    """ID 5 was open in the backup and 6 committed: only what is at or below 4 is the same for certain."""
+    assert common([A], [A, epoch("b", 6, settled=4)], 11) == 4
+    assert common([A], [A, epoch("b", 6, settled=4)], 6) == 6
+
+
+def test_histories_without_a_shared_epoch_have_nothing_in_common() -> None:
+    assert common([A, B], [epoch("x", 1)], 11) is None
+    assert common([A], [], 11) is None
+    assert common([], [A], 11) is None
+
+
+def test_an_epoch_without_facts_is_replaced() -> None:
+    assert begin_epoch([A, B], epoch("c", 5)) == [A, epoch("c", 5)]
+    assert begin_epoch([A], epoch("b", 1)) == [epoch("b", 1)]
+    assert begin_epoch([], A) == [A]
+
+
+def test_a_history_keeps_the_newest_epochs() -> None:
+    history: list[Epoch] = []
+    for start in range(2 * MAX_EPOCHS):
+        history = [*begin_epoch(history, epoch(str(start), start))]
+    assert [each.start for each in history] == [*range(MAX_EPOCHS, 2 * MAX_EPOCHS)]
+
+
+def test_a_history_survives_its_encoding() -> None:
+    assert encode_history([A, epoch("b", 6, settled=4)]) == '[["a",1,1],["b",4,6]]'
+    assert read_history(encode_history([A, B])) == [A, B]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[["a",1]]', '[["a","b",1]]', "[" * 100_000])
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        read_history(text)
+
+
+@attrs.define
+class Writer:
+    """A database: its facts by token, with the run that wrote each, and its history."""
+
+    facts: dict[int, int]
+    history: list[Epoch]
+
+    @property
+    def position(self) -> Token:
+        return Token(max(self.facts, default=1))
+
+    def copy(self) -> Writer:
+        return Writer(dict(self.facts), [*self.history])
+
+
+class Restores(RuleBasedStateMachine):
+    """A writer restarts, and is restored from any of its backups; a follower connects now and then."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.runs = 0
+        self.writer = Writer({}, [])
+        self.backups = [self.writer.copy()]
+        self.copied: dict[int, int] = {}
+        self.followed: list[Epoch] = []
+        self.lost = False  # whether the follower has met a history without a shared epoch
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.runs += 1
+        self.writer.history = [*begin_epoch(self.writer.history, epoch(f"run {self.runs}", self.writer.position))]
+
+    @rule(count=st.integers(1, 4), skipped=st.integers(0, 2))
+    def append(self, count: int, skipped: int) -> None:
+        for _ in range(count):
+            self.writer.facts[self.writer.position + 1 + skipped] = self.runs
+
+    @rule()
+    def back_up(self) -> None:
+        self.backups.append(self.writer.copy())
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        self.writer = data.draw(st.sampled_from(self.backups)).copy()
+        self.restart()
+
+    @rule(share=st.floats(0, 1))
+    @precondition(lambda self: not self.lost)
+    def follow(self, share: float) -> None:
+        """Check the history, go back, and copy a part of what is missing."""
+        position = Token(max(self.copied, default=0))
+        if self.followed:
+            found = common_position(self.followed, self.writer.history, position)
+            if found is None:  # the backup is older than the first start
+                self.lost = True
+                return
+            self.copied = {token: run for token, run in self.copied.items() if token <= found}
+        self.followed = [*self.writer.history]
+        missing = sorted(self.writer.facts.keys() - self.copied.keys())
+        for token in missing[: round(share * len(missing))]:
+            self.copied[token] = self.writer.facts[token]
+        self.check_copy()
+
+    def check_copy(self) -> None:
+        """The copy has the writer's facts up to its position, and no other."""
+        position = max(self.copied, default=0)
+        assert self.copied == {token: run for token, run in self.writer.facts.items() if token <= position}
+
+    @invariant()
+    def a_history_has_different_starts(self) -> None:
+        starts = [each.start for each in getattr(self, "writer", Writer({}, [])).history]
+        assert len({*starts}) == len(starts)
+
+
+TestRestores = Restores.TestCase

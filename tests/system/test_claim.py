@@ -1,0 +1,36 @@
+"""Two masters on one database file: the second one refuses to start, whatever it calls the file."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.system.daemons import LOCAL, Daemon, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def started_or_ended(daemon: Daemon) -> bool:
+    return daemon.ended or "is served at" in daemon.log
+
+
+def test_a_second_master_is_refused_under_every_name_until_the_first_one_is_killed(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "master", "--stream=orders", *LOCAL) as master:
+        master.address("HTTP")
+        (tmp_path / "symbolic.db").symlink_to("replication.db")
+        (tmp_path / "hard.db").hardlink_to(tmp_path / "replication.db")
+        for each in tmp_path.glob("*claim"):
+            each.unlink()
+        for name in ("replication.db", "symbolic.db", "hard.db"):
+            with Daemon(tmp_path, "master", f"--database=sqlite:///{name}", *LOCAL, name=f"second-{name}") as second:
+                until(partial(started_or_ended, second), "it has started or ended")
+                refusal = f"database {name!r} is written by process {master.pid} already: stop that"
+                assert refusal in second.log, second.log
+        (tmp_path / "hard.db").unlink()
+        master.kill()
+        with Daemon(tmp_path, "master", "--database=sqlite:///symbolic.db", *LOCAL, name="third") as third:
+            third.address("HTTP")
+            assert third.terminate() == 0
+    files = {each.name for each in tmp_path.iterdir() if each.suffix != ".log"}
+    assert files - {"twistd.log"} == {"replication.db", "symbolic.db"}

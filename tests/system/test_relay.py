@@ -1,0 +1,169 @@
+"""A master, a relay and workers behind it: real processes that are killed, a peer that does not read, a restore."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.system.daemons import Daemon, append, fixed_ports, get_json, until
+from tests.system.test_kills import APP, has, rows_of, table
+from tests.system.test_restores import SEEN, Shop, SqliteDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OF_STREAM = "SELECT stream_id FROM stream_positions WHERE stream_name = 'events'"
+
+
+@contextmanager
+def appending(http: str) -> Iterator[None]:
+    """Append facts of one to three rows until the block is left; errors while the master is down are expected."""
+    ended = Event()
+
+    def run() -> None:
+        number = 0
+        while not ended.wait(0.005):
+            facts = [Fact(Token(0), tuple(f"[{number},{n},{row}]" for row in range(n % 3 + 1))) for n in range(20)]
+            number += 1
+            try:
+                append(http, "events", facts)
+            except OSError:
+                time.sleep(0.1)
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["copies", "reads the database"])
+def test_each_fact_is_applied_once_behind_a_relay_that_is_killed(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Two workers behind the relay, and a third behind a second relay; one keeps account of what it was given."""
+    kills = 40 if request.config.getoption("--full") else 8
+    (tmp_path / "account.py").write_text(APP)
+    (tmp_path / "plain.toml").write_text("copy = false\n")
+    chance = random.Random(11)
+    with ExitStack() as stack:
+        master = Daemon(tmp_path, "master", "--stream=events")
+        wire, http = stack.enter_context(fixed_ports(master))
+
+        def worker(name: str, wire: str, source: str, *options: str) -> Daemon:
+            follow = (f"--instance-name={name}", f"--connect=tcp:{wire}", f"--catch-up={source}")
+            return Daemon(tmp_path, "worker", *follow, *options, name=name)
+
+        if kind == "copies":
+            relay = worker("relay", wire, f"http://{http}")
+        else:
+            relay = worker("relay", wire, f"sqlite:///{tmp_path}/replication.db", "--config=plain.toml")
+        relay_wire, relay_http = stack.enter_context(fixed_ports(relay))
+        second = worker("second", relay_wire, f"http://{relay_http}")
+        second_wire, second_http = stack.enter_context(fixed_ports(second))
+        copy = stack.enter_context(worker("copy", relay_wire, f"http://{relay_http}"))
+        seen = stack.enter_context(worker("seen", relay_wire, f"http://{relay_http}", "--app=account"))
+        far = stack.enter_context(worker("far", second_wire, f"http://{second_http}"))
+        host, _, port = relay_wire.rpartition(":")
+        with socket.create_connection((host, int(port))) as stuck, appending(http):
+            stuck.sendall(b"NAME stuck\nREPLICATE\n")  # and it never reads
+            for _ in range(kills):
+                time.sleep(chance.uniform(0.2, 2.0))
+                victim = chance.choice([master, relay, relay, second, copy, seen, far])
+                victim.kill()
+                time.sleep(chance.uniform(0.0, 0.5))
+                victim.start()
+        master.address("HTTP")
+        (last,) = append(http, "events", [Fact(Token(0), ('"last"',))])
+        want = table(tmp_path / "replication.db", "events")
+        reached: list[tuple[object, ...]] = [(last,)]
+        for each in (copy, seen, far):
+            until(
+                partial(has, tmp_path / f"replication-{each.name}.db", OF_STREAM, reached),
+                f"{each.name} is at {reached}",
+            )
+        assert len(want) > 100
+        for each in (copy, far):
+            assert table(tmp_path / f"replication-{each.name}.db", "events") == want
+        saw = "SELECT token, ord, 'master', row FROM seen WHERE stream = 'events' ORDER BY 1, 2"
+        assert rows_of(tmp_path / "replication-seen.db", saw) == want
+        assert "went back" not in "".join(
+            each.log_of(n) for each in (copy, seen, far) for n in range(1, each.starts + 1)
+        )
+        master.kill()
+        names = [each["name"] for each in get_json(f"http://{relay_http}", "/v1/connections")["connections"]]
+        assert {"second", "copy", "seen"} <= {*names}
+
+
+def test_a_relay_serves_what_it_has_while_the_master_is_away(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        master = Daemon(tmp_path, "master", "--stream=events")
+        wire, http = stack.enter_context(fixed_ports(master))
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        relay = Daemon(tmp_path, "worker", "--instance-name=relay", *follow, name="relay")
+        relay_wire, relay_http = stack.enter_context(fixed_ports(relay))
+        follow = (f"--connect=tcp:{relay_wire}", f"--catch-up=http://{relay_http}")
+        append(http, "events", [Fact(Token(0), (f"[{n}]",)) for n in range(3_000)])
+        want = table(tmp_path / "replication.db", "events")
+        until(lambda: has(tmp_path / "replication-relay.db", OF_STREAM, [(3_001,)]), "the relay has all facts")
+        master.kill()
+        late = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=late", *follow, name="late"))
+        until(lambda: has(tmp_path / "replication-late.db", OF_STREAM, [(3_001,)]), "a new worker has all facts")
+        assert table(tmp_path / "replication-late.db", "events") == want
+        assert "no source" not in late.log
+
+
+@pytest.mark.parametrize("new", [8, 2])
+def test_a_restore_of_the_master_passes_through_a_relay(tmp_path: Path, new: int) -> None:
+    """At 11; the backup ends at 6; new facts reach 14, or only 8.  The relay and its followers run all the time."""
+    database = SqliteDatabase(tmp_path)
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url, relayed=True)
+        shop.append(*"abcde")
+        shop.is_at(6, shop.copy, shop.undoing, shop.plain)
+        database.back_up()
+        shop.append(*"lost!")
+        shop.is_at(11, shop.copy, shop.undoing, shop.plain)
+        shop.master.kill()
+        database.restore()
+        shop.restart_master(*(f"new {number}" for number in range(new)))
+        rows = database.rows()
+        shop.is_at(6 + new, shop.copy, shop.undoing)
+        assert table(shop.file(shop.copy), "orders") == rows
+        assert rows_of(shop.file(shop.undoing), SEEN) == [(token, row) for token, _, _, row in rows]
+        until(lambda: "register a function with @worker.on_reset('orders')" in shop.plain.log, "the stream stops")
+        shop.is_at(11, shop.plain)
+
+
+def test_a_restart_of_the_master_undoes_nothing_behind_a_relay(tmp_path: Path) -> None:
+    """A follower that missed the new epoch would go back to its start later."""
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, f"sqlite:///{tmp_path}/replication.db", relayed=True)
+        token = 1
+        for run in range(4):
+            if run:
+                shop.master.kill()
+                shop.restart_master()
+            shop.append(*"abcde")
+            token += 5
+            shop.is_at(token, shop.copy, shop.undoing, shop.plain)
+        for each in (shop.copy, shop.undoing, shop.plain):
+            assert "went back" not in each.log
+            each.kill()
+            each.start()
+        shop.append("z")
+        shop.is_at(token + 1, shop.copy, shop.undoing, shop.plain)
+        for each in (shop.copy, shop.undoing, shop.plain):
+            assert "went back" not in each.log

@@ -1,0 +1,241 @@
+"""A master's database is replaced by a backup, emptied or exchanged: followers go back with it, or stop."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.system.daemons import Daemon, append, fixed_ports, until
+from tests.system.test_kills import has, rows_of, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.postgres import PostgresServer
+
+APP = """
+def register(worker):
+    @worker.on("orders")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER PRIMARY KEY, row TEXT)")
+        rows = [(each.token, each.texts[0]) for each in facts]
+        await txn.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?)", rows)
+"""
+UNDO = """
+    @worker.on_reset("orders")
+    async def undo(writer, to, txn):
+        await txn.execute("DELETE FROM seen WHERE token > ?", [to])
+"""
+WRITING_WORKER = """
+instance_name = "master"
+database = "DATABASE"
+writes = ["orders"]
+connect = "tcp:127.0.0.1:1"
+"""
+STOPPED = "Nothing is deleted here"
+SEEN = "SELECT token, row FROM seen ORDER BY token"
+
+
+class SqliteDatabase:
+    """The master's database: a file, which is replaced while the master is stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.backup = folder / "replication.db", folder / "backup.db"
+        self.url = f"sqlite:///{self.file}"
+
+    def back_up(self) -> None:
+        """Make a backup while the master runs."""
+        with closing(sqlite3.connect(self.file)) as source, closing(sqlite3.connect(self.backup)) as target:
+            source.backup(target)
+
+    def empty(self) -> None:
+        """Delete everything."""
+        for each in ("", "-wal", "-shm"):
+            Path(f"{self.file}{each}").unlink(missing_ok=True)
+
+    def restore(self) -> None:
+        """Put the backup in place."""
+        self.empty()
+        self.file.write_bytes(self.backup.read_bytes())
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return the rows of the stream."""
+        return table(self.file, "orders")
+
+
+class PostgresDatabase:
+    """The same in PostgreSQL: the backup is a copy of the database."""
+
+    def __init__(self, server: PostgresServer, database: str) -> None:
+        self.server, self.database, self.backup = server, database, f"{database}_backup"
+        self.url = server.url(database)
+
+    def back_up(self) -> None:
+        """Make a backup while the master runs; its sessions are ended for that, and it connects again."""
+        self._copy(self.database, self.backup)
+
+    def restore(self) -> None:
+        """Put the backup in place."""
+        self._copy(self.backup, self.database)
+
+    def _copy(self, source: str, target: str) -> None:
+        self.server.sql(f"DROP DATABASE IF EXISTS {target} WITH (FORCE)")
+        self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS false")
+        users = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{source}'"
+        self.server.sql(users)
+        self.server.sql(f"CREATE DATABASE {target} TEMPLATE {source}")
+        self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS true")
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return the rows of the stream."""
+        return self.server.sql(
+            "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1, 2", database=self.database
+        )
+
+
+Database = SqliteDatabase | PostgresDatabase
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """Return a database of each kind."""
+    if request.param == "sqlite":
+        yield SqliteDatabase(tmp_path)
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with server.database() as name:
+        yield PostgresDatabase(server, name)
+        server.sql(f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+
+
+class Shop:
+    """A master that appends, a copy, and workers with functions: one can undo what it has applied.
+
+    If ``relayed``, these follow a relay.
+    """
+
+    def __init__(
+        self, folder: Path, stack: ExitStack, database: str, *, writing_worker: bool = False, relayed: bool = False
+    ) -> None:
+        self.folder = folder
+        (folder / "plain.py").write_text(APP)
+        (folder / "undoing.py").write_text(APP + UNDO)
+        (folder / "writing.toml").write_text(WRITING_WORKER.replace("DATABASE", database))
+        options = ["--config=writing.toml"] if writing_worker else ["--stream=orders", f"--database={database}"]
+        self.master = Daemon(folder, "worker" if writing_worker else "master", *options, name="writer")
+        wire, self.http = stack.enter_context(fixed_ports(self.master))
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{self.http}")
+        if relayed:
+            self.relay = Daemon(folder, "worker", "--instance-name=relay", *follow, name="relay")
+            wire, http = stack.enter_context(fixed_ports(self.relay))
+            follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+        self.copy, self.undoing, self.plain = (
+            stack.enter_context(Daemon(folder, "worker", *follow, f"--instance-name={name}", *more, name=name))
+            for name, *more in (("copy",), ("undoing", "--app=undoing"), ("plain", "--app=plain"))
+        )
+
+    def append(self, *rows: str) -> None:
+        """Append a fact for each row."""
+        append(self.http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+    def restart_master(self, *rows: str) -> None:
+        """Start the master and append."""
+        self.master.start()
+        self.master.address("HTTP")
+        self.append(*rows)
+
+    def file(self, worker: Daemon) -> Path:
+        """Return the database of a worker."""
+        return self.folder / f"replication-{worker.name}.db"
+
+    def is_at(self, token: int, *workers: Daemon) -> None:
+        """Wait until workers have stored this position."""
+        sql = "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders' AND instance_name = 'master'"
+        for each in workers:
+            until(lambda each=each: has(self.file(each), sql, [(token,)]), f"{each.name} is at {token}")  # type: ignore[misc]
+
+    def stop_followers(self) -> None:
+        """Kill all followers."""
+        for each in (self.copy, self.undoing, self.plain):
+            each.kill()
+
+
+@pytest.mark.parametrize("new", [8, 2])
+def test_a_restored_master_is_followed_from_the_end_of_the_backup(tmp_path: Path, database: Database, new: int) -> None:
+    """At 11; the backup ends at 6; new facts reach 14, or only 8, before the followers connect."""
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url)
+        shop.append(*"abcde")
+        shop.is_at(6, shop.copy, shop.undoing, shop.plain)
+        database.back_up()
+        shop.append(*"lost!")
+        shop.is_at(11, shop.copy, shop.undoing, shop.plain)
+        shop.stop_followers()
+        shop.master.kill()
+        database.restore()
+        shop.restart_master(*(f"new {number}" for number in range(new)))
+        rows = database.rows()
+        assert [row for *_, row in rows] == [*(f'"{each}"' for each in "abcde"), *(f'"new {n}"' for n in range(new))]
+        for each in (shop.copy, shop.undoing, shop.plain):
+            each.start()
+        shop.is_at(6 + new, shop.copy, shop.undoing)
+        assert table(shop.file(shop.copy), "orders") == rows
+        assert rows_of(shop.file(shop.undoing), SEEN) == [(token, row) for token, _, _, row in rows]
+        until(lambda: "register a function with @worker.on_reset('orders')" in shop.plain.log, "the stream stops")
+        shop.is_at(11, shop.plain)
+        shop.plain.kill()
+        shop.plain.options += ("--accept-new-history",)
+        shop.plain.start()
+        shop.is_at(6 + new, shop.plain)
+
+
+def test_the_database_of_a_worker_that_writes_is_restored(tmp_path: Path) -> None:
+    database = SqliteDatabase(tmp_path)
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url, writing_worker=True)
+        shop.append(*"abcde")
+        shop.is_at(6, shop.copy)
+        database.back_up()
+        shop.append(*"lost!")
+        shop.is_at(11, shop.copy)
+        shop.master.kill()
+        database.restore()
+        shop.restart_master(*"new facts")
+        shop.is_at(15, shop.copy)
+        assert table(shop.file(shop.copy), "orders") == database.rows()
+
+
+def test_an_emptied_database_deletes_no_copy_unless_that_is_accepted(tmp_path: Path) -> None:
+    """The copy also outlives an exchanged database, and goes on when the right one is back."""
+    database = SqliteDatabase(tmp_path)
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url)
+        shop.append(*"abcde")
+        shop.is_at(6, shop.copy)
+        database.back_up()
+        before = database.rows()
+        for number, others in enumerate(["x", "other facts"]):
+            shop.master.kill()
+            database.empty()
+            stops = shop.copy.log.count(STOPPED)
+            shop.restart_master(*others)
+            until(lambda stops=stops: shop.copy.log.count(STOPPED) > stops, "the stream stops")  # type: ignore[misc]
+            assert table(shop.file(shop.copy), "orders") == before
+            shop.master.kill()
+            database.restore()
+            shop.restart_master(f"more {number}")
+            before = database.rows()
+            until(lambda before=before: table(shop.file(shop.copy), "orders") == before, "it goes on")  # type: ignore[misc]
+        shop.copy.kill()
+        shop.master.kill()
+        database.empty()
+        shop.restart_master(*"other")
+        shop.copy.options += ("--accept-new-history",)
+        shop.copy.start()
+        until(lambda: table(shop.file(shop.copy), "orders") == database.rows(), "the copy begins anew")

@@ -1,0 +1,179 @@
+"""A database loses commits while its master runs: the master ends, and followers go back once it is started again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+
+import pytest
+
+from replication.bench.cluster import find_binaries
+from tests.postgres import PostgresServer
+from tests.system.daemons import until
+from tests.system.test_kills import has, table
+from tests.system.test_restores import SEEN, PostgresDatabase, Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LOST = "has lost commits of this process"
+
+
+class DumpedDatabase(PostgresDatabase):
+    """The backup is a dump, which is restored into the same database; no session is ended for that."""
+
+    def __init__(self, server: PostgresServer, database: str, folder: Path) -> None:
+        super().__init__(server, database)
+        self.file = str(folder / "dump")
+
+    def back_up(self) -> None:
+        """Dump the database."""
+        self._run("pg_dump", "--format=custom", f"--file={self.file}")
+
+    def restore(self) -> None:
+        """Restore the dump."""
+        self._run("pg_restore", "--clean", "--if-exists", "--single-transaction", self.file)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        binaries = find_binaries()
+        assert binaries is not None
+        command = [str(binaries / program), f"--dbname={self.server.url(self.database)}", *arguments]
+        subprocess.run(command, check=True)
+
+
+class CopiedServer(PostgresDatabase):
+    """The backup is a copy of the server's data directory, which replaces it while the server is stopped."""
+
+    def back_up(self) -> None:
+        """Copy the data directory; the server is restarted for that."""
+        folder = self.server.folder
+        self.server.stop()
+        _copy_tree(folder / "data", folder / "backup")
+        self.server.start()
+
+    def restore(self) -> None:
+        """Replace the data directory."""
+        folder = self.server.folder
+        self.server.stop("immediate")
+        shutil.rmtree(folder / "data")
+        _copy_tree(folder / "backup", folder / "data")
+        self.server.start()
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for each in (target, *target.rglob("*")):
+        found = (source / each.relative_to(target)).stat()
+        shutil.chown(each, found.st_uid, found.st_gid)
+
+
+@pytest.fixture(params=["a database", "a dump", "a data directory"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PostgresDatabase]:
+    """Return a database for each kind of backup."""
+    server: PostgresServer = request.getfixturevalue("postgres")
+    if request.param == "a data directory":
+        with PostgresServer(fsync=False) as own:
+            yield CopiedServer(own, "postgres")
+        return
+    with server.database() as name:
+        if request.param == "a dump":
+            yield DumpedDatabase(server, name, tmp_path)
+            return
+        yield PostgresDatabase(server, name)
+        server.sql(f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+
+
+def loses_commits(shop: Shop, back_up: Callable[[], object], lose: Callable[[], object], *, busy: bool) -> None:
+    """Let the database of a running master lose five facts; with ``busy``, append before the master has noticed."""
+    shop.append(*"abcde")
+    shop.is_at(6, shop.copy, shop.undoing)
+    back_up()
+    until(lambda: appended(shop, "l"), "the master appends after the backup")
+    shop.append(*"ost!")
+    shop.is_at(11, shop.copy, shop.undoing)
+    lose()
+    while busy and not shop.master.ended:
+        assert not appended(shop, "too late")
+    assert shop.master.wait() == 1
+    assert shop.master.log.count(LOST) == 2  # once logged, and once as the last line
+    assert LOST in shop.copy.log
+    assert LOST in shop.undoing.log
+
+
+def appended(shop: Shop, row: str) -> bool:
+    """Append a fact; return whether that succeeded."""
+    try:
+        shop.append(row)
+    except (URLError, ConnectionError):
+        return False
+    return True
+
+
+def are_equal(shop: Shop, database: PostgresDatabase, *rows: str) -> None:
+    """Check that the database has these rows, and that the followers have the same."""
+    found = database.rows()
+    assert [row for *_, row in found] == [f'"{each}"' for each in rows]
+    until(lambda: table(shop.file(shop.copy), "orders") == found, "the copy is equal")
+    seen: list[tuple[object, ...]] = [(token, row) for token, _, _, row in found]
+    until(lambda: has(shop.file(shop.undoing), SEEN, seen), "the function has applied the same")
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_master_ends_when_its_database_is_restored(tmp_path: Path, database: PostgresDatabase, busy: bool) -> None:
+    """It commits and publishes nothing after that; new facts then exceed those that were lost."""
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url)
+        loses_commits(shop, database.back_up, database.restore, busy=busy)
+        shop.restart_master(*"new facts")
+        are_equal(shop, database, *"abcde", *"new facts")
+
+
+def test_a_worker_that_writes_ends_when_its_database_is_restored(tmp_path: Path, postgres: PostgresServer) -> None:
+    with postgres.database() as name, ExitStack() as stack:
+        database = PostgresDatabase(postgres, name)
+        shop = Shop(tmp_path, stack, database.url, writing_worker=True)
+        loses_commits(shop, database.back_up, database.restore, busy=True)
+        shop.restart_master(*"new facts")
+        are_equal(shop, database, *"abcde", *"new facts")
+    postgres.sql(f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+
+
+def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) -> None:
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby, ExitStack() as stack:
+        url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+        shop = Shop(tmp_path, stack, url)
+
+        def cut_off() -> None:
+            rows = "SELECT count(*) FROM stream_orders"
+            until(lambda: standby.sql(rows) == [(5,)], "the standby has the first facts")
+            standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+            standby.sql("SELECT pg_reload_conf()")
+            until(lambda: not primary.sql("SELECT pid FROM pg_stat_replication"), "the standby is cut off")
+
+        def fail_over() -> None:
+            primary.stop("immediate")
+            standby.sql("SELECT pg_promote()")
+
+        loses_commits(shop, cut_off, fail_over, busy=True)
+        shop.restart_master(*"new facts")
+        are_equal(shop, PostgresDatabase(standby, "postgres"), *"abcde", *"new facts")
+
+
+def test_a_master_goes_on_after_a_planned_restart_of_postgresql_and_after_a_crash(tmp_path: Path) -> None:
+    with PostgresServer() as server, ExitStack() as stack:
+        database = PostgresDatabase(server, "postgres")
+        shop = Shop(tmp_path, stack, database.url)
+        rows = ["a", "b"]
+        shop.append(*rows)
+        shop.is_at(3, shop.copy, shop.undoing)
+        for mode in ("fast", "immediate", "fast"):
+            server.restart(mode)
+            until(lambda: appended(shop, "more"), "the master appends again")
+            rows.append("more")
+        are_equal(shop, database, *rows)
+        assert not shop.master.ended
+        assert LOST not in shop.master.log

@@ -1,0 +1,168 @@
+"""Deferreds that are shared, shielded, bound to a lifetime, or retried."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.deferreds import Lifetime, StartDeferred, share, shield
+from tests.doubles import begin, error_of, now
+
+
+class StartDeferredTests(SynchronousTestCase):
+    def test_it_fires_with_the_work_and_its_cancellation_cancels_the_work(self) -> None:
+        gate: Deferred[None] = Deferred()
+
+        async def work() -> None:
+            await gate
+
+        starting = StartDeferred("worker.start()", work())
+        outcome = begin(starting)
+        self.assertEqual(outcome, [])
+        gate.callback(None)
+        self.assertEqual(outcome, [None])
+        gate = Deferred()
+        starting = StartDeferred("worker.start()", work())
+        outcome = begin(starting)
+        starting.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+
+    def test_the_errors_of_asyncio_contain_how_to_await_it(self) -> None:
+        async def work() -> None:
+            await Deferred()
+
+        async def main() -> None:
+            starting = StartDeferred("worker.start()", work())
+            await starting
+
+        cure = r"in asyncio as worker\.start\(\)\.asFuture\(loop\); see docs/how-to/use-from-asyncio\.md"
+        with self.assertRaisesRegex(ValueError, f"a coroutine was expected, got <Deferred of .*{cure}"):
+            asyncio.run(StartDeferred("worker.start()", work()))  # type: ignore[arg-type]
+        with self.assertRaisesRegex(RuntimeError, f"Task got bad yield: <Deferred of .*{cure}"):
+            asyncio.run(main())
+
+
+class ShareTests(SynchronousTestCase):
+    def test_each_shared_deferred_gets_the_result_and_the_original_keeps_it(self) -> None:
+        original: Deferred[int] = Deferred()
+        early = [begin(share(original)) for _ in range(2)]
+        original.callback(7)
+        self.assertEqual(early, [[7], [7]])
+        self.assertEqual(now(share(original)), 7)
+        self.assertEqual(now(original), 7)
+
+    def test_cancelling_a_shared_deferred_leaves_the_others_alone(self) -> None:
+        original: Deferred[int] = Deferred()
+        shared = share(original)
+        cancelled, other = begin(shared), begin(share(original))
+        shared.cancel()
+        self.assertIsInstance(error_of(cancelled), CancelledError)
+        self.assertFalse(original.called)
+        original.callback(7)
+        self.assertEqual(other, [7])
+
+    def test_a_failure_goes_to_the_first_shared_deferred_that_is_not_cancelled(self) -> None:
+        original: Deferred[int] = Deferred()
+        shared = share(original)
+        cancelled, other = begin(shared), begin(share(original))
+        shared.cancel()
+        original.errback(ValueError("no"))
+        self.assertIsInstance(error_of(cancelled), CancelledError)
+        self.assertIsInstance(error_of(other), ValueError)
+
+    def test_a_failure_is_logged_if_every_shared_deferred_was_cancelled(self) -> None:
+        original: Deferred[int] = Deferred()
+        shared = share(original)
+        begin(shared)
+        shared.cancel()
+        original.errback(ValueError("no"))
+        del original, shared
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+
+class ShieldTests(SynchronousTestCase):
+    def test_the_work_continues_when_its_deferred_is_cancelled(self) -> None:
+        gate: Deferred[None] = Deferred()
+        done: list[str] = []
+
+        async def work() -> str:
+            await gate
+            done.append("done")
+            return "result"
+
+        shielded = shield(work())
+        outcome = begin(shielded)
+        shielded.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        gate.callback(None)
+        self.assertEqual(done, ["done"])
+
+    def test_the_result_or_error_of_the_work_is_returned(self) -> None:
+        async def work() -> int:
+            return 7
+
+        async def fails() -> int:
+            raise ValueError("no")
+
+        self.assertEqual(now(shield(work())), 7)
+        self.assertIsInstance(error_of(begin(shield(fails()))), ValueError)
+
+
+class LifetimeTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.lifetime = Lifetime(self.clock)
+
+    def tearDown(self) -> None:
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_sleep_returns_after_its_seconds(self) -> None:
+        sleep = begin(self.lifetime.sleep(2.0))
+        self.clock.advance(1.9)
+        self.assertEqual(sleep, [])
+        self.clock.advance(0.1)
+        self.assertEqual(sleep, [None])
+
+    def test_end_ends_every_sleep_and_leaves_no_timer(self) -> None:
+        sleeps = [begin(self.lifetime.sleep(seconds)) for seconds in (1.0, 2.0)]
+        self.lifetime.end()
+        self.assertEqual(sleeps, [[None], [None]])
+
+    def test_after_end_sleep_returns_at_once(self) -> None:
+        self.lifetime.end()
+        self.assertEqual(begin(self.lifetime.sleep(5.0)), [None])
+
+    def test_end_cancels_what_was_added(self) -> None:
+        waiting: Deferred[int] = Deferred()
+        outcome = begin(self.lifetime.add(waiting))
+        self.lifetime.end()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+
+    def test_end_leaves_alone_what_has_fired(self) -> None:
+        waiting: Deferred[int] = Deferred()
+        outcome = begin(self.lifetime.add(waiting))
+        waiting.callback(7)
+        self.lifetime.end()
+        self.assertEqual(outcome, [7])
+        self.assertEqual(self.lifetime._waiting, set())
+
+    def test_an_error_is_passed_on(self) -> None:
+        waiting: Deferred[int] = Deferred()
+        outcome = begin(self.lifetime.add(waiting))
+        waiting.errback(Failure(ValueError("no")))
+        self.assertIsInstance(error_of(outcome), ValueError)
+
+    def test_a_callback_may_fire_another_deferred_while_end_runs(self) -> None:
+        one: Deferred[int] = Deferred()
+        two: Deferred[int] = Deferred()
+        first = begin(self.lifetime.add(one).addErrback(lambda _: two.callback(7)))
+        second = begin(self.lifetime.add(two))
+        self.lifetime.end()
+        self.assertEqual(first, [None])
+        self.assertEqual(len(second), 1)

@@ -1,0 +1,108 @@
+"""URLs hide their secrets: in every form in which they are given, and in every text made of them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from replication.urls import Url, hide_secrets
+from tests.system.daemons import environment
+
+SECRET = "hunter2secret"
+SHOWN = {
+    "sqlite:///replication.db": "sqlite:///replication.db",
+    "sqlite:////srv/me@home/a.db": "sqlite:////srv/me@home/a.db",
+    "sqlite://": "sqlite://",
+    "http://127.0.0.1:9093": "http://127.0.0.1:9093",
+    "https://[::1]:9093/below": "https://[::1]:9093/below",
+    "tcp:127.0.0.1:9092": "tcp:127.0.0.1:9092",
+    "unix:/run/me@home/wire": "unix:/run/me@home/wire",
+    "tls:h:9092:privateKey=/etc/key.pem": "tls:h:9092:privateKey=/etc/key.pem",
+    "segments/of/me@home": "segments/of/me@home",
+    "s3://bucket/out": "s3://bucket/out",
+    "postgresql://me@here:5/db": "postgresql://me@here:5/db",
+    "postgresql://me@one:1,two:2/db": "postgresql://me@one:1,two:2/db",
+    "postgresql:///db": "postgresql:///db",
+    "postgresql://%2Frun%2Fpg/db": "postgresql://%2Frun%2Fpg/db",
+    "abfs://container@account/out": "abfs://container@account/out",
+    f"postgresql://me:{SECRET}@here:5/db": "postgresql://me@here:5/db",
+    f"postgresql://me@here/db?password={SECRET}": "postgresql://me@here/db?…",
+    f"postgresql://me:{SECRET}%zz@here/db": "postgresql://me@here/db",
+    f"postgresql://me:x{SECRET}@@here@there/db": "postgresql://…@there/db",
+    f"postgresql://me:{SECRET}/db": "postgresql://…",
+    f"postgresql://me:x/{SECRET}@here/db": "postgresql://…@here/db",
+    f"postgresql://me:x?{SECRET}@here/db": "postgresql://…",
+    f"postgresql://here:5432/db?password=x@{SECRET}": "postgresql://…",
+    f"postgresql:/me:{SECRET}@here/db": "…@here/db",
+    f"me:{SECRET}@here/db": "…@here/db",
+    f"host=here password={SECRET} user=me": "host=here password=… user=me",
+    f"host=here password = '{SECRET} x'": "host=here password = …",
+    f"http://me:{SECRET}@here:9093": "http://…@here:9093",
+    f"https://{SECRET}@here:9093": "https://…@here:9093",
+    f"http://here:9093/?token={SECRET}": "http://here:9093/?…",
+    f"s3://key:{SECRET}@bucket/out?region=x": "s3://…@bucket/out?…",
+    f"tcp:me:{SECRET}@here:9092": "…@here:9092",
+    f"--database=postgresql://me:{SECRET}@here/db": "--database=postgresql://…@here/db",
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_a_url_is_shown_without_its_secrets(text: str) -> None:
+    url = Url(text)
+    assert str(url) == f"{url}" == SHOWN[text]
+    assert repr(url) == repr(SHOWN[text])
+    assert SECRET not in f"{url!s} {url!r} {[url]} {url!r:.200}"
+
+
+@given(
+    scheme=st.sampled_from(["postgresql", "http", "https", "s3", "mysql"]),
+    user=st.text("abc", max_size=3),
+    around=st.tuples(st.text("a1:/?#%[].&=", max_size=4), st.text("a1:/?#%[].&=", max_size=4)),
+    place=st.sampled_from(["@h", "@h:1", "@h/db", "@[::1]:5/db?x=y", "@h,g/db", "@h/db?password=x"]),
+)
+@example(scheme="http", user="", around=("", ""), place="@h")
+def test_no_spelling_of_a_password_is_shown(scheme: str, user: str, around: tuple[str, str], place: str) -> None:
+    """It may have any characters, escaped or not."""
+    before, after = around
+    for password in (f"{before}{SECRET}{after}", quote(f"{before}{SECRET}{after}", safe="")):
+        assert SECRET not in str(Url(f"{scheme}://{user}:{password}{place}"))
+
+
+def test_a_url_is_made_of_another_one_and_equals_those_of_the_same_text() -> None:
+    url = Url(f"http://me:{SECRET}@h")
+    assert Url(url) == url == pickle.loads(pickle.dumps(url))
+    assert url != Url("http://…@h")
+    assert url != url.reveal()
+    assert {url: 1}[Url(url.reveal())] == 1
+    assert url.reveal() == f"http://me:{SECRET}@h"
+
+
+def test_secrets_are_left_out_of_a_drivers_message() -> None:
+    url = Url(f"postgresql://me:{SECRET}@h/db?sslpassword=other{SECRET}")
+    assert url.hide_in(f'invalid "{SECRET}", or "other{SECRET}"') == 'invalid "…", or "…"'
+
+
+def test_a_message_that_quotes_arguments_is_shown_without_secrets() -> None:
+    assert hide_secrets(f"no option '--x=http://me:{SECRET}@h' here") == "no option '--x=http://…@h' here"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process change what ps shows")
+def test_the_arguments_that_ps_shows_have_no_secret() -> None:
+    code = "from replication.urls import hide_arguments as h; h(); print(open('/proc/self/cmdline').read())"
+    given = [f"--database=postgresql://me:{SECRET}@here/db", f"postgresql://me:{SECRET}@here/db", "plain", "a@b"]
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *given], env=environment(), check=True, capture_output=True, text=True
+    ).stdout
+    assert SECRET not in shown
+    assert [each.strip() for each in shown.split("\0")[3:7]] == [
+        "--database=postgresql://…@here/db",
+        "postgresql://me@here/db",
+        "plain",
+        "a@b",
+    ]

@@ -1,0 +1,47 @@
+"""A writer begins an epoch of each stream at each start."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.streams.definitions import StreamDefinition
+from replication.streams.history import Epoch
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.epochs import begin_epochs
+from tests.contract.memory_store import MemoryStore
+from tests.doubles import now
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+
+
+class EpochTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.store = MemoryStore()
+        now(self.store.open())
+        now(self.store.declare(StreamDefinition("orders")))
+
+    def begin(self, start: int) -> list[tuple[int, int]]:
+        """Begin an epoch, and return where each begins."""
+        now(begin_epochs(self.store, MASTER, {ORDERS: Token(start)}))
+        return [(each.settled, each.start) for each in now(self.store.history(ORDERS, MASTER))]
+
+    def store_position(self, token: int) -> None:
+        now(self.store.transaction().commit([Write(ORDERS, MASTER, Token(token))]))
+
+    def test_an_epoch_begins_where_the_stream_does(self) -> None:
+        self.assertEqual(self.begin(1), [(1, 1)])
+        self.store_position(9)
+        self.assertEqual(self.begin(9), [(1, 1), (9, 9)])
+
+    def test_ids_above_the_stored_position_may_have_been_open(self) -> None:
+        self.store_position(4)
+        self.assertEqual(self.begin(6), [(4, 6)])
+
+    def test_each_epoch_has_another_name(self) -> None:
+        self.begin(1)
+        (first,) = now(self.store.history(ORDERS, MASTER))
+        self.begin(1)
+        (second,) = now(self.store.history(ORDERS, MASTER))
+        self.assertNotEqual(first.name, second.name)
+        self.assertIsInstance(first, Epoch)

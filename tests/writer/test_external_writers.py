@@ -1,0 +1,455 @@
+"""Rows of external writers are polled for, more often while rows arrive, and published like own facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.logger import LogLevel
+
+from replication.errors import StoreError
+from replication.net.protocol import Limits
+from replication.session.connection import Keepalive
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import SequenceState, Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.external_writers import LONGEST
+from replication.writer.publisher import RETRY_AFTER
+from tests.doubles import FragileStore, begin, error_of, logged, now
+from tests.serving import MasterCase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.writer.master import Master
+    from tests.doubles import Wire
+
+ORDERS = StreamName("orders")
+ME = InstanceName("master")
+
+
+class ExternallyWrittenStore(FragileStore):
+    """A store that external writers write to; the next poll returns ``state``."""
+
+    streams: Sequence[StreamName] = (ORDERS,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = SequenceState(Token(1), Token(1))
+        self.other_positions: dict[InstanceName, Token] = {}
+
+    async def declare(self, definition: StreamDefinition) -> None:
+        await super().declare(StreamDefinition(definition.name))
+
+    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        return self.other_positions or await super().positions(stream)
+
+    def watch(self) -> ExternallyWrittenStore:
+        return self
+
+    async def poll(self) -> Mapping[StreamName, SequenceState]:
+        await self.operation("poll")
+        return {ORDERS: self.state}
+
+    def insert(self, *tokens: int) -> None:
+        """Insert rows as an external writer."""
+        facts = [Fact(Token(each), (f'["o","{each}"]',)) for each in tokens]
+        now(super().transaction().commit([Write(ORDERS, ME, Token(0), facts)]))
+
+    @property
+    def polls(self) -> int:
+        return self.asked.count("poll")
+
+
+class ExternalCase(MasterCase):
+    store: ExternallyWrittenStore
+
+    def make_store(self) -> ExternallyWrittenStore:
+        return ExternallyWrittenStore()
+
+    def next_poll(
+        self, settled: int | None, last_value: int | None = None, waits: float = 0.0, blockers: str = ""
+    ) -> None:
+        """Set what the next poll returns, and wait for that poll."""
+        self.store.state = SequenceState(
+            None if settled is None else Token(settled),
+            Token(last_value or settled or 0),
+            waits,
+            [blockers] if blockers else [],
+        )
+        self.net.advance(LONGEST)
+
+    def published_lines(self, wire: Wire) -> list[str]:
+        return [line for line in self.new_lines(wire) if " orders " in line]
+
+
+class PublishingTests(ExternalCase):
+    def test_rows_of_external_writers_wait_until_no_smaller_id_can_commit(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.store.insert(3)
+        self.next_poll(1, last_value=3)
+        self.assertEqual(self.published_lines(wire), [])
+        self.store.insert(2)
+        self.next_poll(3)
+        self.assertEqual(
+            self.published_lines(wire), ['RDATA orders master 2 ["o","2"]', 'RDATA orders master 3 ["o","3"]']
+        )
+
+    def test_trap_18_ids_without_rows_are_published_as_a_position(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.store.insert(2)
+        self.next_poll(5)
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]', "POSITION orders master 2 5"])
+
+    def test_own_facts_and_external_rows_are_published_in_id_order(self) -> None:
+        wire = self.greeted("REPLICATE")
+        reservation, mine = self.hold()
+        self.assertEqual(mine.token, 2)
+        now(mine.write(["o", "mine"]))
+        self.store.insert(3)
+        self.next_poll(3)
+        self.assertEqual(self.published_lines(wire), [])  # ID 2 is open
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(
+            self.published_lines(wire), ['RDATA orders master 2 ["o","mine"]', 'RDATA orders master 3 ["o","3"]']
+        )
+
+    def test_own_facts_wait_for_smaller_ids_of_external_writers(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.append("mine")
+        self.net.advance(LONGEST)
+        self.assertEqual(self.published_lines(wire), [])
+        self.next_poll(2)
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","mine"]'])
+
+    def test_no_position_above_the_horizon_is_stored(self) -> None:
+        self.greeted("REPLICATE")
+        self.append("one")
+        reservation, _ = self.hold()
+        self.append("two")
+        now(reservation.__aexit__(ValueError, ValueError(), None))
+        self.net.pump([1.0] * 3)
+        self.assertEqual(now(self.store.stored_positions())[ORDERS][ME], 1)
+        self.next_poll(4)
+        self.net.pump([1.0] * 3)
+        self.assertEqual(now(self.store.stored_positions())[ORDERS][ME], 4)
+
+
+class OpeningTests(ExternalCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.store.state = SequenceState(None, Token(9))
+
+    def test_a_stream_has_no_position_before_its_horizon_is_known(self) -> None:
+        """A smaller POSITION would look like a restored database to a follower from before the restart."""
+        wire = self.greeted()
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire), ["POSITION caches master 1 1"])
+        self.assertEqual(self.master.served.stream_statuses()[0].writers[0].state, "opening")
+        self.assertEqual(list(now(self.master.served.page("orders", None, after=5, upto=9, limit=10)).facts), [])
+        self.store.insert(7, 9)
+        self.next_poll(9)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 9 9"])
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 9 9"])
+        page = now(self.master.served.page("orders", None, after=5, upto=9, limit=10))
+        self.assertEqual([token for token, _ in page.facts], [7, 9])
+
+    def test_a_stream_without_transactions_in_progress_has_a_position_at_start(self) -> None:
+        self.store.state = SequenceState(Token(9), Token(9))
+        wire = self.greeted()
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 9 9")
+        self.assertEqual(self.store.polls, 2)  # the poll of the start, and the first of the loop
+
+    def test_a_stream_that_another_instance_publishes_is_not_published_here(self) -> None:
+        self.master = self.make_master(streams=[StreamDefinition("orders", writers=("w2",))])
+        wire = self.greeted("REPLICATE")
+        self.next_poll(9)
+        self.assertEqual(self.published_lines(wire), [])
+
+
+class FirstRowTests(ExternalCase):
+    """A row with ID 1 reaches every follower (docs/protocol/ids.md F5)."""
+
+    def make_store(self) -> ExternallyWrittenStore:
+        store = super().make_store()
+        store.state = SequenceState(Token(0), Token(0))  # of an empty table without a sequence
+        return store
+
+    def make_master(self, **options: Any) -> Master:
+        columns: dict[str, Any] = {"table": "orders", "id_column": "id", "row": ["id", "state"]}
+        return super().make_master(**{"streams": [StreamDefinition("orders", **columns)], **options})
+
+    def insert_first(self) -> None:
+        """Insert a row with ID 1 before the master starts."""
+        now(self.store.open())
+        now(self.store.declare(StreamDefinition("orders")))
+        self.store.insert(1)
+        self.store.state = SequenceState(Token(1), Token(1))
+
+    def test_an_empty_table_begins_at_0_and_its_first_row_is_published(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 0 0"])
+        self.store.insert(1)
+        self.next_poll(1)
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 1 ["o","1"]'])
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"], "a follower at 0 has a gap")
+        self.store.insert(2)
+        self.next_poll(2)
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]', "POSITION orders master 2 2"])
+
+    def test_a_run_whose_only_row_is_the_first_stays_in_the_history(self) -> None:
+        """Otherwise a follower at 1 would find no common run after a restart (docs/protocol/following.md E7)."""
+        self.greeted()
+        self.store.insert(1)
+        self.next_poll(1)
+        (run,) = now(self.store.history(ORDERS, ME))
+        self.assertEqual((run.settled, run.start), (0, 0))
+        self.wires.clear()
+        stopped = begin(self.master.stop())
+        self.net.pump([1.0] * 20)
+        self.assertEqual(stopped, [None])
+        self.store.closed = False
+        self.master = self.make_master()
+        self.greeted()
+        self.assertEqual([each.start for each in now(self.store.history(ORDERS, ME))], [0, 1])
+        self.assertEqual(now(self.store.history(ORDERS, ME))[0].name, run.name)
+
+    def test_a_first_row_from_before_the_start_is_a_gap(self) -> None:
+        self.insert_first()
+        wire = self.greeted()
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
+
+    def test_an_id_1_that_was_used_up_is_no_gap(self) -> None:
+        self.store.state = SequenceState(Token(1), Token(1))
+        wire = self.greeted()
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 1 1"])
+
+    def test_a_first_row_whose_transaction_ends_after_the_start_is_a_gap(self) -> None:
+        self.store.state = SequenceState(None, Token(1))
+        wire = self.greeted("REPLICATE orders")
+        self.store.insert(1)
+        self.next_poll(1)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
+
+    def test_a_first_row_that_cannot_be_read_is_read_again(self) -> None:
+        self.store.state = SequenceState(None, Token(1))
+        wire = self.greeted("REPLICATE orders")
+        self.store.insert(1)
+        self.store.errors["facts"] = StoreError("disk I/O error")
+        self.next_poll(1)
+        self.assertEqual(self.published_lines(wire), [])
+        del self.store.errors["facts"]
+        self.net.advance(RETRY_AFTER)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
+
+    def test_the_position_of_a_first_row_is_stored(self) -> None:
+        self.insert_first()
+        self.greeted()
+        self.net.pump([1.0] * 2)
+        self.assertEqual(now(self.store.stored_positions())[ORDERS][ME], 1)
+
+
+class BulkInsertTests(ExternalCase):
+    limits = Limits(Keepalive(ping_after=1_000, give_up_after=3_000), max_queued_lines=6_000)
+
+    def test_a_bulk_insert_is_published_as_a_gap_after_half_the_queue_limit(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.store.insert(*range(2, 20_002))
+        self.next_poll(20_001)
+        lines = self.published_lines(wire)
+        self.assertEqual((len(lines), lines[-1]), (5_001, "POSITION orders master 20001 20001"))
+        self.store.insert(20_002)
+        self.next_poll(20_002)
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 20002 ["o","20002"]'])
+
+
+class PollingTests(ExternalCase):
+    def polls_in(self, seconds: float) -> int:
+        before = self.store.polls
+        self.net.pump([0.001] * int(seconds * 1000))
+        return self.store.polls - before
+
+    def test_the_pause_between_polls_grows_while_nothing_changes(self) -> None:
+        now(self.master.start())
+        self.assertGreater(self.polls_in(0.016), 4)
+        self.net.pump([0.1] * 100)
+        self.assertEqual(self.polls_in(60.0), 100)
+
+    def test_a_change_shortens_the_pause_between_polls(self) -> None:
+        now(self.master.start())
+        self.net.pump([0.1] * 100)
+        self.next_poll(2)
+        self.assertGreater(self.polls_in(0.016), 4)
+
+    def test_a_commit_of_this_process_polls_at_once(self) -> None:
+        now(self.master.start())
+        self.net.pump([0.1] * 100)
+        before = self.store.polls
+        now(self.master.stream("caches").append([[["get", None, 1]]]))
+        self.assertEqual(self.store.polls, before)
+        self.append("mine")
+        self.assertEqual(self.store.polls, before + 1)
+
+    def test_a_commit_during_a_poll_is_polled_for_after_it(self) -> None:
+        now(self.master.start())
+        self.net.pump([0.1] * 100)
+        self.store.close_gate("poll")
+        self.net.advance(LONGEST)
+        before = self.store.polls
+        self.append("mine")
+        self.assertEqual(self.store.polls, before)
+        self.store.open_gate("poll")
+        self.assertEqual(self.store.polls, before + 1)
+
+    def test_a_failing_database_is_polled_again_and_logged_once(self) -> None:
+        wire = self.greeted("REPLICATE")
+        with logged(LogLevel.info) as messages:
+            self.store.errors["poll"] = StoreError("the server is away")
+            self.net.pump([RETRY_AFTER] * 5)
+            self.store.insert(2)
+            self.store.state = SequenceState(Token(2), Token(2))
+            del self.store.errors["poll"]
+            self.net.pump([RETRY_AFTER] * 2)
+        self.assertEqual(
+            messages, ["mapped streams cannot be polled: the server is away", "mapped streams are polled again"]
+        )
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]'])
+
+    def test_the_start_fails_if_the_first_poll_fails(self) -> None:
+        self.store.errors["poll"] = StoreError("the server is away")
+        with logged():
+            self.assertRaises(StoreError, now, self.master.start())
+        del self.store.errors["poll"]
+
+    def test_stop_waits_for_a_poll_in_progress(self) -> None:
+        now(self.master.start())
+        self.store.close_gate("poll")
+        self.net.advance(LONGEST)
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.store.open_gate("poll")
+        self.assertEqual(stopped, [None])
+
+
+class StatusTests(ExternalCase):
+    def test_the_status_shows_how_many_ids_wait_how_long_and_for_which_transaction(self) -> None:
+        now(self.master.start())
+        self.next_poll(3, last_value=8, waits=12.5, blockers="session 4711 of anna")
+        status = self.master.served.stream_statuses()[0]
+        self.assertEqual((status.open_count, status.oldest_open), (5, (4, 12.5)))
+        self.assertEqual(list(status.notes), ["stream 'orders': 5 IDs from 4 on wait for session 4711 of anna"])
+        samples = {
+            each.name: each.value for each in self.master.served.samples() if each.labels.get("stream") == "orders"
+        }
+        self.assertEqual((samples["open_ids"], samples["oldest_open_seconds"]), (5, 12.5))
+        self.next_poll(8)
+        status = self.master.served.stream_statuses()[0]
+        self.assertEqual((status.open_count, status.oldest_open, list(status.notes)), (0, None, []))
+
+    def state_of(self, stream: str) -> tuple[str, str | None]:
+        (status,) = [each for each in self.master.served.stream_statuses() if each.definition.name == stream]
+        return status.writers[0].state, status.writers[0].error
+
+    def test_the_status_before_the_first_poll_is_opening(self) -> None:
+        self.store.close_gate("poll")
+        started = begin(self.master.start())
+        self.assertEqual(self.state_of("orders"), ("opening", None))
+        self.store.open_gate("poll")
+        self.assertEqual(started, [None])
+
+    def test_a_start_that_failed_for_now_is_tried_again_and_polls_once_afterwards(self) -> None:
+        """The first attempt fails at its poll, the second one after it."""
+        store_histories, temporary = self.store.store_histories, StoreError("the database is locked", temporary=True)
+        self.store.errors["poll"] = temporary
+        self.assertIs(error_of(begin(self.master.start())), temporary)
+        del self.store.errors["poll"]
+
+        async def fail(*_: object) -> None:
+            raise temporary
+
+        self.store.store_histories = fail  # type: ignore[method-assign, assignment]
+        self.assertIs(error_of(begin(self.master.start())), temporary)
+        polls = self.store.polls
+        self.net.advance(10 * LONGEST)
+        self.assertEqual(self.store.polls, polls)
+        self.store.store_histories = store_histories  # type: ignore[method-assign]
+        self.assertEqual(begin(self.master.start()), [None])
+        self.next_poll(2)
+        polls = self.store.polls
+        for _ in range(10):
+            self.net.advance(10 * LONGEST)
+        self.assertEqual(self.store.polls, polls + 10)
+
+    def test_mapped_streams_are_stopped_while_the_poll_fails(self) -> None:
+        now(self.master.start())
+        self.store.errors["poll"] = StoreError("no such table: orders")
+        with logged():
+            self.net.advance(RETRY_AFTER)
+        why = "no such table: orders; the stream is published again once that is mended"
+        self.assertEqual(self.state_of("orders"), ("stopped", why))
+        self.assertEqual(self.state_of("caches"), ("writing", None))
+        del self.store.errors["poll"]
+        self.net.advance(RETRY_AFTER)
+        self.assertEqual(self.state_of("orders"), ("writing", None))
+
+    def test_a_stream_is_stopped_while_its_sequence_cannot_be_read(self) -> None:
+        now(self.master.start())
+        with logged(LogLevel.info) as messages:
+            self.store.state = SequenceState(Token(1), Token(1), error="no sequence")
+            self.net.pump([LONGEST] * 3)
+            state = self.state_of("orders")
+            self.next_poll(1)
+        self.assertEqual(state, ("stopped", "no sequence; the stream is published again once that is mended"))
+        self.assertEqual(messages, ["stream orders is not published: no sequence", "stream orders is published again"])
+        self.assertEqual(self.state_of("orders"), ("writing", None))
+
+    def test_a_stream_is_stopped_while_its_rows_cannot_be_read(self) -> None:
+        mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"])
+        self.master = self.make_master(streams=[mapped])
+        wire = self.greeted("REPLICATE")
+        self.store.errors["facts"] = StoreError("no such column: source.state")
+        self.store.insert(2)
+        with logged(LogLevel.info) as messages:
+            self.next_poll(2)
+            self.net.pump([RETRY_AFTER] * 3)
+            state, why = self.state_of("orders")
+            del self.store.errors["facts"]
+            self.net.pump([RETRY_AFTER] * 3)
+        cure = "the stream is published again once that is mended; after a change of its mapping, restart this process"
+        self.assertEqual((state, why), ("stopped", f"no such column: source.state; {cure}"))
+        self.assertEqual(
+            messages,
+            ["stream orders is not published: no such column: source.state", "stream orders is published again"],
+        )
+        self.assertEqual(self.state_of("orders"), ("writing", None))
+        self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]'])
+
+    def test_a_warning_about_the_table_is_a_note_of_the_status(self) -> None:
+        self.store.warnings += ["stream 'orders': no index", "stream 'other': no index"]
+        with logged():
+            now(self.master.start())
+        self.assertEqual(list(self.master.served.stream_statuses()[0].notes), ["stream 'orders': no index"])
+
+    def test_rows_of_an_unknown_writer_are_logged_as_a_warning(self) -> None:
+        mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"], instance_column="writer")
+        self.master = self.make_master(streams=[mapped])
+        self.store.other_positions = {InstanceName("batch"): Token(7), ME: Token(9), InstanceName(""): Token(8)}
+        with logged() as messages:
+            now(self.master.start())
+        self.assertEqual(len(messages), 1)
+        self.assertIn("stream 'orders': its table has rows of 'batch', which 'master' does not publish", messages[0])
+
+    def test_an_older_open_id_of_this_process_is_the_oldest_open_id(self) -> None:
+        now(self.master.start())
+        reservation, _ = self.hold()
+        self.net.advance(100.0)
+        self.next_poll(1, last_value=8, waits=5.0)
+        self.assertEqual(self.master.served.stream_statuses()[0].oldest_open, (2, 100.0 + LONGEST))
+        now(reservation.__aexit__(None, None, None))

@@ -1,0 +1,434 @@
+"""A master starts at its stored positions, and stops without loss of what was begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import (
+    ConfigError,
+    SchemaError,
+    StoreError,
+    StreamError,
+)
+from replication.net.protocol import Limits
+from replication.storage import open_store
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.master import Master
+from tests.doubles import Net, begin, error_of, lines_of, logged, now
+from tests.serving import ORDERS, MasterCase, SharedCase
+from tests.storage.pump import Pump
+
+
+class CommitTests(SharedCase):
+    def test_on_commit_is_called_with_committed_facts(self) -> None:
+        received: list[object] = []
+        master = self.make_master(instance_name="second", on_commit=lambda *what: received.append(what))
+        now(master.start())
+        now(master.stream("orders").append([[["o", "placed"]]]))
+        self.assertEqual(received, [("orders", [Fact(Token(2), ('["o","placed"]',))])])
+        now(master.stop())
+
+
+class StartTests(MasterCase):
+    def test_the_first_reserve_starts_the_master(self) -> None:
+        self.assertEqual(self.append("placed"), [2])
+
+    def test_two_calls_of_start_start_once(self) -> None:
+        self.store.close_gate("open")
+        started = [begin(self.master.start()) for _ in range(2)]
+        self.assertEqual(started, [[], []])
+        self.store.open_gate("open")
+        self.assertEqual(started, [[None], [None]])
+        now(self.master.start())
+        self.assertEqual(self.store.asked.count("open"), 1)
+
+    def test_cancelling_one_start_does_not_cancel_the_other(self) -> None:
+        self.store.close_gate("open")
+        start = self.master.start()
+        one, two = begin(start), begin(self.master.start())
+        start.cancel()
+        self.assertIsInstance(error_of(one), CancelledError)
+        self.store.open_gate("open")
+        self.assertEqual(two, [None])
+
+    def test_a_peer_that_connects_early_is_greeted_at_once_and_answered_after_the_start(self) -> None:
+        """The follower can check the server name, and does not time out during a long start."""
+        self.store.close_gate("positions")
+        early, gone = self.connect("NAME early", "PING 1", "REPLICATE orders"), self.connect("REPLICATE")
+        self.assertEqual(self.new_lines(early), ["SERVER example.com", "PING 1700500"])
+        gone.lose()
+        self.store.open_gate("positions")
+        self.assertEqual(self.new_lines(early), ["POSITION orders master 1 1"])
+        self.assertEqual([peer.name for peer in self.master.served.peer_statuses()], ["early"])
+        self.append("placed")
+        self.assertEqual(len(self.new_lines(early)), 1)
+
+    def test_a_fault_of_an_early_peer_closes_only_that_peer(self) -> None:
+        self.store.close_gate("open")
+        early, wrong = self.connect("REPLICATE"), self.connect("REPLICATE", "FOO")
+        self.assertTrue(lines_of(wrong.read())[-1].startswith("ERROR "))
+        self.store.open_gate("open")
+        self.assertEqual(len(self.new_lines(early)), 4)
+        self.assertEqual(self.new_lines(wrong), [])
+
+    def test_every_caller_and_peer_receives_the_error_of_a_failed_start(self) -> None:
+        self.store.close_gate("open")
+        waiting = [begin(self.master.start()), begin(self.master.stream("orders").append([[["o", "p"]]]))]
+        with logged() as messages:
+            early = self.connect("REPLICATE")
+            self.store.errors["open"] = SchemaError("made by a newer version")
+            self.store.open_gate("open")
+            late = self.connect("REPLICATE")
+        for outcome in (*waiting, begin(self.master.start()), begin(self.master.served.check())):
+            self.assertIsInstance(error_of(outcome), SchemaError)
+        for wire in (early, late):
+            self.assertEqual(lines_of(wire.read())[-1], "ERROR made by a newer version")
+        self.assertIn("cannot start: made by a newer version", messages)
+
+    def test_after_a_temporary_error_each_caller_tries_again_and_peers_wait(self) -> None:
+        self.store.close_gate("open")
+        waiting = [begin(self.master.start()) for _ in range(3)]
+        early = self.connect("REPLICATE orders")
+        for place in ("open", "declare", "positions"):
+            self.store.errors = {place: StoreError("the database is locked", temporary=True)}
+            if "open" in self.store.gates:
+                self.store.open_gate("open")
+            asked = self.store.asked.count("open")
+            for outcome in (*waiting, begin(self.master.start()), begin(self.master.served.check())):
+                self.assertIs(error_of(outcome), self.store.errors[place])
+            self.assertEqual(self.store.asked.count("open"), asked + 1, "a check names the trouble at once")
+            waiting = []
+        self.assertEqual([line for line in self.new_lines(early) if line.startswith(("ERROR", "POSITION"))], [])
+        self.store.errors = {}
+        self.assertEqual(begin(self.master.start()), [None])
+        self.assertEqual(self.new_lines(early), ["POSITION orders master 1 1"])
+        self.assertEqual(self.append("placed"), [2])
+
+    def test_a_master_whose_start_failed_for_now_can_be_stopped(self) -> None:
+        self.store.errors["positions"] = StoreError("the database is locked", temporary=True)
+        self.assertIsInstance(error_of(begin(self.master.start())), StoreError)
+        self.assertEqual(begin(self.master.stop()), [None])
+
+    def test_every_caller_receives_an_unexpected_error_of_the_start(self) -> None:
+        """A caller without the error would write from ID 2 on."""
+        self.store.errors["positions"] = OSError("too many open files")
+        for _ in range(3):
+            self.assertIsInstance(error_of(begin(self.master.start())), OSError)
+        self.assertIsInstance(error_of(begin(self.master.stream("orders").append([[["o", "p"]]]))), OSError)
+
+    def test_a_stream_continues_at_its_largest_stored_position(self) -> None:
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        for writer, position in (("master", 7), ("an-older-name", 9)):
+            write = Write(ORDERS.name, InstanceName(writer), Token(position))
+            now(self.store.transaction().commit([write]))
+        wire = self.greeted()
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 9 9")
+        self.assertEqual(self.append("placed"), [10])
+
+    def test_trap_17_streams_that_share_their_ids_continue_at_their_largest_position(self) -> None:
+        streams = [StreamDefinition("tags", shares="data"), StreamDefinition("data")]
+        master = self.make_master(streams=streams)
+        for stream, tokens in (("tags", [2]), ("data", [3]), ("tags", [4])):
+            self.assertEqual(now(master.stream(stream).append([[1]])), tokens)
+        now(master.stop())
+        self.master = self.make_master(streams=streams)
+        now(self.master.start())
+        wire = self.greeted("REPLICATE")
+        self.assertEqual(now(self.master.stream("data").append([[1]])), [5])
+        self.assertEqual(self.new_lines(wire), ["RDATA data master 5 1", "POSITION tags master 4 5"])
+        page = now(self.master.served.page("tags", None, after=0, upto=9, limit=9))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto), ([2, 4], 5))
+
+    def test_trap_17_after_a_kill_the_largest_position_counts_in_whichever_of_the_streams_it_is(self) -> None:
+        """A kill leaves each stream at its last stored position; the next ID must be above all of them."""
+        for largest, other in (("tags", "data"), ("data", "tags")):
+            self.store = self.make_store()
+            now(self.store.open())
+            for name, token in ((largest, Token(7)), (other, Token(3))):
+                now(self.store.declare(StreamDefinition(name)))
+                write = Write(StreamName(name), InstanceName("master"), token, [Fact(token, ("1",))])
+                now(self.store.transaction().commit([write]))
+            self.master = self.make_master(streams=[StreamDefinition("tags", shares="data"), StreamDefinition("data")])
+            self.assertEqual(now(self.master.stream("data").append([[1]])), [8])
+            now(self.master.stop())
+
+    def test_a_server_name_that_no_line_can_hold_is_refused(self) -> None:
+        for name in ("two\nlines", "cr\r", "x" * 20_000, "\ud800"):
+            with self.assertRaisesRegex(ConfigError, "server_name"):
+                self.make_master(server_name=name)
+
+    def test_two_streams_of_one_name_are_refused(self) -> None:
+        with self.assertRaises(ConfigError):
+            self.make_master(streams=["orders", ORDERS])
+
+    def test_a_stream_that_another_program_writes_is_refused(self) -> None:
+        with self.assertRaisesRegex(ConfigError, "'orders' has a position_name: another program writes it"):
+            self.make_master(streams=[StreamDefinition("orders", position_name="theirs")])
+
+    def test_a_name_or_a_definition_is_refused_as_the_list_of_streams(self) -> None:
+        for streams in ("orders", ORDERS):
+            with self.assertRaisesRegex(ConfigError, r"^streams is a list, not a \w+: write streams=\["):
+                self.make_master(streams=streams)
+
+    def test_a_decorator_without_parentheses_names_what_to_write(self) -> None:
+        master: Any = self.master
+
+        def show(*arguments: object) -> None:
+            """Do nothing."""
+
+        for decorator, use in (
+            (master.on_command, r"@worker\.on_command\(RemoteServerUp\)"),
+            (master.on_synapse_request, r"@master\.on_synapse_request\('send_event'\)"),
+        ):
+            with self.assertRaisesRegex(ConfigError, f"write {use} above show"):
+                decorator(show)
+
+    def test_the_caches_stream_is_always_declared(self) -> None:
+        self.assertIn("caches", self.make_master(streams=[]).registry)
+        self.assertIn("caches", self.make_master(streams=["caches"]).registry)
+
+
+class EpochTests(MasterCase):
+    def test_a_start_begins_an_epoch_of_each_stream_with_a_table(self) -> None:
+        streams = [StreamDefinition("orders"), StreamDefinition("typing", in_memory=True)]
+        for _ in range(2):
+            master = Master(server_name="example.com", database=self.store, streams=streams, reactor=self.net)
+            started = begin(master.start())
+            self.net.run()
+            self.assertEqual(started, [None])
+            now(master.stream("orders").append([["a"]]))
+            found = {name: now(master.served.history(name, "master")) for name in ("orders", "caches", "typing")}
+            begin(master.stop())
+            self.net.run()
+        self.assertEqual([each.start for each in found["orders"]], [1, 2])
+        self.assertEqual(({name: len(found[name]) for name in ("caches", "typing")}), {"caches": 1, "typing": 0})
+
+
+class StopTests(MasterCase):
+    def test_peers_receive_server_stopping_and_stop_waits_until_they_are_closed(self) -> None:
+        wire = self.greeted()
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.assertEqual(lines_of(wire.read()), ["ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_a_peer_that_does_not_read_is_aborted_after_five_seconds(self) -> None:
+        wire = self.greeted()
+        stopped = begin(self.master.stop())
+        self.net.advance(4.9)
+        self.assertEqual(stopped, [])
+        self.net.advance(0.1)
+        self.assertTrue(wire.aborted)
+        self.assertEqual(stopped, [None])
+
+    def test_a_peer_that_is_already_closing_is_aborted_too(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "FOO")
+        stopped = begin(self.master.stop())
+        self.net.advance(5.0)
+        self.assertEqual(stopped, [None])
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def test_stop_waits_for_open_facts_and_publishes_them(self) -> None:
+        wire = self.greeted()
+        reservation, fact = self.hold()
+        stopped = begin(self.master.stop())
+        now(fact.write(["o", "placed"]))
+        self.assertEqual((stopped, self.new_lines(wire)), ([], []))
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_stop_waits_for_appends_in_progress_and_publishes_them(self) -> None:
+        wire = self.greeted()
+        self.store.close_gate("commit")
+        appended = begin(self.master.stream("orders").append([[["o", "placed"]]]))
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2]])
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(stopped, [None])
+
+    def test_an_append_that_has_no_ids_yet_is_refused(self) -> None:
+        now(self.master.start())
+        self.store.close_gate("recall")
+        appended = begin(self.master.stream("orders").append([[["o", "placed"]]], key="k"))
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [None])
+        self.store.open_gate("recall")
+        self.assertIsInstance(error_of(appended), StoreError)
+
+    def test_facts_that_stay_open_are_rolled_back_after_ten_seconds(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        stopped = begin(self.master.stop())
+        self.net.advance(9.9)
+        self.assertEqual((stopped, self.store.ends), ([], []))
+        self.net.advance(0.1)
+        self.assertEqual((stopped, self.store.ends[:1]), ([None], ["rolled back"]))
+        self.assertIsInstance(error_of(begin(reservation.__aexit__(None, None, None))), StreamError)
+
+    def test_a_failed_rollback_does_not_delay_the_stop(self) -> None:
+        _, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        self.store.errors["rollback"] = StoreError("disk gone")
+        stopped = begin(self.master.stop())
+        with logged() as messages:
+            self.net.advance(10.0)
+        self.assertEqual(stopped, [None])
+        self.assertEqual(messages, ["cannot roll back while stopping: disk gone"])
+
+    def test_an_id_rolled_back_at_the_end_of_the_stop_is_not_published(self) -> None:
+        """A closed store must not be retried for ever."""
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        stopped = begin(self.master.stop())
+        with logged():
+            error_of(begin(reservation.__aexit__(None, None, None)))
+        self.assertEqual(stopped, [None])
+
+    def test_stop_ends_the_retries_of_a_failing_store(self) -> None:
+        reservation, _ = self.hold()
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            now(reservation.__aexit__(ValueError, ValueError("no"), None))
+        now(self.master.stop())
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def test_two_calls_of_stop_stop_once(self) -> None:
+        reservation, _ = self.hold()
+        stopped = [begin(self.master.stop()) for _ in range(2)]
+        self.assertEqual(stopped, [[], []])
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(stopped, [[None], [None]])
+        self.assertEqual(self.store.asked.count("close"), 1)
+
+    def test_stop_of_a_master_that_was_never_started_only_closes_the_store(self) -> None:
+        now(self.master.stop())
+        self.assertEqual(self.store.asked, ["close"])
+
+    def test_stop_during_the_start_waits_for_the_start(self) -> None:
+        self.store.close_gate("positions")
+        early = self.connect("REPLICATE")
+        entering = begin(self.master.stream("orders").reserve().__aenter__())
+        stopped = begin(self.master.stop())
+        self.assertEqual(stopped, [])
+        self.store.open_gate("positions")
+        self.assertIsInstance(error_of(entering), StreamError)
+        self.assertEqual(lines_of(early.read())[-1], "ERROR server stopping")
+        self.assertEqual(stopped, [None])
+
+    def test_after_stop_every_call_and_connection_is_refused(self) -> None:
+        self.append("placed")
+        now(self.master.stop())
+        for outcome in (
+            begin(self.master.start()),
+            begin(self.master.stream("orders").reserve().__aenter__()),
+            begin(self.master.stream("orders").append([[["o", "p"]]])),
+            begin(self.master.served.check()),
+        ):
+            self.assertIn("'master' is stopping", str(error_of(outcome)))
+        with logged():
+            late = self.connect()
+        self.assertEqual(lines_of(late.read()), ["ERROR server stopping"])
+
+    def test_facts_of_the_same_reactor_turn_are_sent_before_the_error(self) -> None:
+        wire = self.greeted()
+        self.append("placed")
+        begin(self.master.stop())
+        self.assertEqual(lines_of(wire.read()), ['RDATA orders master 2 ["o","placed"]', "ERROR server stopping"])
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+
+class SlowTransactionTests(MasterCase):
+    def test_an_id_that_stays_open_is_logged(self) -> None:
+        with logged() as messages:
+            one = self.hold()[0]
+            self.net.pump([15.0, 15.0])
+            two = self.hold()[0]
+            self.net.pump([15.0, 14.0])
+        self.assertEqual(messages, [])
+        with logged() as messages:
+            self.net.advance(1.0)
+        self.assertEqual(messages, ["ID 2 of stream orders has been open for 60 s: no later fact can be published"])
+        statuses = {each.definition.name: each for each in self.master.served.stream_statuses()}
+        self.assertEqual((statuses[ORDERS.name].open_count, statuses[ORDERS.name].oldest_open), (2, (2, 60.0)))
+        for each in (one, two):
+            now(each.__aexit__(None, None, None))
+        with logged() as messages:
+            self.net.advance(100.0)
+        self.assertEqual(messages, [])
+        self.assertEqual([each.oldest_open for each in self.master.served.stream_statuses()], [None, None])
+
+    def test_an_append_that_hangs_is_logged(self) -> None:
+        now(self.master.start())
+        self.store.close_gate("commit")
+        appended = begin(self.master.stream("orders").append([[["o", "p"]]]))
+        with logged() as messages:
+            self.net.pump([15.0] * 4)
+        self.assertEqual(len(messages), 1)
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2]])
+
+
+class SqliteTests(SynchronousTestCase):
+    """On SQLite, whose answers come from a thread."""
+
+    def setUp(self) -> None:
+        self.pump, self.net = Pump(), Net()
+        self.store = open_store("sqlite://", self.pump)
+        self.master = Master(database=self.store, streams=["orders"], reactor=self.net)
+
+    def test_a_transaction_that_holds_the_database_is_rolled_back_at_stop(self) -> None:
+        async def hang() -> None:
+            async with self.master.stream("orders").reserve() as fact:
+                await fact.execute("CREATE TABLE t (x)")
+                await Deferred()
+
+        hanging = self.pump.start(hang())
+        self.pump.wait(self.master.start())
+        while not self.master.served.stream_statuses()[0].open_count:
+            self.pump.wait(self.store.find_receipt("nothing"))
+        stopped = self.master.stop()
+        self.net.advance(10.0)
+        self.pump.wait(stopped)
+        self.assertEqual(self.net.getDelayedCalls(), [])
+        outcome = begin(hanging)
+        hanging.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+
+    def test_stop_during_the_last_rollback_ends(self) -> None:
+        async def fail() -> None:
+            async with self.master.stream("orders").reserve() as fact:
+                await fact.write("never")
+                await gate
+                raise ZeroDivisionError
+
+        gate: Deferred[None] = Deferred()
+        self.pump.wait(self.master.start())
+        failing = self.pump.start(fail())
+        stopped = self.master.stop()
+        gate.callback(None)
+        with self.assertRaises(ZeroDivisionError):
+            self.pump.wait(failing)
+        self.pump.wait(stopped)
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+
+class ClockTests(MasterCase):
+    limits = Limits()
+
+    def test_every_ping_has_the_time_of_the_masters_clock(self) -> None:
+        wire = self.connect()
+        self.net.advance(5.0)
+        pings = [line for line in lines_of(wire.read()) if line.startswith("PING")]
+        self.assertEqual(pings, ["PING 1700500"] * 2)

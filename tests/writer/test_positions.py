@@ -1,0 +1,191 @@
+"""Positions are stored within a second, and those of idle writers follow the other writers."""
+
+from __future__ import annotations
+
+from replication.errors import StoreError
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import begin, connect, lines_of, logged, now
+from tests.serving import ORDERS, MasterCase, SharedCase
+
+
+class PositionTests(MasterCase):
+    def leave_one_behind(self) -> None:
+        """Commit a fact while a smaller ID is open, then roll that ID back: no commit stores the settled position."""
+        reservation, _ = self.hold()
+        self.append("placed")
+        now(reservation.__aexit__(ValueError, ValueError(), None))
+        self.store.asked.clear()
+
+    def test_a_position_that_no_commit_stored_is_stored_within_a_second(self) -> None:
+        self.leave_one_behind()
+        self.net.pump([0.5] * 2)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+        self.net.pump([1.0] * 5)
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+    def test_a_failing_store_is_polled_again(self) -> None:
+        self.leave_one_behind()
+        self.store.errors["commit"] = StoreError("busy")
+        self.net.pump([1.0] * 2)
+        del self.store.errors["commit"]
+        self.net.advance(1.0)
+        self.assertEqual(self.store.asked.count("commit"), 3)
+
+    def test_a_larger_position_that_a_commit_stores_meanwhile_is_not_stored_again(self) -> None:
+        self.leave_one_behind()
+        self.store.close_gate("commit")
+        self.net.advance(1.0)
+        gate = self.store.gates.pop("commit")
+        self.append("paid")
+        gate.callback(None)
+        self.net.pump([1.0] * 3)
+        self.assertEqual(self.store.asked.count("commit"), 2)
+
+    def test_the_position_is_stored_at_stop(self) -> None:
+        self.leave_one_behind()
+        now(self.master.stop())
+        self.assertEqual(self.store.asked.count("commit"), 1)
+
+
+class SharedTests(SharedCase):
+    def test_trap_37_a_writer_stores_its_position_at_start(self) -> None:
+        """Trap 37: otherwise a reader of the database would pass the first ID that the writer reserves."""
+        self.assertEqual(now(self.store.stored_positions()), {"orders": {"master": 1}, "caches": {"master": 1}})
+
+    def test_a_writer_starts_at_the_largest_position_of_all_writers(self) -> None:
+        self.shared.others_write("orders", "other", 9)
+        now(self.master.stop())
+        self.master = self.make_master()
+        now(self.master.start())
+        self.assertEqual(self.append("placed"), [10])
+        self.assertEqual(now(self.store.stored_positions())[ORDERS.name], {"master": 10, "other": 9})
+
+    def test_the_position_of_an_idle_writer_follows_the_others_within_a_second(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.shared.others_write("orders", "other", 7)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION orders master 1 7"])
+        self.assertEqual(now(self.store.stored_positions())[ORDERS.name][InstanceName("master")], 7)
+
+    def test_an_idle_writer_polls_once_a_second_and_sends_nothing(self) -> None:
+        """I11: without facts there is one query a second, no commit and no line."""
+        wire = self.greeted("REPLICATE")
+        self.net.advance(1.0)
+        self.store.asked.clear()
+        self.net.pump([1.0] * 10)
+        self.assertEqual(self.store.asked, ["stored"] * 10)
+        self.assertEqual(self.new_lines(wire), [])
+
+    def test_two_idle_writers_store_no_positions(self) -> None:
+        other = self.make_master(instance_name="other")
+        now(other.start())
+        self.append("placed")
+        self.net.pump([1.0] * 3)
+        self.store.asked.clear()
+        self.net.pump([1.0] * 5)
+        self.assertEqual(set(self.store.asked), {"stored"})
+        self.assertEqual(now(self.store.stored_positions())[ORDERS.name], {"master": 2, "other": 2})
+        now(other.stop())
+
+    def test_trap_20_positions_of_the_caches_stream_are_not_repeated(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.shared.others_write("caches", "other", 7)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), [])
+
+    def test_a_writer_stores_no_position_of_a_stream_that_it_may_not_write(self) -> None:
+        master = self.make_master(
+            instance_name="second", streams=[StreamDefinition("theirs", writers=("other",)), ORDERS]
+        )
+        now(master.start())
+        self.shared.others_write("theirs", "other", 7)
+        self.net.advance(1.0)
+        self.assertEqual(now(self.store.stored_positions())[StreamName("theirs")], {"other": 7})
+        now(master.stop())
+
+    def test_a_failing_store_is_polled_again(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.shared.others_write("orders", "other", 7)
+        self.store.errors["stored"] = StoreError("gone")
+        self.net.advance(1.0)
+        del self.store.errors["stored"]
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION orders master 1 7"])
+
+    def test_f17_the_name_is_claimed_again_at_each_poll_also_after_an_outage(self) -> None:
+        """A restart of the database releases the claim; an idle writer allocates no ID, which would renew it."""
+        self.store.errors["stored"] = StoreError("gone")
+        self.net.advance(1.0)
+        del self.store.errors["stored"]
+        self.shared.claims.clear()
+        self.net.advance(1.0)
+        self.assertEqual(self.shared.claims, ["master"])
+
+    def test_a_later_warning_of_the_store_is_logged_once(self) -> None:
+        with logged() as messages:
+            self.store.warnings.append("sequence x went back")
+            self.net.pump([1.0] * 3)
+        self.assertEqual(messages, ["sequence x went back"])
+
+
+class FormerWritersTests(SharedCase):
+    def test_f17_the_remaining_writers_publish_the_position_of_a_renamed_writer(self) -> None:
+        """Otherwise a new follower would never fetch the facts of the renamed writer."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        fact = Fact(Token(7), ("1",))
+        now(self.store.declare(definition))
+        now(self.store.transaction().commit([Write(definition.name, InstanceName("former"), Token(4), [fact])]))
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[-2:], ["POSITION notes former 7 7", "POSITION notes second 7 7"])
+        page = now(master.served.page("notes", "former", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_a_writer_publishes_positions_of_absent_writers_until_they_return(self) -> None:
+        """A follower of two processes would receive the positions of one writer out of order."""
+        fact = Fact(Token(7), ('["o","placed"]',))
+        names = [InstanceName(each) for each in ("gone", "away", "there")]
+        now(
+            self.store.transaction().commit(
+                [
+                    Write(ORDERS.name, name, Token(4), [fact._replace(token=Token(7 + n))])
+                    for n, name in enumerate(names)
+                ]
+            )
+        )
+        self.shared.others_write("orders", "idle", 3)  # has written no fact
+        self.shared.there = {names[2]}
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE orders")
+        lines = ["POSITION orders gone 7 7", "POSITION orders away 8 8", "POSITION orders second 9 9"]
+        self.assertEqual(sorted(lines_of(wire.read())[2:-1]), sorted(lines[:-1]))
+        page = now(master.served.page("orders", "gone", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+
+        self.shared.there.add(names[1])  # the writer runs again
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
+        self.shared.others_write("orders", "away", 12)
+        self.assertEqual(now(master.served.page("orders", "away", after=0, upto=None, limit=10)).upto, 12)
+        self.shared.there.clear()  # it stops; its followers have its position
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
+
+        self.store.errors["present"] = StoreError("away")
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), ["ERROR away"])
+        wire.lose()
+        self.store.errors.clear()
+        now(master.stop())

@@ -1,0 +1,173 @@
+"""What the HTTP API shows of a master: pages, tokens, statuses and metrics."""
+
+from __future__ import annotations
+
+from replication.errors import (
+    NotAWriterError,
+    RowError,
+    StoreError,
+    UnknownStreamError,
+)
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, Token
+from tests.doubles import begin, error_of, now
+from tests.serving import ORDERS, MasterCase, SharedCase
+
+
+class SharedTests(SharedCase):
+    def test_protocol_f6_a_token_begins_at_the_smallest_position(self) -> None:
+        self.append("placed", "paid")
+        self.shared.others_write("orders", "other", 2)
+        self.net.advance(1.0)
+        self.assertEqual(str(self.master.token("orders").ahead), "{'master': 3}")
+        since, text = now(self.master.served.since("orders", "3", 10))
+        self.assertEqual(([*since.written], text), ([], "3"))
+
+    def test_facts_of_another_writer_are_served_up_to_its_stored_position(self) -> None:
+        """A later fact in the database may be above an ID that is open at the other writer."""
+        fact = Fact(Token(6), ('["o","placed"]',))
+        write = Write(ORDERS.name, InstanceName("other"), Token(4), [Fact(Token(4), fact.texts), fact])
+        now(self.store.transaction().commit([write]))
+        page = now(self.master.served.page("orders", "other", after=0, upto=None, limit=10))
+        self.assertEqual(([each.token for each in page.facts], page.upto), ([4], 4))
+
+    def test_a_page_of_an_unknown_writer_is_empty(self) -> None:
+        page = now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto, page.limited), ([], 0, False))
+
+    def test_facts_since_a_token_reach_the_positions_that_are_stored_now(self) -> None:
+        """A client may have written at the other writer since the last poll."""
+        self.shared.others_write("orders", "other", 1)
+        self.net.advance(1.0)
+        self.append("placed")
+        self.shared.others_write("orders", "other", 2)
+        self.assertEqual(now(self.master.served.since("orders", "1", 10))[1], "2")
+
+    def test_statuses_show_other_writers_as_of_the_last_poll(self) -> None:
+        self.shared.others_write("orders", "other", 7)
+        self.net.advance(1.0)
+        status = self.master.served.stream_statuses()[0]
+        shown = [(each.instance, each.position, each.published, each.state) for each in status.writers]
+        self.assertEqual(shown, [("master", 7, 7, "writing"), ("other", 7, 7, "elsewhere")])
+
+    def test_statuses_do_not_show_a_removed_writer(self) -> None:
+        """Otherwise the position of the removed writer would be the smallest for ever."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        self.shared.others_write("notes", "third", 4)
+        self.shared.others_write("notes", "former", 7)
+        self.net.advance(1.0)
+        (status,) = [each for each in master.served.stream_statuses() if each.definition.name == "notes"]
+        self.assertEqual([each.instance for each in status.writers], ["second", "third"])
+        now(master.stop())
+
+
+class ServedTests(MasterCase):
+    def test_a_page_ends_at_the_published_position(self) -> None:
+        self.append("a")
+        reservation, _ = self.hold()
+        self.append("b")
+        page = now(self.master.served.page("orders", None, after=0, upto=None, limit=10))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto, page.limited), ([2], 2, False))
+        self.assertEqual(now(self.master.served.page("orders", "master", after=0, upto=4, limit=10)).upto, 2)
+        now(reservation.__aexit__(None, None, None))
+        page = now(self.master.served.page("orders", "master", after=2, upto=10**6, limit=10))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto), ([4], 4))
+        self.assertEqual(self.master.served._catch_up_rows, 3)
+
+    def test_a_page_ends_below_ids_that_are_settled_and_not_published(self) -> None:
+        reservation, _ = self.hold()
+        self.store.close_gate("commit")
+        begin(reservation.__aexit__(ValueError, ValueError("no"), None))
+        self.assertEqual(now(self.master.served.page("orders", None, after=0, upto=None, limit=10)).upto, 1)
+        self.store.open_gate("commit")
+        self.assertEqual(now(self.master.served.page("orders", None, after=0, upto=None, limit=10)).upto, 2)
+
+    def test_a_page_beyond_the_end_is_empty(self) -> None:
+        page = now(self.master.served.page("orders", None, after=50, upto=60, limit=10))
+        self.assertEqual(([*page.facts], page.upto, page.limited), ([], 1, False))
+
+    def test_facts_of_a_former_instance_are_served(self) -> None:
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("old"), Token(4))]))
+        self.assertEqual(now(self.master.served.page("orders", "old", after=0, upto=None, limit=10)).upto, 4)
+        self.assertEqual(now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10)).upto, 0)
+
+    def test_an_unknown_stream_or_a_bad_row_raises_its_error(self) -> None:
+        self.assertIsInstance(
+            error_of(begin(self.master.served.page("unknown", None, after=0, upto=None, limit=1))), UnknownStreamError
+        )
+        self.assertIsInstance(
+            error_of(begin(self.master.served.append_texts("unknown", [[]], None))), UnknownStreamError
+        )
+        error = error_of(begin(self.master.served.append_texts("orders", [[["o", "p"]], [[1]]], None)))
+        assert isinstance(error, RowError)
+        self.assertEqual(error.fact, 1)
+        other = self.make_master(streams=[StreamDefinition("theirs", writers=("other",))])
+        self.assertIsInstance(error_of(begin(other.served.append_texts("theirs", [[]], None))), NotAWriterError)
+
+    def test_an_append_over_http_with_the_same_key_returns_the_same_ids(self) -> None:
+        self.assertEqual(now(self.master.served.append_texts("orders", [[["o", "p"]], []], "k")), [2, 3])
+        self.assertEqual(now(self.master.served.append_texts("orders", [[["o", "p"]], []], "k")), [2, 3])
+
+    def test_statuses_show_the_settled_and_the_published_position(self) -> None:
+        reservation, _ = self.hold()
+        self.store.close_gate("commit")
+        begin(reservation.__aexit__(ValueError, ValueError("no"), None))
+        (writer,) = self.master.served.stream_statuses()[0].writers
+        self.assertEqual((writer.position, writer.published, writer.state), (2, 1, "writing"))
+        self.store.open_gate("commit")
+        (writer,) = self.master.served.stream_statuses()[0].writers
+        self.assertEqual((writer.position, writer.published), (2, 2))
+
+    def test_every_metric_has_its_value(self) -> None:
+        wire = self.greeted("NAME one", "REPLICATE")
+        self.append("placed", "paid")
+        self.new_lines(wire)
+        gone = self.greeted("PING 1")
+        self.send(gone, "FOO")
+        reservation, _ = self.hold()
+        self.net.advance(2.5)
+        for each in self.master.served.samples():
+            self.assertEqual(each.kind, "counter" if each.name.endswith("_total") else "gauge")
+            self.assertTrue(each.meaning.endswith("."), each.meaning)
+        samples = {(each.name, *each.labels.values()): each.value for each in self.master.served.samples()}
+        now(reservation.__aexit__(None, None, None))
+        for key, value in {
+            ("connections",): 1,
+            ("connections_total",): 2,
+            ("queued_bytes",): 0,
+            ("lines_total", "in"): 3,
+            ("lines_total", "out"): 2 + 2 + 2 + 2 + 1,
+            ("faults_total", "unknown command"): 1,
+            ("catch_up_rows_total",): 0,
+            ("open_ids", "orders"): 1,
+            ("oldest_open_seconds", "orders"): 2.5,
+            ("position", "orders", "master"): 3,
+            ("lag", "orders", "master"): 0,
+            ("position", "caches", "master"): 1,
+        }.items():
+            self.assertEqual(samples[key], value, key)
+        self.assertEqual(samples["bytes_total", "in"], len("NAME one\nREPLICATE\nPING 1\nFOO\n"))
+
+    def test_counters_do_not_decrease_when_connections_end(self) -> None:
+        def total(way: str) -> float:
+            return sum(
+                each.value
+                for each in self.master.served.samples()
+                if each.name == "bytes_total" and way in each.labels.values()
+            )
+
+        wire = self.greeted("NAME one")
+        before = total("in"), total("out")
+        wire.lose()
+        self.assertEqual((total("in"), total("out")), before)
+
+    def test_check_fails_if_the_store_fails(self) -> None:
+        now(self.master.served.check())
+        now(self.store.close())
+        self.assertIsInstance(error_of(begin(self.master.served.check())), StoreError)

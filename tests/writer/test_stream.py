@@ -1,0 +1,224 @@
+"""Appends: IDs are allocated, a key appends once, and a bad fact refuses the whole append."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from replication.errors import RowError, StoreError, StreamError
+from replication.streams import facts
+from replication.streams.definitions import CACHES
+from replication.wire.grammar import StreamName, Token
+from replication.writer.stream import SLICE_ROWS
+from tests.doubles import FragileStore, SharedStore, begin, error_of, logged, now
+from tests.writer.cases import ME, WriterCase
+
+
+class SequenceTests(WriterCase):
+    """Several processes write the stream, so IDs are allocated from a sequence."""
+
+    def make_store(self) -> FragileStore:
+        self.shared = SharedStore()
+        return self.shared
+
+    def test_ids_are_allocated_from_the_shared_sequence(self) -> None:
+        self.shared.others_write("notes", "other", 6)
+        self.assertEqual(now(self.notes.append([["a"], ["b"]])), [7, 8])
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 7 "a"', 'RDATA notes master 8 "b"'])
+        self.assertEqual(now(self.store.positions(StreamName("notes")))[ME], 8)
+
+    def test_an_append_waits_until_the_sequence_returns_ids(self) -> None:
+        self.store.close_gate("draw")
+        appended = begin(self.notes.append([["a"]]))
+        self.assertEqual((appended, len(self.process.open)), ([], 1))
+        self.store.open_gate("draw")
+        self.assertEqual(appended, [[2]])
+
+    def test_trap_36_a_position_does_not_pass_an_id_that_is_being_allocated(self) -> None:
+        self.store.close_gate("draw")
+        appended = begin(self.notes.append([["a"]]))
+        self.notes.publisher.follow(Token(9))
+        self.assertEqual(self.process.new_lines(), [])
+        self.store.open_gate("draw")
+        self.assertEqual(appended, [[2]])
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"', "POSITION notes master 2 9"])
+
+    def test_the_position_of_an_idle_writer_follows_the_other_writers(self) -> None:
+        self.notes.publisher.follow(Token(5))
+        self.notes.publisher.follow(Token(5))
+        self.notes.publisher.follow(Token(4))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 5"])
+        self.assertNotIn("commit", self.store.asked, "every start begins at the largest position of all writers")
+
+    def test_the_position_of_a_writer_with_an_open_id_stays(self) -> None:
+        reservation, _ = self.hold()
+        self.notes.publisher.follow(Token(5))
+        self.assertEqual(self.process.new_lines(), [])
+        self.leave(reservation)
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 5"])
+
+    def test_a_failed_allocation_leaves_no_open_id(self) -> None:
+        self.store.close_gate("draw")
+        failing = [begin(self.notes.append([["a"]])), begin(self.notes.reserve(2).__aenter__())]
+        self.notes.publisher.follow(Token(9))
+        self.store.errors["draw"] = StoreError("gone")
+        self.store.open_gate("draw")
+        for each in failing:
+            self.assertEqual(str(error_of(each)), "gone")
+        self.assertEqual(self.process.open, [])
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 9"])
+
+    def test_a_caller_cancelled_during_the_allocation_leaves_no_open_id(self) -> None:
+        self.store.close_gate("draw")
+        entering = Deferred.fromCoroutine(self.notes.reserve().__aenter__())
+        outcome = begin(entering)
+        entering.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.store.open_gate("draw")
+        self.assertEqual((self.process.open, self.notes.publisher.ids.pending.open_count), ([], 0))
+
+    def test_a_block_abandoned_during_the_allocation_completes_its_ids(self) -> None:
+        self.store.close_gate("draw")
+        entering = begin(self.notes.reserve().__aenter__())
+        now(self.process.open[0].abandon())
+        self.assertEqual(self.process.open, [])
+        self.store.open_gate("draw")
+        self.assertIn("this process is stopping", str(error_of(entering)))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 2"])
+
+    def test_a_reservation_that_waits_for_its_ids_is_not_entered_twice(self) -> None:
+        self.store.close_gate("draw")
+        reservation = self.notes.reserve()
+        entering = begin(reservation.__aenter__())
+        self.assertIn("used once", str(error_of(begin(reservation.__aenter__()))))
+        self.store.open_gate("draw")
+        self.assertEqual(len(entering), 1)
+        self.leave(reservation)
+
+    def test_an_invalidation_reserves_its_id_at_commit(self) -> None:
+        reservation, fact = self.hold()
+        fact.invalidate("get", ["a"])
+        self.assertNotIn(CACHES, self.shared.last_value)
+        self.leave(reservation)
+        self.assertEqual(self.stored("caches"), {2: ('["get",["a"],1700500]',)})
+
+    def test_a_commit_without_an_id_for_the_invalidation_is_rolled_back(self) -> None:
+        reservation, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        fact.invalidate("get", ["a"])
+        self.store.errors["draw"] = StoreError("gone")
+        self.assertEqual(str(error_of(self.leave(reservation))), "gone")
+        self.assertEqual((self.store.ends[0], self.stored()), ("rolled back", {}))
+        self.assertEqual((self.process.open, self.notes.publisher.ids.pending.open_count), ([], 0))
+
+
+class AppendTests(WriterCase):
+    def test_append_returns_ascending_ids_once_the_facts_are_durable(self) -> None:
+        self.store.close_gate("commit")
+        appended = begin(self.notes.append([["a"], [], ["b", "c"]]))
+        self.assertEqual((appended, self.process.new_lines()), ([], []))
+        self.store.open_gate("commit")
+        self.assertEqual(appended, [[2, 3, 4]])
+        self.assertEqual(self.stored(), {2: ('"a"',), 4: ('"b"', '"c"')})
+        self.assertEqual(
+            self.process.new_lines(),
+            ['RDATA notes master 2 "a"', 'RDATA notes master batch "b"', 'RDATA notes master 4 "c"'],
+        )
+
+    def test_facts_without_rows_have_ids(self) -> None:
+        self.assertEqual(now(self.notes.append([[], []])), [2, 3])
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 3"])
+
+    def test_an_append_of_no_facts_returns_no_ids(self) -> None:
+        self.assertEqual(now(self.notes.append([])), [])
+        self.assertEqual(now(self.notes.append([], key="k")), [])
+        self.assertNotIn("commit", self.store.asked)
+
+    def test_a_bad_row_refuses_the_append_and_the_error_names_its_fact(self) -> None:
+        error = error_of(begin(self.orders.append([[["o", "p"]], [["o", "p"], ["o"]]])))
+        assert isinstance(error, RowError)
+        self.assertEqual(str(error), "fact 2: a row of 'orders' is [order_id, state], not an array of 1")
+        self.assertEqual(error.fact, 1)
+        self.assertEqual(self.orders.publisher.ids.pending.highest, 1)
+
+    def test_a_fact_that_is_too_large_is_refused_and_counted(self) -> None:
+        """docs/configuration.md, Fixed limits."""
+        limits: dict[str, tuple[list[object], str]] = {
+            "MAX_FACT_ROWS": ([1] * 4, "3 rows"),
+            "MAX_FACT_BYTES": (["x" * 9], "3 bytes"),
+        }
+        for limit, (rows, text) in limits.items():
+            with patch.object(facts, "_SMALL", 0), patch.object(facts, limit, 3):
+                error = error_of(begin(self.notes.append([[], rows])))
+            assert isinstance(error, RowError)
+            self.assertIn(f"fact 2: a fact has {text} at most, and this one has ", str(error))
+            self.assertEqual(error.fact, 1)
+        self.assertEqual(self.notes.outgoing.refused, 2)
+        self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
+
+    def test_a_large_append_is_encoded_in_slices(self) -> None:
+        appended = begin(self.notes.append([[1]] * (SLICE_ROWS + 1)))
+        self.assertEqual(appended, [])
+        self.process.clock.advance(0)
+        self.assertEqual(len(appended[0]), SLICE_ROWS + 1)
+
+    def test_a_string_is_refused_as_a_fact(self) -> None:
+        error = error_of(begin(self.notes.append([["a"], "abc"])))
+        self.assertEqual(str(error), "fact 2: a fact is a list of rows, not a str")
+
+    def test_a_failed_append_completes_its_ids(self) -> None:
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            self.assertEqual(str(error_of(begin(self.notes.append([["a"]])))), "disk full")
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 2"])
+
+    def test_the_same_key_appends_once(self) -> None:
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="other")), [4, 5])
+        self.assertEqual(len(self.stored()), 4)
+
+    def test_the_same_key_at_the_same_time_appends_once(self) -> None:
+        self.store.close_gate("commit")
+        outcomes = [begin(self.notes.append([["a"]], key="k")) for _ in range(3)]
+        self.store.open_gate("commit")
+        self.assertEqual(outcomes, [[[2]]] * 3)
+        self.assertEqual(self.stored(), {2: ('"a"',)})
+        self.assertEqual(self.process.new_lines()[0], 'RDATA notes master 2 "a"')
+        self.assertEqual(self.notes.published, 4)
+
+    def test_a_key_of_a_failed_append_can_be_used_again(self) -> None:
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            error_of(begin(self.notes.append([["a"]], key="k")))
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
+        self.assertEqual(now(self.notes.append([["a"]], key="k")), [3])
+
+    def test_cancelling_the_caller_does_not_stop_the_append(self) -> None:
+        self.store.close_gate("commit")
+        appending = Deferred.fromCoroutine(self.notes.append([["a"]], key="k"))
+        outcome = begin(appending)
+        appending.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        self.assertEqual(len(self.process.open), 1, "a stop waits for the append")
+        self.store.open_gate("commit")
+        self.assertEqual(now(self.notes.append([["a"]], key="k")), [2])
+
+    def test_no_append_begins_while_the_process_stops(self) -> None:
+        self.store.close_gate("recall")
+        appending = begin(self.notes.append([["a"]], key="k"))
+        self.process.transactions.stopping = True
+        self.store.open_gate("recall")
+        self.assertIsInstance(error_of(appending), StreamError)
+        self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
+
+    def test_an_appended_fact_waits_for_an_earlier_reservation(self) -> None:
+        reservation, _ = self.hold()
+        now(self.notes.append([["a"]]))
+        self.assertEqual(self.process.new_lines(), [])
+        self.leave(reservation)
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 3 "a"'])

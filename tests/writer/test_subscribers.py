@@ -1,0 +1,172 @@
+"""Subscribers: each connection is greeted, receives positions on REPLICATE, and rows without asking."""
+
+from __future__ import annotations
+
+from replication.errors import LocalProtocolError
+from replication.net.protocol import Limits
+from replication.session.connection import Keepalive
+from replication.streams.definitions import StreamDefinition
+from replication.wire.commands import Error, RemoteServerUp, Replicate
+from tests.doubles import lines_of, logged, now
+from tests.serving import ORDERS, POSITIONS, MasterCase
+
+
+class FactoryTests(MasterCase):
+    limits = Limits(keepalive=Keepalive(ping_after=1_000, give_up_after=3_000), line_limit=1_024)
+
+    def test_each_accepted_connection_has_the_role_of_a_master(self) -> None:
+        """All have the same limits, and accept what a worker may send."""
+        one, two = self.greeted("NAME one"), self.greeted()
+        self.assertFalse(one.disconnecting)
+        self.send(two, "SERVER example.com")
+        self.assertEqual(self.master.faults, {"wrong direction": 1})
+        self.send(one, "x" * 1_025)
+        self.assertEqual(self.master.faults, {"wrong direction": 1, "line too long": 1})
+
+    def test_it_does_not_log_each_connection(self) -> None:
+        self.assertFalse(self.master.factory().noisy)
+
+
+class SubscribersTests(MasterCase):
+    def test_a_new_connection_receives_server_and_ping_at_once(self) -> None:
+        wire = self.connect()
+        self.assertEqual(self.new_lines(wire), ["SERVER example.com", "PING 1700500"])
+
+    def test_replicate_is_answered_at_once_with_a_position_per_stream(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "NAME worker1", "REPLICATE ")
+        self.assertEqual(lines_of(wire.read()), POSITIONS)
+
+    def test_only_the_connection_that_sent_replicate_is_answered(self) -> None:
+        one, two = self.greeted(), self.greeted()
+        self.send(one, "REPLICATE")
+        self.assertEqual((self.new_lines(one), self.new_lines(two)), (POSITIONS, []))
+
+    def test_replicate_may_be_sent_again(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.append("placed")
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire)[1:], ["POSITION orders master 2 2", "POSITION caches master 1 1"])
+
+    def test_rows_are_sent_without_replicate(self) -> None:
+        wire = self.greeted()
+        self.append("placed")
+        self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
+
+    def test_trap_19_a_position_never_overtakes_the_rows_before_it(self) -> None:
+        """Rows of the same reactor turn are sent first, and no row that the position covers is sent after it."""
+        wire = self.greeted()
+        reservation, _ = self.hold()
+        self.append("placed")
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire), POSITIONS)
+        now(reservation.__aexit__(None, None, None))
+        self.append("paid")
+        self.send(wire, "REPLICATE")
+        self.append("sent")
+        self.assertEqual(
+            self.new_lines(wire),
+            [
+                'RDATA orders master 3 ["o","placed"]',
+                'RDATA orders master 4 ["o","paid"]',
+                "POSITION orders master 4 4",
+                "POSITION caches master 1 1",
+                'RDATA orders master 5 ["o","sent"]',
+            ],
+        )
+
+    def test_replicate_with_names_restricts_the_connection_to_those_streams(self) -> None:
+        wire = self.greeted("REPLICATE caches unknown")
+        self.append("placed")
+        reservation, fact = self.hold()
+        fact.invalidate("get", None)
+        now(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.new_lines(wire), ['RDATA caches master 2 ["get",null,1700500]'])
+        self.send(wire, "REPLICATE")
+        self.append("paid")
+        self.assertEqual(len(self.new_lines(wire)), 3)
+
+    def test_replicate_of_an_unknown_stream_is_not_answered(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "REPLICATE unknown")
+        self.assertEqual(self.new_lines(wire), [])
+
+    def test_a_stream_of_other_writers_has_no_position(self) -> None:
+        self.master = self.make_master(streams=[StreamDefinition("theirs", writers=("worker2",)), ORDERS])
+        wire = self.greeted()
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire), POSITIONS)
+
+    def test_trap_9_remote_server_up_is_sent_on_to_all_other_connections(self) -> None:
+        one, two, three = (self.greeted() for _ in range(3))
+        self.send(two, "REMOTE_SERVER_UP far.example")
+        messages = ["REMOTE_SERVER_UP far.example"]
+        self.assertEqual([self.new_lines(each) for each in (one, two, three)], [messages, [], messages])
+        sent = {
+            each.labels["direction"]: each.value for each in self.master.served.samples() if each.name == "lines_total"
+        }
+        self.assertEqual(sent, {"in": 1, "out": 3 * 2 + 2})
+
+    def test_commands_of_the_application_are_sent_to_every_connection(self) -> None:
+        one, two = self.greeted(), self.greeted()
+        self.master.send(RemoteServerUp("a.example"), Error("soon"))
+        lines = ["REMOTE_SERVER_UP a.example", "ERROR soon"]
+        self.assertEqual([self.new_lines(each) for each in (one, two)], [lines, lines])
+        with self.assertRaises(LocalProtocolError):
+            self.master.send(Error("soon"), Replicate())
+        self.assertEqual(self.new_lines(one), [])
+        sent = {
+            each.labels["direction"]: each.value for each in self.master.served.samples() if each.name == "lines_total"
+        }
+        self.assertEqual(sent["out"], 2 * (2 + 2))
+
+    def test_a_command_that_cannot_be_sent_on_closes_only_its_sender(self) -> None:
+        origin, other = self.greeted(), self.greeted()
+        self.send(origin, "REMOTE_SERVER_UP far.example\r\r")
+        self.assertTrue(lines_of(origin.read())[0].startswith("ERROR "))
+        self.assertTrue(origin.disconnecting)
+        self.assertEqual(self.new_lines(other), [])
+        self.assertEqual(self.master.faults, {"bad line": 1})
+
+    def test_other_commands_of_synapse_are_accepted(self) -> None:
+        wire = self.greeted()
+        self.send(
+            wire,
+            "USER_SYNC abcde @u:h start 1",
+            "CLEAR_USER_SYNC abcde",
+            "FEDERATION_ACK sender1 7",
+            'USER_IP @u:h ["t","1.2.3.4","UA",null,1]',
+            "PING 1",
+        )
+        self.assertEqual(self.new_lines(wire), [])
+        self.assertEqual(self.master.served.peer_statuses()[0].last_command, "PING")
+
+    def test_a_name_is_cut_to_255_characters(self) -> None:
+        wire = self.greeted("NAME worker1")
+        self.assertEqual(self.master.served.peer_statuses()[0].name, "worker1")
+        self.send(wire, "NAME " + "x" * 16_000)
+        self.assertEqual(self.master.served.peer_statuses()[0].name, "x" * 255)
+
+    def test_the_text_of_an_error_is_logged_as_a_value(self) -> None:
+        wire = self.greeted("NAME worker1")
+        with logged() as messages:
+            self.send(wire, "ERROR 100% {x} \x1b[31m")
+        self.assertEqual(messages, ["'worker1' (127.0.0.1:40000) sent ERROR: '100% {x} \\x1b[31m'"])
+        self.assertFalse(wire.disconnecting)
+
+    def test_server_stopping_is_not_a_warning(self) -> None:
+        wire = self.greeted("NAME worker1")
+        with logged() as messages:
+            self.send(wire, "ERROR server stopping")
+        self.assertEqual(messages, [])
+
+    def test_a_fault_is_logged_and_counted_and_closes_only_its_connection(self) -> None:
+        one, two = self.greeted(), self.greeted()
+        with logged() as messages:
+            self.send(one, "FOO")
+        self.assertEqual(len(messages), 1)
+        self.assertIn("unknown command: 'FOO'", messages[0])
+        self.assertEqual(self.master.faults, {"unknown command": 1})
+        self.assertEqual([peer.address for peer in self.master.served.peer_statuses()], ["127.0.0.1:40000"])
+        self.append("placed")
+        self.assertEqual(len(self.new_lines(two)), 1)

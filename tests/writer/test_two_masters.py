@@ -1,0 +1,134 @@
+"""Two masters write the same streams into one PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import StoreError
+from replication.storage.postgres.store import PostgresStore
+from replication.wire.grammar import InstanceName, StreamName
+from replication.writer.master import Master
+from tests.doubles import Net, connect, lines_of, logged
+from tests.storage.on_postgres import HasDatabase
+from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from replication.writer.stream import StreamWriter
+
+A, B = InstanceName("a"), InstanceName("b")
+
+
+def test_the_role_is_master() -> None:
+    assert Master.role == "master"
+
+
+class PostgresTests(HasDatabase, SynchronousTestCase):
+    """Two masters on one PostgreSQL."""
+
+    def setUp(self) -> None:
+        self.pump, self.net = Pump(), Net()
+        self.a, self.b = self.make_master("a"), self.make_master("b")
+
+    def make_master(self, name: str, **options: Any) -> Master:
+        store = PostgresStore(self.url, self.pump)
+        master = Master(instance_name=name, database=store, streams=["orders"], reactor=self.net, **options)
+        self.addCleanup(lambda: self.pump.wait(master.stop()))
+        return master
+
+    def start(self, master: Master) -> StreamWriter:
+        self.pump.wait(master.start())
+        return master.stream("orders")
+
+    def ids(self) -> list[int]:
+        return [each for (each,) in self.sql("SELECT stream_id FROM stream_orders ORDER BY stream_id")]
+
+    def test_two_masters_append_at_once_and_no_id_is_used_twice(self) -> None:
+        writers = [self.start(self.a), self.start(self.b)]
+        appends = [
+            Deferred.fromCoroutine(writers[number % 2].append([[number]] * (1 + number % 3))) for number in range(60)
+        ]
+        tokens = [token for answer in self.pump.wait(gatherResults(appends)) for token in answer]
+        self.assertEqual(sorted(tokens), self.ids())
+        self.assertEqual(len(set(tokens)), 120)
+
+    def test_each_master_waits_for_its_own_open_ids_only(self) -> None:
+        one, two = self.start(self.a), self.start(self.b)
+        reservation = one.reserve()
+        fact = self.pump.wait(reservation.__aenter__())
+        self.assertEqual(self.pump.wait(two.append([["two"]])), [3])
+        wire = connect(self.b.factory())
+        wire.protocol.dataReceived(b"REPLICATE orders\n")
+        self.assertIn("POSITION orders b 3 3", lines_of(wire.read()))
+        self.net.advance(1.0)
+        self.pump.wait(self.a.served.check())
+        self.assertEqual(one.published, 1, "its own fact is open")
+        self.pump.wait(fact.write("one"))
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(one.published, 3, "the other master's position is read already")
+        wire.lose()
+
+    def test_the_position_of_the_idle_master_follows_the_other(self) -> None:
+        one, two = self.start(self.a), self.start(self.b)
+        self.pump.wait(two.append([["x"]] * 5))
+        self.net.advance(1.0)
+        self.pump.wait(self.a.served.check())
+        self.assertEqual(one.published, 6)
+        self.pump.wait(self.a.store.transaction().commit([]))  # ends after the position is stored
+        stored = self.pump.wait(self.a.store.stored_positions())[StreamName("orders")]
+        self.assertEqual(stored, {InstanceName("a"): 6, InstanceName("b"): 6})
+
+    def test_protocol_f6_a_token_of_one_master_is_valid_at_the_other(self) -> None:
+        one, two = self.start(self.a), self.start(self.b)
+        self.pump.wait(one.append([["a2"], ["a3"]]))
+        self.pump.wait(two.append([["b4"]]))
+        self.assertEqual(self.a.token("orders").of(A), 3)
+        since, text = self.pump.wait(self.a.served.since("orders", "1", 2))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(2, A), (3, A)])
+        self.assertTrue(since.limited)
+        reservation = one.reserve()
+        self.pump.wait(reservation.__aenter__())
+        self.pump.wait(two.append([["b6"]]))
+        since, text = self.pump.wait(self.a.served.since("orders", text, 100))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(4, B), (6, B)])
+        self.assertEqual(text, "m3~1.6")
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.pump.wait(one.append([["a7"]]))
+        self.pump.wait(self.b.store.transaction().commit([]))
+        since, text = self.pump.wait(self.b.served.since("orders", text, 100))
+        self.assertEqual([(each.token, each.writer) for each in since.written], [(7, A)])
+        self.assertFalse(since.limited)
+        self.assertEqual(self.pump.wait(self.b.served.since("orders", text, 100))[0].written, [])
+
+    def test_f17_a_second_process_of_one_name_is_refused(self) -> None:
+        self.start(self.a)
+        again = self.make_master("a")
+        with self.assertRaisesRegex(StoreError, "another process writes as 'a': .* give each process a name"):
+            self.start(again)
+        self.pump.wait(self.a.stop())
+        self.start(self.make_master("a"))
+
+    def test_f15_a_sequence_behind_its_table_is_moved_forward_and_logged(self) -> None:
+        """A sequence ahead of its table, as after a failover, is not logged."""
+        self.pump.wait(self.start(self.a).append([["x"]] * 5))
+        self.pump.wait(self.a.stop())
+        self.sql("SELECT setval('stream_orders_seq', 3)")
+        with logged() as messages:
+            self.start(self.b)
+        self.assertRegex(messages[-1], "sequence .*stream_orders_seq.* was at 3, behind ID 6.*moved forward")
+        self.assertEqual(self.pump.wait(self.b.stream("orders").append([["y"]])), [7])
+        self.sql("SELECT setval('stream_orders_seq', 39)")
+        with logged() as messages:
+            third = self.start(self.make_master("c"))
+        self.assertEqual(([each for each in messages if "orders" in each], third.published), ([], 7))
+        self.assertEqual(self.pump.wait(third.append([["z"]])), [40])
+
+    def test_a_master_that_returns_under_any_name_continues_after_all_facts(self) -> None:
+        self.pump.wait(self.start(self.a).append([["x"]] * 2))
+        self.pump.wait(self.a.stop())
+        self.pump.wait(self.start(self.b).append([["y"]] * 2))
+        back, renamed = self.start(self.make_master("a")), self.start(self.make_master("renamed"))
+        self.assertEqual((back.published, renamed.published), (5, 5))
+        self.assertEqual(self.pump.wait(back.append([["z"]])), [6])
