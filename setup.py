@@ -1,4 +1,4 @@
-"""Setuptools' entry point; everything is said in setup.cfg."""
+"""For tools that call setup.py; setup.cfg holds the metadata."""
 
 from setuptools import setup
 
