@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXAMPLES = 2 * settings().max_examples  # twice the profile's: they are quick
 STEPS = 80
 STEPS_BEFORE_HEALING = 15  # at least: else everything is always well
 
@@ -346,4 +345,4 @@ TestFollowingTwo = FollowingTwo.TestCase
 TestFollowingRelays = FollowingRelays.TestCase
 TestFollowingPlainRelay = FollowingPlainRelay.TestCase
 for each in (TestFollowing, TestFollowingTwo, TestFollowingRelays, TestFollowingPlainRelay):
-    each.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
+    each.settings = settings(stateful_step_count=STEPS)

@@ -12,6 +12,7 @@ from replication.rooms.event import Event
 from replication.storage.tables.rooms import RoomTables, Sql
 from tests.contract.rooms import RoomTablesContract
 from tests.rooms.recorded import Keeper, in_memory
+from tests.rooms.test_graph import SCENARIOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ class PostgresqlStatements:
 
 
 class PostgresqlRoomTests(RoomTablesContract, SynchronousTestCase):
+    scenarios = SCENARIOS[::4]  # each needs a database of its own
+
     @pytest.fixture(autouse=True)
     def _server(self, postgres: PostgresServer) -> Iterator[None]:
         self.server = postgres
