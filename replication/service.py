@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import attrs
 from twisted.application import service
 from twisted.internet import defer
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
@@ -35,7 +34,7 @@ from replication.errors import ConfigError, ReplicationError, StoreError, did_yo
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import describe_endpoint_error, format_address
+from replication.net.endpoints import describe_endpoint_error, format_address, server_endpoint
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
 from replication.streams.definitions import CACHES
@@ -347,7 +346,7 @@ def _reason(socket: Socket, error: BaseException | None) -> str:
 
 def _server_endpoint(reactor: Any, socket: Socket) -> Any:
     try:
-        return serverFromString(reactor, socket.endpoint)
+        return server_endpoint(reactor, socket.endpoint)
     except Exception as error:  # parsers of endpoints, plugins among them, raise any exception
         why = describe_endpoint_error(socket.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
         raise ConfigError(f"{socket.key}: cannot listen on {Url(socket.endpoint)!r}: {why}") from error

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import deferLater
 
 from replication.bench.processes import PATIENCE
 from replication.bench.series import Stopwatch
 from replication.follower.worker import Worker
+from replication.net.endpoints import server_endpoint
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName
 from replication.writer.master import Master
@@ -88,7 +88,7 @@ async def serve_master(
 
 async def listen(reactor: Any, factory: IProtocolFactory) -> int:
     """Listen on a free port of this machine, and return it."""
-    port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
+    port = await server_endpoint(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
     number: int = port.getHost().port
     return number
 

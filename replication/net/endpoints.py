@@ -5,12 +5,31 @@ from __future__ import annotations
 import os
 import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+from twisted.internet.endpoints import serverFromString
 
 from replication.errors import TLS_CURE
 
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IStreamServerEndpoint
     from twisted.python.failure import Failure
+
+BACKLOG: Final = 1024  # connections that wait to be accepted; Twisted's 50 delays a thousand followers by many seconds
+
+
+def server_endpoint(reactor: Any, endpoint: str) -> IStreamServerEndpoint:
+    """Return the endpoint that a string of Twisted describes; raises what Twisted's parser of it raises.
+
+    Its backlog is BACKLOG, unless the string has a backlog, or its kind has none, as ``systemd:``
+    (docs/configuration.md, Endpoints).
+    """
+    if not re.search(r"(?<!\\):backlog=", endpoint):
+        try:
+            return serverFromString(reactor, f"{endpoint}:backlog={BACKLOG}")
+        except Exception:  # noqa: BLE001, S110 (the kind takes no backlog, or the string is wrong: see below)
+            pass
+    return serverFromString(reactor, endpoint)
 
 
 def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> str:

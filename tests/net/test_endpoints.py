@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import errno
+from typing import Any
 from unittest.mock import patch
 
+from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import ConnectionRefusedError as RefusedError
 from twisted.internet.error import DNSLookupError, getConnectError
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactor
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import TLS_CURE
-from replication.net.endpoints import default_http_url, describe_connect_error, describe_endpoint_error
+from replication.net.endpoints import (
+    BACKLOG,
+    default_http_url,
+    describe_connect_error,
+    describe_endpoint_error,
+    server_endpoint,
+)
 
 
 class EndpointTests(SynchronousTestCase):
@@ -54,3 +64,31 @@ class EndpointTests(SynchronousTestCase):
             "",
         ):
             self.assertIsNone(default_http_url(endpoint), endpoint)
+
+
+class ServerEndpointTests(SynchronousTestCase):
+    def listen(self, endpoint: str) -> MemoryReactor:
+        reactor = MemoryReactor()
+        self.successResultOf(server_endpoint(reactor, endpoint).listen(Factory()))
+        return reactor
+
+    def test_an_endpoint_that_names_no_backlog_has_room_for_many_connections_at_once(self) -> None:
+        for endpoint in ("tcp:9092", "tcp:9092:interface=127.0.0.1", "tcp:9092:127.0.0.1", "tcp:port=9092"):
+            ((port, _, backlog, _),) = self.listen(endpoint).tcpServers
+            self.assertEqual((port, backlog), (9092, BACKLOG), endpoint)
+        ((path, _, backlog, _, _),) = self.listen(r"unix:/run/a\:b.sock").unixServers
+        self.assertEqual((path, backlog), ("/run/a:b.sock", BACKLOG))
+
+    def test_a_backlog_of_the_description_is_kept(self) -> None:
+        for endpoint in ("tcp:9092:backlog=7", "tcp:9092:127.0.0.1:7", "tcp:9092:backlog=7:interface=127.0.0.1"):
+            ((_, _, backlog, _),) = self.listen(endpoint).tcpServers
+            self.assertEqual(backlog, 7, endpoint)
+
+    def test_a_wrong_description_gets_the_error_of_twisted(self) -> None:
+        reactor: Any = MemoryReactor()
+        for endpoint in ("nothing:1", "tcp:x", "tcp", "tcp:1:backlog=x", "tcp:1:2:3:4", "ssl:1:privateKey=/no/such"):
+            with self.assertRaises(Exception) as ours:
+                server_endpoint(reactor, endpoint)
+            with self.assertRaises(Exception) as theirs:
+                serverFromString(reactor, endpoint)
+            self.assertEqual(str(ours.exception), str(theirs.exception))
