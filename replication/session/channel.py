@@ -122,8 +122,10 @@ class ChannelReader:
             text = b"\n".join(run).decode()
             lines = text.split("\n")
             if len(lines) == len(run) and "\r" not in text:
-                received.append(read_run(lines, 0))
-                return
+                rows = read_run(lines, 0)
+                if len(rows.texts) == len(run):
+                    received.append(rows)
+                    return
         except (UnicodeDecodeError, RemoteProtocolError):
             pass  # one of them is wrong: parse one by one to find it
         for message in run:
@@ -133,8 +135,7 @@ class ChannelReader:
         """Return whether rows that begin so are to be parsed."""
         fields = prefix.decode(errors="replace").split(" ")
         stream, instance = fields[1], fields[2]
-        if self._is_ours(instance, received):
-            return False
+        self._refuse_our_name(instance, received)
         if self._wants(StreamName(stream)):
             return True
         self._note(self.not_followed, stream)
@@ -162,7 +163,7 @@ class ChannelReader:
             try:
                 received.append(parse_line(text, {word: command}))
             except Exception:  # noqa: BLE001 (an application's own parse() may raise anything)
-                self._skip_bad(text, received)
+                self.skipped["bad message"] += 1
         elif word in _NOT_NEEDED:
             self.skipped["not needed"] += 1
         elif not text.strip():
@@ -176,8 +177,8 @@ class ChannelReader:
     def _read_position(self, text: str, received: list[Received | LostRow]) -> None:
         self.positions += 1
         fields = text.split(" ")
-        if len(fields) > 2 and self._is_ours(fields[2], received):  # noqa: PLR2004 (POSITION, a stream, an instance)
-            return
+        if len(fields) > 2:  # noqa: PLR2004 (POSITION, a stream, an instance)
+            self._refuse_our_name(fields[2], received)
         try:
             if len(fields) > 1 and not self._wants(grammar.stream_name(fields[1])):
                 self.skipped["not followed"] += 1
@@ -194,14 +195,12 @@ class ChannelReader:
             return
         received.append(position)
 
-    def _is_ours(self, instance: str, received: list[Received | LostRow]) -> bool:
-        """Return whether another process has our name; that is a Fault."""
-        if instance != self._instance_name:
-            return False
-        self.closed = True
-        why = f"another process publishes under the name of this process, {instance}"
-        received.append(Fault(f"{why}: give each process an instance name of its own", "same instance name"))
-        return True
+    def _refuse_our_name(self, instance: str, received: list[Received | LostRow]) -> None:
+        """Add a Fault if another process has our name; what follows it is dropped."""
+        if instance == self._instance_name:
+            self.closed = True
+            why = f"another process publishes under the name of this process, {instance}"
+            received.append(Fault(f"{why}: give each process an instance name of its own", "same instance name"))
 
     def _skip_bad(self, text: str, received: list[Received | LostRow]) -> None:
         """Count a message that cannot be read; if it is a row of a known writer, its fact is missing."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from unittest.mock import patch
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replication.session.channel import MAX_NAMES, ChannelReader, LostRow
 from replication.session.connection import Fault, ReplicationConnection, Role, Rows
-from replication.wire.commands import Command, Position, RemoteServerUp, UserSync
+from replication.wire.commands import ApplicationCommand, Command, Position, RemoteServerUp, UserSync
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -73,9 +74,23 @@ def test_rows_of_writers_in_turns_are_received_together_up_to_the_next_command()
 
 def test_trap_31_streams_that_are_not_followed_are_skipped_before_token_and_row_are_read() -> None:
     reader = make_reader("events")
-    assert reader.receive([b"RDATA typing w x {", b"RDATA typing w y {", b"POSITION typing w x y"]) == []
-    assert reader.skipped == {"not followed": 3}
+    received = reader.receive(
+        [
+            b"RDATA typing w x {",
+            b"RDATA typing w y {",
+            b"RDATA events persister1 7 [1]",
+            b"POSITION typing w x y",
+            b"POSITION typing",
+            b"POSITION events persister1 7 9",
+        ]
+    )
+    assert received == [
+        Rows(EVENTS, PERSISTER, [Token(7)], ["[1]"]),
+        Position(EVENTS, PERSISTER, Token(7), Token(9)),
+    ]
+    assert reader.skipped == {"not followed": 4}
     assert reader.not_followed == ["typing"]
+    assert reader.positions == 3
 
 
 @pytest.mark.parametrize(
@@ -110,6 +125,7 @@ def test_trap_31_streams_that_are_not_followed_are_skipped_before_token_and_row_
         (b"RDATA events w 1 []\n", "bad message"),
         (b'RDATA events w 1 ["\xff"]', "bad message"),
         (b"POSITION", "bad message"),
+        (b"POSITION events  us 1 1", "bad message"),
         (b"POSITION events w 1", "bad message"),
         (b"POSITION events w 1 x", "bad message"),
         (b"POSITION events w 1 99999999999999999999", "bad message"),
@@ -118,8 +134,8 @@ def test_trap_31_streams_that_are_not_followed_are_skipped_before_token_and_row_
 def test_what_is_not_needed_or_wrong_is_counted_and_skipped(message: bytes, reason: str) -> None:
     reader = make_reader()
     good = b"RDATA events persister1 7 [1]"
-    assert reader.receive([message, good]) == [Rows(EVENTS, PERSISTER, [Token(7)], ["[1]"])]
-    assert reader.skipped == {reason: 1}
+    assert reader.receive([message, message, good]) == [Rows(EVENTS, PERSISTER, [Token(7)], ["[1]"])]
+    assert reader.skipped == {reason: 2}
     assert not reader.closed
 
 
@@ -138,31 +154,68 @@ def test_unknown_commands_are_named_once_and_their_number_is_bounded() -> None:
     assert len(reader.unknown_commands) == MAX_NAMES
 
 
-def test_a_bad_row_of_a_followed_writer_is_received_as_lost() -> None:
+def test_100_characters_of_the_name_of_a_stream_that_is_not_followed_are_kept() -> None:
+    reader = make_reader("events")
+    reader.receive([b"RDATA " + b"x" * 200 + b" w 1 []"])
+    assert reader.not_followed == ["x" * 100]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"RDATA events persister1 3 [",
+        b'RDATA events persister1 3 ["\xff"]',
+        b"RDATA events persister1 3 []\n",
+        b"RDATA events persister1",
+    ],
+)
+def test_a_bad_row_of_a_followed_writer_is_received_as_lost(bad: bytes) -> None:
     """A row that is only skipped would leave its fact out for ever, or mix it with the next fact."""
     reader = make_reader()
     received = reader.receive(
         [
             b"POSITION events persister1 1 1",
             b"RDATA events persister1 2 [1]",
-            b"RDATA events persister1 3 [",
+            bad,
+            bad,
             b"RDATA events persister1 4 [2]",
         ]
     )
-    assert received[1:] == [
+    assert [each for each in received[1:] if isinstance(each, Rows)] == [
         Rows(EVENTS, PERSISTER, [Token(2)], ["[1]"]),
-        LostRow(EVENTS, PERSISTER),
         Rows(EVENTS, PERSISTER, [Token(4)], ["[2]"]),
     ]
-    assert reader.skipped == {"bad row": 1}
+    assert received.count(LostRow(EVENTS, PERSISTER)) == 2
+    assert reader.skipped == {"bad row": 2}
 
 
-@pytest.mark.parametrize("message", [b"POSITION typing us 1 2", b"RDATA events us 1 [1]", b"POSITION typing us x"])
+def test_a_row_of_no_known_writer_is_a_bad_message() -> None:
+    reader = make_reader()
+    messages = [b"POSITION events persister1 1 1", b"RDATA  events persister1 3 [", b"RDATA events w 3 ["]
+    assert len(reader.receive(messages)) == 1
+    assert reader.skipped == {"bad message": 2}
+
+
+def test_a_cr_at_the_end_is_ignored() -> None:
+    received = make_reader().receive([b"POSITION events persister1 1 2\r", b"RDATA events persister1 3 [1]\r"])
+    assert received == [
+        Position(EVENTS, PERSISTER, Token(1), Token(2)),
+        Rows(EVENTS, PERSISTER, [Token(3)], ["[1]"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"POSITION typing us 1 2", b"RDATA events us 1 [1]", b"RDATA typing us 1 [1]", b"POSITION typing us"],
+)
 def test_another_process_with_our_name_is_a_fault_even_on_streams_that_are_not_followed(message: bytes) -> None:
     reader = make_reader("events")
     *_, fault = reader.receive([b"POSITION events w 1 1", message, b"POSITION events w 2 2"])
     assert isinstance(fault, Fault)
     assert fault.kind == "same instance name"
+    assert fault.text == (
+        "another process publishes under the name of this process, us: give each process an instance name of its own"
+    )
     assert reader.closed
     assert reader.receive([b"POSITION events w 3 3"]) == []
 
@@ -174,13 +227,28 @@ def test_without_an_application_no_other_command_is_received() -> None:
 
 def test_a_command_of_the_application_that_cannot_be_parsed_is_skipped() -> None:
     reader = make_reader(takes=UserSync)
-    assert reader.receive([b"USER_SYNC id @a:b None start 1700000000000"]) == []
-    assert reader.skipped == {"bad message": 1}
+    assert reader.receive([b"USER_SYNC id @a:b None start 1700000000000"] * 2) == []
+    assert reader.skipped == {"bad message": 2}
 
 
-def test_a_command_that_the_application_takes_is_received() -> None:
-    reader = make_reader(takes=RemoteServerUp)
-    assert reader.receive([b"REMOTE_SERVER_UP h"]) == [RemoteServerUp("h")]
+@attrs.frozen
+class Color(ApplicationCommand):
+    """A command that the protocol does not have."""
+
+    WORD = "COLOR"
+    name: str
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        return cls(rest)
+
+
+@pytest.mark.parametrize(
+    ("message", "command"), [(b"REMOTE_SERVER_UP h", RemoteServerUp("h")), (b"COLOR a", Color("a"))]
+)
+def test_a_command_that_the_application_takes_is_received(message: bytes, command: Command) -> None:
+    reader = make_reader(takes=type(command))
+    assert reader.receive([message]) == [command]
     assert make_reader(takes=Position).receive([b"REMOTE_SERVER_UP h"]) == []
 
 
@@ -245,3 +313,6 @@ def test_what_is_kept_of_streams_and_writers_is_bounded() -> None:
     assert len(rows) == 4  # which streams are followed is found again
     assert reader.skipped == {"too many writers": 2}
     assert len(reader._followed) == 2
+    with patch("replication.session.channel.MAX_WRITERS", 2):
+        position = b"POSITION events w0 3 3"
+        assert reader.receive([position, position]) == [Position(EVENTS, names[0], Token(3), Token(3))] * 2
