@@ -21,14 +21,14 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.contract.memory_store import MemoryStore, MemoryTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IProtocolFactory
     from twisted.internet.protocol import Protocol
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISequence, Page, Receipt
+    from replication.streams.interfaces import ISequence, Page, Receipt, Sample
 
 T = TypeVar("T")
 
@@ -364,6 +364,13 @@ def lines_of(data: bytes) -> list[str]:
     """Return whole lines as text."""
     assert not data or data.endswith(b"\n"), data
     return data.decode().splitlines()
+
+
+def shown_metrics(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return the value of each metric, by its name and labels."""
+    shown = [(" ".join([each.name, *map("=".join, each.labels.items())]), each.value) for each in samples]
+    assert len({name for name, _ in shown}) == len(shown), "a metric is there twice"
+    return dict(shown)
 
 
 def words_of(data: bytes) -> list[str]:

@@ -211,34 +211,32 @@ class ServedStreams:
         clients = self._clients
         skipped = sum([Counter(peer.status().skipped) for client in clients if (peer := client.peer)], Counter[str]())
         for why, count in skipped.items():
-            yield Sample("skipped_messages_total", "counter", "Messages of Redis skipped.", count, {"reason": why})
+            yield Sample("skipped_messages_total", count, {"reason": why})
         connected = sum(client.peer is not None for client in clients)
-        yield Sample("links", "gauge", "Writers that this worker is connected to.", connected)
-        yield Sample("connections_total", "counter", "Connections made.", sum(each.connections for each in clients))
+        yield Sample("links", connected)
+        yield Sample("connections_total", sum(each.connections for each in clients))
         for kind, count in self._faults.items():
-            text = "Connections closed for a fault of the peer."
-            yield Sample("faults_total", "counter", text, count, {"kind": kind})
+            yield Sample("faults_total", count, {"kind": kind})
         for follower in self._followed:
             of = {"stream": follower.name}
-            yield Sample("catch_ups_total", "counter", "Pages of missed facts requested.", follower.catch_ups, of)
-            yield Sample("applied_rows_total", "counter", "Rows applied.", follower.applied_rows, of)
-            yield Sample("failures_total", "counter", "Times that applying or fetching failed.", follower.failures, of)
-            yield Sample("resets_total", "counter", "Times that a writer went back.", follower.resets, of)
+            yield Sample("catch_ups_total", follower.catch_ups, of)
+            yield Sample("applied_rows_total", follower.applied_rows, of)
+            yield Sample("failures_total", follower.failures, of)
+            yield Sample("resets_total", follower.resets, of)
             if (histories := follower.histories) is not None:
-                yield Sample("history_checks_total", "counter", "Histories compared.", histories.checks, of)
-                yield Sample("history_mismatches_total", "counter", "Histories that differ.", histories.mismatches, of)
+                yield Sample("history_checks_total", histories.checks, of)
+                yield Sample("history_mismatches_total", histories.mismatches, of)
             for writer, cursor in follower.cursors.items():
                 where, lag = {**of, "writer": writer}, cursor.published - cursor.position
-                yield Sample("position", "gauge", "Position applied here.", cursor.position, where)
-                yield Sample("lag", "gauge", "IDs published and not applied.", lag, where)
+                yield Sample("position", cursor.position, where)
+                yield Sample("lag", lag, where)
                 stopped = writer in follower.errors
                 if lost := follower.lost_and_found[writer]:
-                    text = "Facts that were lost on the way here, and found in the database."
-                    yield Sample("lost_and_found_total", "counter", text, lost, where)
-                yield Sample("stopped", "gauge", "1 while a writer's facts cannot be applied.", stopped, where)
+                    yield Sample("lost_and_found_total", lost, where)
+                yield Sample("stopped", stopped, where)
         for cache, (info, invalidations) in self._caches.stats().items():
             which = {"cache": cache}
-            yield Sample("cache_hits_total", "counter", "Calls answered by a cache.", info.hits, which)
-            yield Sample("cache_misses_total", "counter", "Calls that computed.", info.misses, which)
-            yield Sample("cache_size", "gauge", "Entries of a cache.", info.currsize, which)
-            yield Sample("cache_invalidations_total", "counter", "Invalidations of a cache.", invalidations, which)
+            yield Sample("cache_hits_total", info.hits, which)
+            yield Sample("cache_misses_total", info.misses, which)
+            yield Sample("cache_size", info.currsize, which)
+            yield Sample("cache_invalidations_total", invalidations, which)

@@ -88,16 +88,13 @@ class PresenceTracker:
 
     def samples(self) -> Iterable[Sample]:
         """Yield the samples of the metrics page."""
-        yield Sample("users_syncing", "gauge", "Users that sync at any process.", len(self.syncing))
-        text = "Users that do not count as syncing because too many do."
-        yield Sample("users_refused_total", "counter", text, self.syncing.refused)
+        yield Sample("users_syncing", len(self.syncing))
+        yield Sample("users_refused_total", self.syncing.refused)
         if self.last_seen is None:
             return
-        yield Sample(
-            "user_ips_waiting", "gauge", "Rows of users_last_seen that wait to be written.", len(self.last_seen)
-        )
-        yield Sample("user_ips_written_total", "counter", "Rows of users_last_seen written.", self.last_seen.written)
-        yield Sample("user_ips_dropped_total", "counter", "Rows of users_last_seen dropped.", self.last_seen.dropped)
+        yield Sample("user_ips_waiting", len(self.last_seen))
+        yield Sample("user_ips_written_total", self.last_seen.written)
+        yield Sample("user_ips_dropped_total", self.last_seen.dropped)
 
     def _log_refused(self) -> None:
         if self.syncing.refused and not self._refused_logged:

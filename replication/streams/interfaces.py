@@ -375,10 +375,8 @@ class PeerStatus:
 
 @attrs.frozen
 class Sample:
-    """One sample of the metrics page; ``kind`` is ``counter`` or ``gauge``; the values of ``labels`` are limited."""
+    """One sample of the metrics page (docs/http.md); the values of ``labels`` are limited."""
 
     name: str
-    kind: str
-    meaning: str
     value: float
     labels: Mapping[str, str] = attrs.field(factory=dict)

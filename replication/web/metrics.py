@@ -14,12 +14,50 @@ if TYPE_CHECKING:
     from replication.web.request import ApiRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# The meaning of each metric, of a process that writes (M), and of a worker (W).  Those that end in _total are counters,
+# the others are gauges.
+METRICS: Final = {
+    "position": "M: the position that this writer has published. W: the position applied here.",
+    "lag": "M: settled and not yet published. W: published and not yet applied.",
+    "stopped": "1 while the stream stands still because applying or fetching fails.",
+    "open_ids": "IDs that are reserved and not complete.",
+    "oldest_open_seconds": "Age of the oldest open ID; 0 if there is none.",
+    "facts_refused_total": "Facts refused because of their rows: too large, too deep, without the declared fields.",
+    "kept_bytes": "Memory of an in-memory stream.",
+    "connections": "Connections of followers.",
+    "connections_total": "Connections. M: accepted. W: made.",
+    "links": "Writers that this worker is connected to.",
+    "lines_total": "Lines of the wire, in and out.",
+    "bytes_total": "Bytes of the wire, in and out.",
+    "queued_bytes": "Bytes that wait for peers that do not read.",
+    "commands_total": "Commands received from followers.",
+    "faults_total": "Connections closed because of an error of the peer.",
+    "skipped_messages_total": "Messages of Redis that were skipped: not needed, or wrong.",
+    "catch_up_rows_total": "Rows served in pages.",
+    "catch_ups_total": "Pages of missed facts requested.",
+    "applied_rows_total": "Rows applied.",
+    "failures_total": "How often applying or fetching failed.",
+    "lost_and_found_total": "Facts that did not arrive, and were found in the writers' database by the audit.",
+    "resets_total": "How often a writer's position went back.",
+    "history_checks_total": "How often the history of a writer was compared with the one that was followed.",
+    "history_mismatches_total": "How often the two histories differed below the position.",
+    "cache_hits_total": "Calls answered from a cache.",
+    "cache_misses_total": "Calls that were computed.",
+    "cache_size": "Entries of a cache.",
+    "cache_invalidations_total": "Invalidations of a cache.",
+    "users_syncing": "Users that sync at any process.",
+    "users_refused_total": "Users that did not count as syncing, because the memory for them was used up.",
+    "user_ips_waiting": "Rows that wait to be written to users_last_seen.",
+    "user_ips_written_total": "Rows written to users_last_seen.",
+    "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited.",
+    "http_answers_total": "Answers given over HTTP.",
+}
 
 
 async def answer_metrics(request: ApiRequest) -> Answer:
     """Answer with the metrics of the process and of its HTTP API."""
     answers = [
-        Sample("http_answers", "counter", "Answers given over HTTP.", count, {"call": call, "status": str(status)})
+        Sample("http_answers_total", count, {"call": call, "status": str(status)})
         for (call, status), count in request.api.answers.items()
     ]
     try:
@@ -30,7 +68,7 @@ async def answer_metrics(request: ApiRequest) -> Answer:
 
 
 def render(samples: Iterable[Sample]) -> bytes:
-    """Return ``samples`` as text; each metric's name begins with ``replication_``, a counter's ends with ``_total``.
+    """Return ``samples``, all of METRICS, as text; each metric's name begins with ``replication_``.
 
     ImportError if prometheus_client is not installed.
     """
@@ -39,12 +77,13 @@ def render(samples: Iterable[Sample]) -> bytes:
 
     class Samples(Collector):
         def collect(self) -> Iterable[Metric]:
-            families: dict[tuple[str, str], Metric] = {}
+            families: dict[str, Metric] = {}
             for sample in samples:
-                name = f"replication_{sample.name.removesuffix('_total')}"
-                family = families.setdefault((name, sample.kind), Metric(name, sample.meaning, sample.kind))
-                suffix = "_total" if sample.kind == "counter" else ""
-                family.add_sample(name + suffix, dict(sample.labels), sample.value)
+                name, full_name = sample.name, f"replication_{sample.name}"
+                kind = "counter" if name.endswith("_total") else "gauge"
+                if name not in families:
+                    families[name] = Metric(full_name.removesuffix("_total"), METRICS[name], kind)
+                families[name].add_sample(full_name, dict(sample.labels), sample.value)
             return families.values()
 
     registry = CollectorRegistry()

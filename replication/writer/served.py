@@ -136,20 +136,20 @@ class WrittenStreams:
         """Yield the metrics of this process."""
         yield from self._subscribers.samples()
         yield from self._presence.samples()
-        yield Sample("catch_up_rows_total", "counter", "Rows served to followers that catch up.", self._catch_up_rows)
+        yield Sample("catch_up_rows_total", self._catch_up_rows)
         for status in self.stream_statuses():
             of = {"stream": status.definition.name}
-            yield Sample("open_ids", "gauge", "Reserved IDs that are not complete.", status.open_count, of)
+            yield Sample("open_ids", status.open_count, of)
             age = status.oldest_open[1] if status.oldest_open else 0.0
-            yield Sample("oldest_open_seconds", "gauge", "Age of the oldest incomplete ID.", age, of)
+            yield Sample("oldest_open_seconds", age, of)
             refused = self._streams[status.definition.name].outgoing.refused
-            yield Sample("facts_refused_total", "counter", "Facts refused because of their rows.", refused, of)
+            yield Sample("facts_refused_total", refused, of)
             if status.kept is not None:
-                yield Sample("kept_bytes", "gauge", "Memory of an in-memory stream.", status.kept.bytes, of)
+                yield Sample("kept_bytes", status.kept.bytes, of)
             ours = status.writers[0]
             where = {**of, "writer": ours.instance}
-            yield Sample("position", "gauge", "Published position of a writer.", ours.published, where)
-            yield Sample("lag", "gauge", "IDs settled and not published.", ours.lag, where)
+            yield Sample("position", ours.published, where)
+            yield Sample("lag", ours.lag, where)
 
     def _status(self, writer: StreamWriter, oldest: tuple[Token, float] | None) -> StreamStatus:
         name, ids = writer.definition.name, writer.publisher.ids

@@ -128,19 +128,18 @@ class Subscribers(Factory):
     def samples(self) -> Iterable[Sample]:
         """Yield the metrics of the connections."""
         peers = list(self._broadcast)
-        yield Sample("connections", "gauge", "Connections that follow this writer.", len(peers))
-        yield Sample("connections_total", "counter", "Connections accepted.", self._accepted)
+        yield Sample("connections", len(peers))
+        yield Sample("connections_total", self._accepted)
         for word, count in self._received.items():
-            yield Sample("commands_total", "counter", "Commands received from followers.", count, {"command": word})
+            yield Sample("commands_total", count, {"command": word})
         queued = sum(peer.queued_bytes for peer in peers)
-        yield Sample("queued_bytes", "gauge", "Bytes queued for peers that do not read.", queued)
+        yield Sample("queued_bytes", queued)
         for unit in ("lines", "bytes"):
             for way in ("in", "out"):
                 total = self._past[f"{unit}_{way}"] + sum(getattr(peer, f"{unit}_{way}") for peer in peers)
-                yield Sample(f"{unit}_total", "counter", f"{unit.capitalize()} of the wire.", total, {"direction": way})
+                yield Sample(f"{unit}_total", total, {"direction": way})
         for kind, count in self.faults.items():
-            text = "Connections closed for a fault of the peer."
-            yield Sample("faults_total", "counter", text, count, {"kind": kind})
+            yield Sample("faults_total", count, {"kind": kind})
 
     # ---- IConnectionOwner
 

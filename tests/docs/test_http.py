@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from twisted.internet.task import Clock
 
 from replication.web.auth import AccessPolicy
+from replication.web.metrics import METRICS
 from replication.web.site import Api
 from tests.docs.pages import code, page, table
 from tests.system.daemons import CHECKOUT
@@ -27,21 +28,24 @@ def trees() -> Iterator[ast.AST]:
         yield ast.parse(path.read_text())
 
 
-def metrics() -> dict[str, str]:
-    """Return the kind of each metric that a module makes; those whose names are put together are two."""
-    found: dict[str, str] = {}
+def made_metrics() -> Iterator[str]:
+    """Yield the name of each metric that a module makes; those whose names are put together are two."""
     for tree in trees():
         for node in ast.walk(tree):
             match node:
-                case ast.Call(func=ast.Name(id="Sample"), args=[name, ast.Constant(value=str(kind)), *_]):
-                    names = [name.value] if isinstance(name, ast.Constant) else ["lines_total", "bytes_total"]
-                    found |= {str(each): kind for each in names}
-    endings = {"counter": "_total", "gauge": ""}
-    return {name.removesuffix("_total") + endings[kind]: kind for name, kind in found.items()}
+                case ast.Call(func=ast.Name(id="Sample"), args=[ast.Constant(value=str(name)), *_]):
+                    yield name
+                case ast.Call(func=ast.Name(id="Sample"), args=[ast.JoinedStr(), *_]):
+                    yield from ("lines_total", "bytes_total")
 
 
-def test_every_metric_is_there_with_its_kind() -> None:
-    assert {code(row["metric"])[0]: row["type"] for row in table(PAGE, "## `GET /metrics`")} == metrics()
+def test_every_metric_is_there_with_its_kind_and_meaning() -> None:
+    rows = table(PAGE, "## `GET /metrics`")
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", row["meaning"]).replace("`", "") for row in rows]
+    names = [code(row["metric"])[0] for row in rows]
+    assert dict(zip(names, plain, strict=True)) == METRICS
+    assert {*names} == {*made_metrics()}
+    assert [row["type"] for row in rows] == ["counter" if name.endswith("_total") else "gauge" for name in names]
 
 
 def test_every_path_is_there() -> None:

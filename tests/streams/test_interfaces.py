@@ -34,6 +34,6 @@ def test_a_write_without_facts_only_moves_the_position() -> None:
 
 
 def test_samples_do_not_share_their_default_labels() -> None:
-    one, other = (seams.Sample("lag", "gauge", "IDs behind", 0) for _ in range(2))
+    one, other = (seams.Sample("lag", 0) for _ in range(2))
     assert one.labels == {}
     assert one.labels is not other.labels

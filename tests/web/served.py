@@ -141,9 +141,9 @@ class FakeServed:
         return [PeerStatus("worker1", "127.0.0.1:5", 1_700_000_000.0, 12, 345, 6, "PING")]
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample("position", "gauge", "Current ID.", 9, {"stream": "orders", "writer": "master"})
-        yield Sample("lines_total", "counter", "Lines sent.", 12, {"direction": "out"})
-        yield Sample("position", "gauge", "Current ID.", 7, {"stream": "orders", "writer": "worker2"})
+        yield Sample("position", 9, {"stream": "orders", "writer": "master"})
+        yield Sample("lines_total", 12, {"direction": "out"})
+        yield Sample("position", 7, {"stream": "orders", "writer": "worker2"})
 
 
 class Client:

@@ -12,7 +12,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, Token
-from tests.doubles import begin, error_of, now
+from tests.doubles import begin, error_of, now, shown_metrics
 from tests.serving import ORDERS, MasterCase, SharedCase
 
 
@@ -130,29 +130,44 @@ class ServedTests(MasterCase):
         self.new_lines(wire)
         gone = self.greeted("PING 1")
         self.send(gone, "FOO")
+        now(self.master.served.page("orders", None, after=0, upto=None, limit=10))
+        begin(self.master.served.append_texts("orders", [[1]], None))
         reservation, _ = self.hold()
         self.net.advance(2.5)
-        for each in self.master.served.samples():
-            self.assertEqual(each.kind, "counter" if each.name.endswith("_total") else "gauge")
-            self.assertTrue(each.meaning.endswith("."), each.meaning)
-        samples = {(each.name, *each.labels.values()): each.value for each in self.master.served.samples()}
+        shown = shown_metrics(self.master.served.samples())
         now(reservation.__aexit__(None, None, None))
-        for key, value in {
-            ("connections",): 1,
-            ("connections_total",): 2,
-            ("queued_bytes",): 0,
-            ("lines_total", "in"): 3,
-            ("lines_total", "out"): 2 + 2 + 2 + 2 + 1,
-            ("faults_total", "unknown command"): 1,
-            ("catch_up_rows_total",): 0,
-            ("open_ids", "orders"): 1,
-            ("oldest_open_seconds", "orders"): 2.5,
-            ("position", "orders", "master"): 3,
-            ("lag", "orders", "master"): 0,
-            ("position", "caches", "master"): 1,
-        }.items():
-            self.assertEqual(samples[key], value, key)
-        self.assertEqual(samples["bytes_total", "in"], len("NAME one\nREPLICATE\nPING 1\nFOO\n"))
+        self.assertEqual(
+            shown,
+            {
+                "connections": 1,
+                "connections_total": 2,
+                "queued_bytes": 0,
+                "lines_total direction=in": 3,
+                "lines_total direction=out": 2 + 2 + 2 + 2 + 1,
+                "bytes_total direction=in": len("NAME one\nREPLICATE\nPING 1\nFOO\n"),
+                "bytes_total direction=out": shown["bytes_total direction=out"],
+                "commands_total command=NAME": 1,
+                "commands_total command=REPLICATE": 1,
+                "commands_total command=PING": 1,
+                "faults_total kind=unknown command": 1,
+                "users_syncing": 0,
+                "users_refused_total": 0,
+                "user_ips_waiting": 0,
+                "user_ips_written_total": 0,
+                "user_ips_dropped_total": 0,
+                "catch_up_rows_total": 2,
+                "open_ids stream=orders": 1,
+                "oldest_open_seconds stream=orders": 2.5,
+                "facts_refused_total stream=orders": 1,
+                "position stream=orders writer=master": 3,
+                "lag stream=orders writer=master": 0,
+                "open_ids stream=caches": 0,
+                "oldest_open_seconds stream=caches": 0,
+                "facts_refused_total stream=caches": 0,
+                "position stream=caches writer=master": 1,
+                "lag stream=caches writer=master": 0,
+            },
+        )
 
     def test_counters_do_not_decrease_when_connections_end(self) -> None:
         def total(way: str) -> float:
