@@ -88,6 +88,7 @@ class Config:
     max_queued_bytes: Count = 8 * 1024 * 1024
     max_queued_lines: Count = 100_000
     listen: Texts = ()
+    insecure: bool = False
     streams: tuple[StreamDefinition, ...] = ()
     definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)

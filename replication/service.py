@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import gc
 import importlib
 import inspect
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import attrs
 from twisted.application import service
 from twisted.internet import defer
-from twisted.internet.error import CannotListenError
 from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.failure import Failure
@@ -34,12 +32,12 @@ from replication.errors import ConfigError, ReplicationError, StoreError, did_yo
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import describe_endpoint_error, format_address, server_endpoint
+from replication.net.endpoints import format_address
+from replication.net.listening import Socket, http_risk, wire_risk
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
 from replication.streams.definitions import CACHES
-from replication.urls import Url, hide_arguments, hide_secrets
-from replication.web.auth import is_local
+from replication.urls import hide_arguments, hide_secrets
 from replication.web.site import make_site
 from replication.writer.master import Master
 from replication.writer.rooms import Rooms
@@ -47,7 +45,7 @@ from replication.writer.rooms import Rooms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+    from twisted.internet.interfaces import IListeningPort
     from twisted.logger import ILogObserver
 
     from replication.streams.definitions import StreamDefinition
@@ -109,6 +107,10 @@ class _RoleOptions(_StrictOptions):
         ["secret-file", None, None, "file with the secret that HTTP requires; without it HTTP answers loopback only"],
     ]
 
+    def opt_insecure(self) -> None:
+        """listen beyond loopback without TLS or secret"""  # noqa: D403, D400 (the text of --help)
+        self["insecure"] = True
+
 
 class MasterOptions(_RoleOptions):
     """``twistd replication master``."""
@@ -138,7 +140,7 @@ class WorkerOptions(_RoleOptions):
         ["database", None, None, "where facts and positions are stored [sqlite:///replication-INSTANCE.db]"],
         ["http", None, None, "endpoint of the HTTP API [none]"],
         ["redis-password-file", None, None, "file with the password of Redis"],
-        ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
+        ["app", None, None, "MODULE[:NAME]: call NAME [register] with the Worker"],
     ]
     opt_listen = _repeated(
         "listen", "endpoint that followers connect to: they get what it writes, or what it follows [none] *"
@@ -173,20 +175,6 @@ class Options(_StrictOptions):
 # ---- wiring
 
 
-@attrs.frozen
-class Socket:
-    """An endpoint to listen on.
-
-    ``key`` is its option, ``what`` its name in the log.  ``open_risk`` is the warning if other hosts can connect.
-    """
-
-    key: str
-    what: str
-    endpoint: str
-    make_factory: Callable[[], IProtocolFactory]
-    open_risk: str = ""
-
-
 @attrs.define(eq=False, slots=False)
 class Daemon(service.Service):
     """One server with its sockets, as twistd runs it; ConfigError names a wrong endpoint.
@@ -194,7 +182,8 @@ class Daemon(service.Service):
     Sockets are opened once the database is.  A failed start therefore opens none, and the error is the last line.
     While the database is in trouble that may pass, the start waits; sockets are open then, and show why.
     With ``drops_privileges`` sockets are opened first, because afterwards this user may not open them.  With
-    ``log_errors`` the error of a failed start is logged too, not only written to standard error.
+    ``log_errors`` the error of a failed start is logged too, not only written to standard error.  A socket that is not
+    safe is refused, unless ``insecure``.
     """
 
     log = Logger()
@@ -202,6 +191,7 @@ class Daemon(service.Service):
     reactor: Any
     server: Master | Worker
     sockets: Sequence[Socket]
+    insecure: bool = attrs.field(default=False, kw_only=True)
     drops_privileges: bool = attrs.field(default=False, kw_only=True)
     log_errors: bool = attrs.field(default=True, kw_only=True)
     _ports: list[defer.Deferred[IListeningPort]] = attrs.field(factory=list, init=False)
@@ -211,7 +201,7 @@ class Daemon(service.Service):
     def __attrs_post_init__(self) -> None:
         self._lifetime = Lifetime(self.reactor)
         self._trouble = TroubleLog(self.log)
-        self._endpoints = [_server_endpoint(self.reactor, each) for each in self.sockets]
+        self._endpoints = [each.parse(self.reactor, insecure=self.insecure) for each in self.sockets]
 
     def privilegedStartService(self) -> None:
         """Open the sockets if twistd drops its privileges next; nothing is accepted before the reactor runs."""
@@ -243,7 +233,9 @@ class Daemon(service.Service):
 
     def _open_sockets(self) -> None:
         opening = zip(self.sockets, self._endpoints, strict=True)
-        self._ports = [defer.maybeDeferred(endpoint.listen, each.make_factory()) for each, endpoint in opening]
+        self._ports = [
+            defer.Deferred.fromCoroutine(each.open(endpoint, insecure=self.insecure)) for each, endpoint in opening
+        ]
 
     async def _start(self) -> None:
         await self._open_database()
@@ -276,14 +268,14 @@ class Daemon(service.Service):
         if not self._ports:
             self._open_sockets()
         opened = await defer.DeferredList([share(each) for each in self._ports], consumeErrors=True)
-        for socket, (_, port) in zip(self.sockets, opened, strict=True):
+        for _, port in opened:
             if isinstance(port, Failure):
-                raise ConfigError(f"cannot listen on {socket.endpoint} ({socket.key}): {_reason(socket, port.value)}")
+                port.raiseException()
         for socket, (_, port) in zip(self.sockets, opened, strict=True):
             address = port.getHost()
             self.log.info("{what} is served at {address}", what=socket.what, address=format_address(address))
-            if socket.open_risk and not is_local(address):
-                text = "{endpoint} ({key}) is open to other hosts, {risk}"
+            if socket.risk_at(address):
+                text = "{endpoint} ({key}) is open to other hosts {risk}"
                 self.log.warn(text, endpoint=socket.endpoint, key=socket.key, risk=socket.open_risk)
 
     async def _stop(self) -> None:
@@ -336,22 +328,6 @@ def _exit_with_status_1(text: str) -> None:
     os._exit(1)
 
 
-def _reason(socket: Socket, error: BaseException | None) -> str:
-    cause = error.socketError if isinstance(error, CannotListenError) else error
-    why = getattr(cause, "strerror", None) or str(cause)
-    if getattr(cause, "errno", None) != errno.EADDRINUSE:
-        return why
-    return f"{why}; if another master or worker runs there, stop it, or give another --{socket.key}"
-
-
-def _server_endpoint(reactor: Any, socket: Socket) -> Any:
-    try:
-        return server_endpoint(reactor, socket.endpoint)
-    except Exception as error:  # parsers of endpoints, plugins among them, raise any exception
-        why = describe_endpoint_error(socket.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
-        raise ConfigError(f"{socket.key}: cannot listen on {Url(socket.endpoint)!r}: {why}") from error
-
-
 def makeService(options: Options) -> service.IService:
     """Return the service that ``twistd replication`` runs; a wrong configuration ends it with one line and status 1."""
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
@@ -374,28 +350,21 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     given = {key.replace("-", "_"): value for key, value in options.subOptions.items() if key != "config"}
     found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    risk = "without TLS: every host that reaches it can read all facts; give an ssl: endpoint, or interface=127.0.0.1"
-    sockets = [Socket("listen", "the wire", each, server.factory, _unless_tls(each, risk)) for each in found.listen]
+    sockets = [Socket("listen", "the wire", each, server.factory, wire_risk(each)) for each in found.listen]
     if found.http is not None:
         rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
         make_http = partial(make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms)
-        risk = "but without a secret their requests are refused; give --secret-file, or interface=127.0.0.1"
-        if found.secret is not None:
-            risk = "without TLS: the secret and all facts can be read on the way; give an ssl: endpoint"
-            risk = _unless_tls(found.http, risk)
+        risk = http_risk(found.http, has_secret=found.secret is not None)
         sockets.append(Socket("http", "HTTP", found.http, make_http, risk))
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
         reactor,
         server,
         sockets,
+        insecure=found.insecure,
         drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
         log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),
     )
-
-
-def _unless_tls(endpoint: str, risk: str) -> str:
-    return "" if endpoint.startswith("ssl:") else risk
 
 
 def make_master(reactor: Any, found: config.Config) -> Master:

@@ -198,7 +198,10 @@ class DaemonTests(SynchronousTestCase):
 
     def daemon(self, *outcomes: Deferred[Any], risk: str = "", **options: bool) -> service.Daemon:
         """Return a daemon with a socket per outcome of listening."""
-        sockets = [service.Socket("listen", "the wire", f"tcp:{n}", Factory, risk) for n, _ in enumerate(outcomes)]
+        host = ":interface=db1.example" if risk else ""  # its address is known once it listens
+        sockets = [
+            service.Socket("listen", "the wire", f"tcp:{n}{host}", Factory, risk) for n, _ in enumerate(outcomes)
+        ]
         daemon = service.Daemon(self.reactor, cast("Master", self.server), sockets, **options)
         endpoints = [FakeEndpoint(self.events, each) for each in outcomes]
         daemon._endpoints = endpoints
@@ -247,9 +250,43 @@ class DaemonTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_socket_that_other_hosts_reach_is_warned_of_with_the_cure(self) -> None:
-        daemon = self.daemon(succeed(self.port(IPv4Address("TCP", "0.0.0.0", 1))), risk="without TLS: do this")
-        self.assertEqual(self.start(daemon)[1], "tcp:0 (listen) is open to other hosts, without TLS: do this")
+    def test_a_socket_that_other_hosts_could_misuse_is_refused_with_the_cure(self) -> None:
+        daemon = self.daemon(succeed(self.port(IPv4Address("TCP", "10.0.0.1", 1))), risk="without TLS: do this")
+        self.start(daemon)
+        self.assert_ended(
+            "cannot listen on tcp:0:interface=db1.example (listen): it is open to other hosts without TLS: do this;"
+            " in a network where every host is trusted, insecure = true or --insecure allows it"
+        )
+        self.assertEqual(self.events, ["open", "listen", "port closed"])
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_it_is_refused_before_the_database_is_opened_where_its_endpoint_shows_that(self) -> None:
+        for endpoint in ("tcp:1", "tcp:1:0.0.0.0", "tcp:1:interface=10.0.0.1", "tcp:1:interface=", "ssl:1"):
+            with self.assertRaisesRegex(ConfigError, "it is open to other hosts without TLS: do this; in a network"):
+                self.one(endpoint)
+        for endpoint in ("tcp:1:127.0.0.1", "tcp:1:interface=localhost", "unix:x", r"tcp:1:interface=\:\:1"):
+            self.one(endpoint)
+
+    def one(self, endpoint: str) -> None:
+        socket = service.Socket("listen", "the wire", endpoint, Factory, "without TLS: do this")
+        service.Daemon(self.reactor, cast("Master", self.server), [socket])
+
+    def test_it_is_refused_at_once_if_sockets_are_opened_first(self) -> None:
+        port = self.port(IPv4Address("TCP", "10.0.0.1", 1))
+        daemon = self.daemon(succeed(port), risk="without TLS", drops_privileges=True)
+        daemon.privilegedStartService()
+        self.assertEqual(self.events, ["listen", "port closed"])
+        self.start(daemon)
+        self.server.stopped.callback(None)
+        self.successResultOf(daemon.stopService())
+
+    def test_if_that_is_allowed_it_is_warned_of(self) -> None:
+        port = self.port(IPv4Address("TCP", "0.0.0.0", 1))
+        daemon = self.daemon(succeed(port), risk="without TLS: do this", insecure=True)
+        warning = "tcp:0:interface=db1.example (listen) is open to other hosts without TLS: do this"
+        self.assertEqual(self.start(daemon)[1], warning)
+        self.assertEqual(self.reactor.stops, 0)
 
     def test_the_server_starts_once_all_sockets_listen(self) -> None:
         slow: Deferred[Any] = Deferred()

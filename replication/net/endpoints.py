@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.endpoints import serverFromString
 
 from replication.errors import TLS_CURE
@@ -59,9 +61,27 @@ def format_address(address: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_local(address: object) -> bool:
+    """Return whether only this machine can be, or connect to, ``address``: a loopback address or a UNIX socket."""
+    match address:
+        case UNIXAddress():
+            return True
+        case IPv4Address(host=host) | IPv6Address(host=host):
+            ip = ipaddress.ip_address(host)
+            return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+    return False
+
+
 def is_redis(endpoint: str) -> bool:
     """Whether an entry of ``connect`` is the URL of a Redis."""
     return endpoint.startswith(("redis://", "rediss://", "redis+unix://"))
+
+
+def split_endpoint(endpoint: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return the kind of an endpoint, its arguments without a name, and those with one."""
+    kind, *parts = [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", endpoint)]
+    plain = [part for part in parts if "=" not in part]
+    return kind, plain, dict(part.split("=", 1) for part in parts if "=" in part)
 
 
 def default_http_url(endpoint: str) -> str | None:
@@ -69,9 +89,7 @@ def default_http_url(endpoint: str) -> str | None:
 
     None for every kind of endpoint but ``tcp:``, because only those have a host and a port.
     """
-    kind, *parts = [part.replace("\\", "") for part in re.split(r"(?<!\\):", endpoint)]
-    named = dict(part.split("=", 1) for part in parts if "=" in part)
-    plain = [part for part in parts if "=" not in part]
+    kind, plain, named = split_endpoint(endpoint)
     host = named.get("host") or (plain.pop(0) if plain else "")
     port = named.get("port") or (plain.pop(0) if plain else "")
     if kind != "tcp" or not host or not port.isdecimal():

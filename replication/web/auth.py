@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import attrs
-from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.address import UNIXAddress
 
+from replication.net.endpoints import is_local
 from replication.web.address import bearer
 from replication.web.request import RequestError
 
@@ -19,17 +20,6 @@ if TYPE_CHECKING:
     from twisted.web.http_headers import Headers
 
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
-
-
-def is_local(address: object) -> bool:
-    """Return whether a peer at ``address`` must be on this machine: a loopback address or a UNIX socket."""
-    match address:
-        case UNIXAddress():
-            return True
-        case IPv4Address(host=host) | IPv6Address(host=host):
-            ip = ipaddress.ip_address(host)
-            return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
-    return False
 
 
 @lru_cache(16)  # clients repeat their Host with each request

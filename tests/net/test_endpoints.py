@@ -6,6 +6,8 @@ import errno
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import ConnectionRefusedError as RefusedError
 from twisted.internet.error import DNSLookupError, getConnectError
@@ -20,6 +22,7 @@ from replication.net.endpoints import (
     default_http_url,
     describe_connect_error,
     describe_endpoint_error,
+    is_local,
     server_endpoint,
 )
 
@@ -92,3 +95,23 @@ class ServerEndpointTests(SynchronousTestCase):
             with self.assertRaises(Exception) as theirs:
                 serverFromString(reactor, endpoint)
             self.assertEqual(str(ours.exception), str(theirs.exception))
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        (IPv4Address("TCP", "127.0.0.1", 1), True),
+        (IPv4Address("TCP", "127.8.8.8", 1), True),
+        (IPv4Address("TCP", "10.0.0.1", 1), False),
+        (IPv4Address("TCP", "0.0.0.0", 1), False),
+        (IPv6Address("TCP", "::1", 1), True),
+        (IPv6Address("TCP", "::ffff:127.0.0.1", 1), True),
+        (IPv6Address("TCP", "::ffff:10.0.0.1", 1), False),
+        (IPv6Address("TCP", "fe80::1%eth0", 1), False),
+        (UNIXAddress(b"/run/socket"), True),
+        (UNIXAddress(None), True),
+        (None, False),
+    ],
+)
+def test_loopback_and_unix_sockets_are_this_machine(address: object, *, local: bool) -> None:
+    assert is_local(address) is local

@@ -285,11 +285,12 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "twistd -n replication": (2, "write master or worker"),
     "twistd -n replication master --nonsense": (2, "nonsense"),
     "twistd -n replication master --listen nonsense": (1, "nonsense"),
-    "twistd -n replication master --listen tcp:{port}:interface=127.0.0.1 --http tcp:0": (1, "{port}"),
-    "twistd -n replication master --database sqlite:////nowhere/at/all.db --listen tcp:0 --http tcp:0": (
+    "twistd -n replication master --listen tcp:{port}:interface=127.0.0.1 --http unix:http": (1, "{port}"),
+    "twistd -n replication master --database sqlite:////nowhere/at/all.db --listen unix:wire --http unix:http": (
         1,
         "/nowhere/at/all.db",
     ),
+    "twistd -n replication master --listen tcp:0": (1, "open to other hosts without TLS"),
     "twistd -n replication master --config wrong.toml": (1, "server_name"),
     "twistd -n replication worker --connect nonsense": (1, "nonsense"),
     "replication nonsense": (2, "nonsense"),

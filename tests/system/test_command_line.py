@@ -55,7 +55,7 @@ def feed(sink: IO[bytes], rows: Sequence[bytes]) -> None:
 
 def test_a_failed_start_opens_no_socket_and_its_last_line_is_the_error_which_stands_there_once(tmp_path: Path) -> None:
     (tmp_path / "taken.db").mkdir()
-    daemon = Daemon(tmp_path, "master", "--database=sqlite:///taken.db", "--listen=tcp:0", "--http=tcp:0")
+    daemon = Daemon(tmp_path, "master", "--database=sqlite:///taken.db", *LOCAL)
     with daemon:
         until(lambda: daemon.ended, "it gives up")
         lines = daemon.log.splitlines()

@@ -220,3 +220,21 @@ def test_replay_verifies_segments_and_adds_new_ones(tmp_path: Path, compression:
 )
 def test_configuration_files_load(role: config.Role, file: str) -> None:
     assert config.load(role, str(YESTERDAY / file)).role == role
+
+
+def test_a_configuration_that_is_open_to_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """0.1.0 started with it. Nothing of the database is changed before."""
+    shop = Shop(tmp_path)
+    before = (tmp_path / "shop.db").read_bytes()
+    listen = ("--listen=tcp:0", "--http=tcp:0:interface=127.0.0.1")
+    with Daemon(tmp_path, "master", "--config=shop.toml", *listen) as master:
+        assert master.wait() == 1
+        last = master.log.splitlines()[-1]
+    assert last.startswith("replication: cannot listen on tcp:0 (listen): it is open to other hosts without TLS")
+    assert last.endswith("give an ssl: endpoint, or interface=127.0.0.1; in a network where every host is trusted, "
+                         "insecure = true or --insecure allows it")  # fmt: skip
+    assert (tmp_path / "shop.db").read_bytes() == before
+    with Daemon(tmp_path, "master", "--config=shop.toml", "--insecure", *listen) as master:
+        http = master.address("HTTP")
+        assert updates(http, "orders") == shop.expected["streams"]["orders"]["updates"]
+        assert "tcp:0 (listen) is open to other hosts without TLS" in master.log
