@@ -93,9 +93,6 @@ class SqlConnection(Generic[_Session]):
         """Whether the database is a standby, on which facts may become visible in another order than their IDs."""
         return False
 
-    def verify(self) -> None:
-        """Raise CommitsLostError if the database has lost commits of this process."""
-
     def prepare_reading(self) -> None:
         """Set the session up for statements of the application."""
 

@@ -84,6 +84,7 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
         self._group: CallGroup[Batch, None] = CallGroup(self._writer_lock, self._commit_together, collect)
         self._opening = DeferredLock()
         self._closed = False
+        self._lost: CommitsLostError | None = None
         self._proof = WriteProof(self._prove)
 
     @property
@@ -138,10 +139,6 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
         """Store the history of a writer in each of these streams."""
         await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
 
-    async def verify(self) -> None:
-        """Raise CommitsLostError if the database has lost commits of this process."""
-        await self._read(lambda connection: connection.verify())
-
     async def check(self) -> None:
         """Return if the database can be written, else raise StoreError; see ``IStreamStore``."""
         self._checked(self._reader)
@@ -193,6 +190,12 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
 
     # ---- inside
 
+    def _report_loss(self, error: CommitsLostError) -> None:
+        """Fire ``commits_lost`` on the reactor's thread, before the call fails that noticed it."""
+        self._lost = error
+        self.log.critical("{why}", why=str(error))
+        self._reactor.callFromThread(self.commits_lost.callback, error)
+
     async def _open(self) -> None:
         """Open the reading connection and, unless the store is read-only, the writing one."""
         raise NotImplementedError
@@ -213,9 +216,11 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
         return self._tables[stream]
 
     def _checked(self, connection: ConnectionThread[_C] | None) -> ConnectionThread[_C]:
-        """Return the connection; StoreError if there is none."""
+        """Return the connection; StoreError if there is none, CommitsLostError if commits were lost."""
         if self._closed or self._reader is None:
             raise StoreError(f"database {self.name!r} is {'closed' if self._closed else 'not open'}")
+        if self._lost is not None:
+            raise self._lost
         if connection is None:
             raise StoreError(f"database {self.name!r} was opened for reading only")
         return connection

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 
@@ -14,13 +15,22 @@ from replication.bench.cluster import find_binaries
 from tests.postgres import PostgresServer
 from tests.system.daemons import until
 from tests.system.test_kills import has, table
-from tests.system.test_restores import SEEN, PostgresDatabase, Shop
+from tests.system.test_restores import SEEN, Database, PostgresDatabase, Shop, SqliteDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LOST = "has lost commits of this process"
+
+
+class OpenFile(SqliteDatabase):
+    """The backup is restored into the file that the master has open."""
+
+    def restore(self) -> None:
+        """Do what ``sqlite3 FILE ".restore COPY"`` does."""
+        with closing(sqlite3.connect(self.backup)) as source, closing(sqlite3.connect(self.file)) as target:
+            source.backup(target)
 
 
 class DumpedDatabase(PostgresDatabase):
@@ -71,9 +81,12 @@ def _copy_tree(source: Path, target: Path) -> None:
         shutil.chown(each, found.st_uid, found.st_gid)
 
 
-@pytest.fixture(params=["a database", "a dump", "a data directory"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PostgresDatabase]:
+@pytest.fixture(params=["an SQLite file", "a database", "a dump", "a data directory"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """Return a database for each kind of backup."""
+    if request.param == "an SQLite file":
+        yield OpenFile(tmp_path)
+        return
     server: PostgresServer = request.getfixturevalue("postgres")
     if request.param == "a data directory":
         with PostgresServer(fsync=False) as own:
@@ -113,7 +126,7 @@ def appended(shop: Shop, row: str) -> bool:
     return True
 
 
-def are_equal(shop: Shop, database: PostgresDatabase, *rows: str) -> None:
+def are_equal(shop: Shop, database: Database, *rows: str) -> None:
     """Check that the database has these rows, and that the followers have the same."""
     found = database.rows()
     assert [row for *_, row in found] == [f'"{each}"' for each in rows]
@@ -123,7 +136,7 @@ def are_equal(shop: Shop, database: PostgresDatabase, *rows: str) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_master_ends_when_its_database_is_restored(tmp_path: Path, database: PostgresDatabase, busy: bool) -> None:
+def test_a_master_ends_when_its_database_is_restored(tmp_path: Path, database: Database, busy: bool) -> None:
     """It commits and publishes nothing after that; new facts then exceed those that were lost."""
     with ExitStack() as stack:
         shop = Shop(tmp_path, stack, database.url)
@@ -132,14 +145,13 @@ def test_a_master_ends_when_its_database_is_restored(tmp_path: Path, database: P
         are_equal(shop, database, *"abcde", *"new facts")
 
 
-def test_a_worker_that_writes_ends_when_its_database_is_restored(tmp_path: Path, postgres: PostgresServer) -> None:
-    with postgres.database() as name, ExitStack() as stack:
-        database = PostgresDatabase(postgres, name)
+@pytest.mark.parametrize("database", ["an SQLite file", "a database"], indirect=True)
+def test_a_worker_that_writes_ends_when_its_database_is_restored(tmp_path: Path, database: Database) -> None:
+    with ExitStack() as stack:
         shop = Shop(tmp_path, stack, database.url, writing_worker=True)
         loses_commits(shop, database.back_up, database.restore, busy=True)
         shop.restart_master(*"new facts")
         are_equal(shop, database, *"abcde", *"new facts")
-    postgres.sql(f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
 
 
 def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) -> None:

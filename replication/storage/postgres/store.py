@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from twisted.internet.interfaces import IReactorFromThreads
 
-    from replication.errors import CommitsLostError
     from replication.storage.receipts import ReceiptClock
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IWatch, SequenceState
@@ -113,6 +112,10 @@ class PostgresStore(SqlStore[PostgresConnection]):
         definition = self._table(stream).definition
         await self._write(lambda connection: connection.claim_table(definition, instance, copy=copy))
 
+    async def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        await self._read(lambda connection: connection.verify())
+
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None if there are none.
 
@@ -182,11 +185,6 @@ class PostgresStore(SqlStore[PostgresConnection]):
     async def _prove(self) -> None:
         """Return if the database answers and can be written, even while transactions wait; else raise StoreError."""
         await self._read(lambda connection: connection.check())
-
-    def _report_loss(self, error: CommitsLostError) -> None:
-        """Fire ``commits_lost`` on the reactor's thread, before the call fails that noticed it."""
-        self.log.critical("{why}", why=str(error))
-        self._reactor.callFromThread(self.commits_lost.callback, error)
 
     async def _open(self) -> None:
         first = self._new_thread(READ_ONLY if self._read_only else {}, read_only=self._read_only)

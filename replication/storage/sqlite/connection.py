@@ -14,13 +14,15 @@ from replication.storage.contract import Batch, moved, refuse_another_writer
 from replication.storage.migrations import check_version, installed, upgrade
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.sqlite.claim import claimed
+from replication.storage.sqlite.commits import VERSION, KnownCommits
 from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
 from replication.storage.sqlite.session import MEMORY, SqliteSession
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from replication.errors import CommitsLostError
     from replication.storage.sqlite.generic import Table
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
@@ -50,7 +52,6 @@ STEPS: Final = (
 HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'replication_schema'"
 TOUCH: Final = "UPDATE replication_schema SET version = -version"
 POSITION: Final = "SELECT stream_id FROM stream_positions WHERE stream_name = ? AND instance_name = ?"
-VERSION: Final = "PRAGMA data_version"  # changes with each commit of another connection
 PUT_POSITION: Final = (
     "INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = "
@@ -69,13 +70,22 @@ ADD_RECEIPT: Final = "INSERT INTO append_receipts (key, tokens, written_at) VALU
 
 
 class SqliteConnection(SqlConnection[SqliteSession]):
-    """One connection to the file ``path``, or to a database of its own in memory."""
+    """One connection to the file ``path``, or to a database of its own in memory; ``on_lost`` is of KnownCommits."""
 
     MARK = "?"
     SNAPSHOT = "DEFERRED"
 
-    def __init__(self, path: str, *, read_only: bool, busy_timeout: float, foreign: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        read_only: bool,
+        busy_timeout: float,
+        foreign: bool = False,
+        on_lost: Callable[[CommitsLostError], object] = lambda _: None,
+    ) -> None:
         super().__init__(SqliteSession(path, read_only=read_only, busy_timeout=busy_timeout), read_only=read_only)
+        self._known = KnownCommits(on_lost)
         self._foreign = foreign
         self._file: tuple[int, int] | None = None  # device and inode
         self._files: DatabaseFiles | None = None  # of a file that this connection writes
@@ -138,6 +148,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         except BaseException:
             self.rollback()
             raise
+        self._known.note([batch])
         self._count(1)
 
     def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
@@ -164,6 +175,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         except StoreError as error:
             self.rollback()
             return [error] * len(batches)
+        self._known.note(batches)
         self._count(len(batches))
         return [None] * len(batches)
 
@@ -182,6 +194,15 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         finally:
             self.rollback()
 
+    def verify(self) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        if not self.session.begun:
+            self.session.begin("DEFERRED")
+            try:
+                self._known.check(self.session)
+            finally:
+                self.rollback()
+
     # ---- inside
 
     def _begin(self) -> None:
@@ -189,6 +210,12 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             if self._files is not None:
                 self._files.check_sizes()
             self.session.begin()
+            if self._files is not None:
+                try:
+                    self._known.check(self.session)
+                except StoreError:
+                    self.rollback()
+                    raise
 
     def _commit(self) -> None:
         self.session.commit()

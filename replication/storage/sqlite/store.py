@@ -61,8 +61,15 @@ class SqliteStore(SqlStore[SqliteConnection]):
         self._foreign = foreign
 
     async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002 (one process writes a file, under any name)
-        """Return: the one process that writes a file has claimed it when it opened it."""
-        self._checked(self._writer)
+        """Verify only: the one process that writes a file has claimed it when it opened it."""
+        await self.verify()
+
+    async def verify(self) -> None:
+        """Raise CommitsLostError if a backup was restored into the file; a transaction in progress does this itself."""
+        writer = self._checked(self._writer)
+        if not self._writer_lock.locked:
+            async with self._writer_lock:
+                await writer.run(lambda connection: connection.verify())
 
     async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:  # noqa: ARG002
         """Return none: one process writes a file."""
@@ -135,7 +142,11 @@ class SqliteStore(SqlStore[SqliteConnection]):
 
     async def _open_thread(self, *, read_only: bool) -> ConnectionThread[SqliteConnection]:
         connection = SqliteConnection(
-            self.name, read_only=read_only, busy_timeout=self._busy_timeout, foreign=self._foreign
+            self.name,
+            read_only=read_only,
+            busy_timeout=self._busy_timeout,
+            foreign=self._foreign,
+            on_lost=self._report_loss,
         )
         thread = ConnectionThread(self._reactor, connection, self.name)
         try:

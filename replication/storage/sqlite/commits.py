@@ -1,0 +1,76 @@
+"""Whether the database still has the commits of this process: a backup may be restored into the open file.
+
+``sqlite3 FILE ".restore COPY"`` writes as any other process does, into the same file and the same WAL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import CommitsLostError
+from replication.storage.connection import STORED
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.storage.contract import Batch
+    from replication.storage.sqlite.session import SqliteSession
+    from replication.storage.table import StreamTable
+    from replication.streams.interfaces import Write
+    from replication.wire.grammar import InstanceName, StreamName
+
+VERSION: Final = "PRAGMA data_version"  # changes with each commit of another connection
+SCHEMA: Final = "PRAGMA schema_version"  # each restore changes it, and each change of a table
+
+
+class KnownCommits:
+    """What this process has committed into one file: its positions, and the last fact above one of them.
+
+    ``on_lost`` is called once, on the thread that commits.
+    """
+
+    def __init__(self, on_lost: Callable[[CommitsLostError], object] = lambda _: None) -> None:
+        self.lost: CommitsLostError | None = None
+        self._on_lost = on_lost
+        self._positions: dict[tuple[StreamName, InstanceName], Token] = {}
+        self._above: tuple[StreamTable[Any], Write] | None = None
+        self._version = self._schema = 0
+
+    def note(self, batches: Sequence[Batch]) -> None:
+        """Note a transaction that was committed."""
+        for batch in batches:
+            for table, write in batch.writes:
+                key = write.stream, write.writer
+                known = write.upto if write.reset else max(write.upto, self._positions.get(key, write.upto))
+                self._positions[key] = known
+                if write.facts and write.facts[-1].token > known:
+                    self._above = table, write
+
+    def check(self, session: SqliteSession) -> None:
+        """Raise CommitsLostError, in a transaction, if the database has lost one of them."""
+        if self.lost is not None:
+            raise self.lost
+        ((version,),) = session.run(VERSION)
+        if version == self._version:
+            return
+        if not self._has_all(session):
+            self.lost = CommitsLostError(f"database {session.name!r} has lost commits of this process: restart it")
+            self._on_lost(self.lost)
+            raise self.lost
+        self._version = version
+
+    def _has_all(self, session: SqliteSession) -> bool:
+        stored = {(stream, writer): token for stream, writer, token in session.run(STORED)}
+        ((schema,),) = session.run(SCHEMA)
+        restored, self._schema = schema != self._schema, schema  # perhaps: an application may have made a table
+        return not any(stored.get(key, -1) < known for key, known in self._positions.items()) and (
+            not restored or self._above is None or self._has_last(session, *self._above)
+        )
+
+    def _has_last(self, session: SqliteSession, table: StreamTable[Any], write: Write) -> bool:
+        """Whether a fact is there that was above the position; without a restore, an application may delete it."""
+        token = write.facts[-1].token
+        if token <= self._positions[write.stream, write.writer]:
+            return True
+        return bool(table.rows(session, write.writer, after=Token(token - 1), upto=token, limit=1).page().facts)

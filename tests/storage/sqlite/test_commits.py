@@ -1,0 +1,137 @@
+"""A backup that is restored into the open file is noticed before the next commit."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CommitsLostError, PositionMovedError
+from replication.storage.sqlite.store import SqliteStore
+from replication.streams.definitions import StreamDefinition
+from replication.wire.grammar import StreamName
+from tests.contract.stream_store import ME, UsesStore, facts, write
+
+if TYPE_CHECKING:
+    from replication.storage.receipts import ReceiptClock
+    from replication.streams.interfaces import Write
+
+DOWN = StreamName("down")
+
+
+class RestoreTests(UsesStore, SynchronousTestCase):
+    def make_store(self, clock: ReceiptClock) -> SqliteStore:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = str(Path(folder.name) / "app.db")
+        return SqliteStore(self.path, self.pump, clock=clock)
+
+    def back_up(self) -> None:
+        with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(f"{self.path}-copy")) as target:
+            source.backup(target)
+
+    def restore(self) -> None:
+        """Do what ``sqlite3 FILE ".restore COPY"`` does."""
+        with closing(sqlite3.connect(f"{self.path}-copy")) as source, closing(sqlite3.connect(self.path)) as target:
+            source.backup(target)
+
+    def other(self, *statements: str) -> None:
+        """Run statements as another process."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+            for each in statements:
+                database.execute(each)
+
+    def is_lost(self) -> None:
+        with capturedLogs() as logs:
+            error = self.assertRaises(CommitsLostError, self.commit, write(99, facts(99)))
+        self.assertEqual(str(error), f"database {self.path!r} has lost commits of this process: restart it")
+        self.assertIs(self.successResultOf(self.store.commits_lost), error)
+        self.assertEqual(len([each for each in logs if each["log_level"].name == "critical"]), 1)
+        for refused in (self.store.check, self.store.stored_positions, self.store.verify, lambda: self.store.claim(ME)):
+            self.assertIs(self.assertRaises(CommitsLostError, self.wait, refused()), error)
+        with closing(sqlite3.connect(self.path)) as database:
+            self.assertEqual(database.execute("SELECT 1 FROM stream_orders WHERE stream_id = 99").fetchall(), [])
+
+    def loses(self, *lost: Write) -> None:
+        """Commit, back up, commit what is lost, and restore."""
+        self.commit(write(2, facts(2)))
+        self.back_up()
+        for each in lost:
+            self.commit(each)
+        self.restore()
+        self.is_lost()
+
+    def test_a_lost_fact_is_noticed(self) -> None:
+        self.loses(write(3, facts(3)))
+
+    def test_a_lost_position_without_a_fact_is_noticed(self) -> None:
+        self.loses(write(3))
+
+    def test_a_lost_fact_of_a_stream_that_counts_down_is_noticed(self) -> None:
+        self.wait(self.store.declare(StreamDefinition(DOWN, negative=True)))
+        self.commit(write(2, facts(2), stream=DOWN))
+        self.loses(write(3, facts(3), stream=DOWN))
+
+    def test_a_lost_fact_above_an_open_id_is_noticed(self) -> None:
+        """The position stays below it."""
+        self.loses(write(2, facts(5)))
+
+    def test_a_lost_fact_is_noticed_by_a_look(self) -> None:
+        self.back_up()
+        self.commit(write(2, facts(2)))
+        self.restore()
+        self.assertRaises(CommitsLostError, self.wait, self.store.verify())
+
+    def test_a_lost_fact_is_noticed_by_a_transaction_with_statements(self) -> None:
+        self.back_up()
+        self.commit(write(2, facts(2)))
+        self.restore()
+        transaction = self.store.transaction()
+        self.assertRaises(CommitsLostError, self.wait, transaction.execute("CREATE TABLE mine (a)"))
+        self.wait(transaction.rollback())
+        self.assertRaises(CommitsLostError, self.commit, write(3, facts(3)))
+
+    def test_a_restore_without_a_loss_ends_nothing(self) -> None:
+        self.commit(write(2, facts(2)), write(2, facts(5)))
+        self.back_up()
+        self.restore()
+        self.commit(write(3, facts(3)))
+
+    def test_a_position_that_this_process_has_lowered_is_not_lost(self) -> None:
+        self.commit(write(9, facts(9)))
+        self.commit(write(4, reset=True))
+        self.other("CREATE TABLE mine (a)")
+        self.commit(write(5, facts(5)))
+
+    def test_what_other_processes_write_and_delete_is_no_loss(self) -> None:
+        self.commit(write(2, facts(2)))
+        self.commit(write(2, facts(5)))
+        for statement in (
+            "CREATE TABLE mine (a)",
+            "INSERT INTO mine VALUES (1)",
+            "DELETE FROM stream_orders WHERE stream_id = 2",
+            "VACUUM",
+            "PRAGMA wal_checkpoint(TRUNCATE)",
+            "DELETE FROM stream_orders",
+        ):
+            self.other(statement)
+            self.commit(write(token := 6 + len(statement), facts(token)))
+            self.wait(self.store.verify())
+
+    def test_a_fact_that_failed_is_not_looked_for(self) -> None:
+        self.commit(write(2, facts(2)))
+        self.assertRaises(PositionMovedError, self.commit, write(7, facts(7), expected=6))
+        self.back_up()
+        self.restore()
+        self.commit(write(3, facts(3)))
+
+    def test_a_look_does_not_wait_for_a_transaction_in_progress(self) -> None:
+        transaction = self.store.transaction()
+        self.wait(transaction.execute("CREATE TABLE mine (a)"))
+        self.wait(self.store.verify())
+        self.wait(transaction.rollback())
