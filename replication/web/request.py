@@ -58,11 +58,12 @@ class RequestError(Exception):
 class ApiRequest(server.Request):
     """A request whose body is limited.
 
-    ``api`` is what answers it, known once all headers have arrived.  ``early_error`` is an error that was answered
-    before the body's end.
+    ``api`` is what answers it, and ``access_error`` why the sender has no access; both are known once all headers have
+    arrived.  ``early_error`` is an error that was answered before the body's end.
     """
 
     api: Api
+    access_error: RequestError | None = None
     early_error: RequestError | None = None
     disconnected = False
     media_type = ""
@@ -74,9 +75,10 @@ class ApiRequest(server.Request):
         self.api = cast("Any", self.channel).site.resource
         content_type = self.requestHeaders.getRawHeaders(b"content-type", [b""])[0].decode("latin-1")
         self.media_type = content_type.partition(";")[0].strip().lower()
-        self.content = self._body = BytesIO()
+        self.content, self._body = BytesIO(), BytesIO()  # Twisted looks for a form in `content`, which stays empty
+        self.access_error = self.api.access_error(self)
         self._limit = self.api.max_body
-        self._stores_body = self.media_type in BODY_TYPES and self.api.access_error(self) is None
+        self._stores_body = self.media_type in BODY_TYPES and self.access_error is None
         self._check_size(length or 0)
 
     def handleContentChunk(self, data: bytes) -> None:
@@ -93,7 +95,7 @@ class ApiRequest(server.Request):
             return
         self.early_error = RequestError(413, f"a body of more than {self._limit} bytes; send it in parts")
         self._stores_body = False
-        self.content = self._body = BytesIO()
+        self._body = BytesIO()
         self.clientproto = b"HTTP/1.1"  # Twisted sets it only with the last byte of a request
         self.requestHeaders.removeHeader(b"expect")  # or Twisted sends 100 Continue after our answer
         self.channel.persistent = False

@@ -33,19 +33,23 @@ class Route:
     label: str
     answer: Callable[..., Awaitable[Answer]]
     public: bool = False
+    _parts: Sequence[str] = attrs.field(init=False)
+
+    @_parts.default
+    def _split(self) -> Sequence[str]:
+        return self.path.strip("/").split("/")
 
     def match(self, path: Sequence[str]) -> list[Any] | None:
         """Return the parameters in ``path``, or None if it is the path of another call."""
         parameters: list[Any] = []
-        parts = self.path.strip("/").split("/")
-        for place, expected in enumerate(parts):
+        for place, expected in enumerate(self._parts):
             if expected.endswith("…"):
                 return [*parameters, [*path[place:]]]
             if place == len(path) or (not expected.isupper() and expected != path[place]):
                 return None
             if expected.isupper():
                 parameters.append(path[place])
-        return parameters if len(path) == len(parts) else None
+        return parameters if len(path) == len(self._parts) else None
 
 
 ROUTES: Final = (

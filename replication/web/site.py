@@ -194,5 +194,5 @@ class Api(Resource):
     def _check(self, request: ApiRequest, route: Route) -> None:
         if request.early_error is not None:
             raise request.early_error
-        if not (route.public and self._access.expected) and (error := self.access_error(request)):
-            raise error
+        if not (route.public and self._access.expected) and request.access_error is not None:
+            raise request.access_error

@@ -23,9 +23,9 @@ def chunk(data: bytes) -> bytes:
 
 
 def kept(client: Client) -> int:
-    """How many bytes of the body of the request under way are in memory."""
+    """Return how many bytes of the body of the unfinished request are in memory."""
     request: Any = client.protocol._channel.requests[0]
-    return len(request.content.getvalue())
+    return len(request.content.getvalue()) + len(request._body.getvalue())
 
 
 class BodyTests(SynchronousTestCase):
