@@ -26,9 +26,9 @@ ROLES: dict[config.Role, type[usage.Options]] = {"master": service.MasterOptions
 ONLY_ON_THE_COMMAND_LINE = {"config", "help", "version"}
 # Of each fixed limit, the constant that it is.
 LIMITS = {
-    "arrays and objects of a row, one in the other ([JSON](protocol/wire.md#a3-json))": "MAX_NESTING",
+    "nested arrays and objects of a row ([JSON](protocol/wire.md#a3-json))": "MAX_NESTING",
     "rows of one fact": "MAX_FACT_ROWS",
-    "bytes of one fact, as `[token,row],` in a page, with 24 bytes a row beside its text": "MAX_FACT_BYTES",
+    "bytes of one fact in a page: for each row its text and 24 bytes more": "MAX_FACT_BYTES",
     "values of one fact, or of a JSON body: numbers, texts, arrays, objects, …": "MAX_VALUES",
     "a line of a segment; a longer one is a POSITION in the file, whatever `line_limit` is": "MAX_LINE",
     "`manifest.json` or `histories.json` of a segments folder": "MAX_INDEX",
