@@ -1,7 +1,7 @@
-"""The audit: what is followed is compared with the database of its writers, such as a Synapse's.
+"""The audit: the facts that were applied are compared with the database of their writers, such as a Synapse's.
 
-Redis delivers at most once, and RDATA has no previous token, so a lost row below a later one leaves no trace there
-(docs/protocol/redis.md, Audit).  The database has it.
+Redis delivers at most once, and RDATA has no previous token.  So after a later row has arrived, nothing in Redis shows
+that a row was lost.  The database has the row (docs/protocol/redis.md, Audit).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Look:
 class Audit:
     """Compares what a process follows with the database of the writers.
 
-    What is missing at two looks in a row was lost: it is fetched, and applied once.
+    A fact that is missing at two comparisons in a row was lost.  It is fetched, and applied once.
 
     Args:
         database: of the writers.
@@ -80,7 +80,7 @@ class Audit:
         running.addErrback(lambda failure: self.log.failure("comparing with the database", failure))
 
     async def check(self) -> None:
-        """Compare, and again after LOOK_AGAIN seconds if something is missing; then have it fetched."""
+        """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
         stored = await self._tried("", self._database.stored_positions())
         if stored is None:
             return

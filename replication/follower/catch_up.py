@@ -45,7 +45,7 @@ class DatabaseCatchUp:
     """Reads missed facts from a database: the writer's own, or a copy of another worker.
 
     ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
-    tables of an application.  With any, the database may be that of another program, as of a Synapse.
+    tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
     """
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
@@ -178,16 +178,16 @@ def _urls_of(urls: Sequence[str | Url]) -> list[Url]:
 class CatchUpSources:
     """The catch-up sources of a worker.
 
-    The HTTP of the writer itself is the last source, unless an ``http://…`` is configured.  It has what no segment and
-    no database has: the newest facts, and in-memory streams.  Where no HTTP is known, missed facts are skipped of
-    streams that ``definitions`` describe as in-memory and, over Redis, of those that ``definitions`` lack: a newer
-    Synapse has added them.
+    The HTTP of the writer itself is the last source, unless an ``http://…`` is configured.  Only the writer's HTTP has
+    the newest facts, and the facts of in-memory streams.  If no HTTP is known, some missed facts are skipped: those of
+    streams that ``definitions`` describe as in-memory and, over Redis, those of streams that are not in
+    ``definitions``, because a newer Synapse has added them.
 
     Args:
         reactor: for connections, threads and the time.
         urls: the configured sources in order: ``http://…``, a database URL, or a folder of segments.
         writers: for a writer by name, its ``connect`` and ``http``; by default ``http`` is the port after ``connect``.
-        secret: what the writers' HTTP demands.
+        secret: the secret that the writers' HTTP requires.
         definitions: of streams that a database has in tables of an application.
 
     Raises:
@@ -288,7 +288,7 @@ class CatchUpSources:
         return Page((), step.upto, limited=False)
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer from the first source that has any; empty if no source knows them.
+        """Return the epochs of a writer from the first source that has any; empty if no source has them.
 
         Segments have none.  CatchUpError: no source has any, and one failed; the message has the reason of each.
         """

@@ -37,7 +37,7 @@ class FollowedHistories:
         store: has the histories that were followed.
         follower: under which name; empty for a copy.
         lifetime: of the process.
-        fetch: returns the history of a writer from the sources, empty if they know none; CatchUpError if one fails.
+        fetch: returns the history of a writer from the sources, empty if they have none; CatchUpError if one fails.
         accept_new: whether another history is followed from the beginning, and a function's position is lowered
             without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
@@ -65,13 +65,13 @@ class FollowedHistories:
         return self._followed[writer]
 
     async def compare(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, History]:
-        """Return up to where facts are the writer's, and the writer's history.
+        """Return the token up to which our facts are of the writer's history, and that history.
 
-        Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only the latter may be another
-        history's, the result is not below ``after``: they are fetched again, and nothing is undone.
+        Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only facts above ``after`` may be of
+        another history, the result is at least ``after``: these facts are fetched again, and nothing is undone.
 
-        Where no history was ever known, as of a Synapse or an in-memory stream, the facts are trusted, and the history
-        is stored once a source has it.  CatchUpError: no source has it now.  StreamError: nothing is in common.
+        If no history was stored, as for a Synapse or an in-memory stream, the facts are trusted.  The history is then
+        stored once a source has it.  CatchUpError: no source answers now.  StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
@@ -88,7 +88,7 @@ class FollowedHistories:
         return common, theirs
 
     async def store(self, writer: InstanceName, history: History) -> None:
-        """Store the history of a writer, of which all applied facts are."""
+        """Store the history of a writer; all applied facts are of this history."""
         if history and [*history] != [*await self.followed(writer)]:
             await self._store.store_histories(writer, {self._stream: history}, self._follower)
             self._followed[writer] = history
@@ -96,7 +96,7 @@ class FollowedHistories:
                 self._changed(self._stream, writer)
 
     async def check_reset(self, writer: InstanceName, after: Token, to: Token) -> None:
-        """Raise StreamError if no function undoes what a function has applied, unless that was accepted."""
+        """Raise StreamError because no function undoes what was applied, unless ``accept_new`` allows that."""
         if not self.accept_new and await self.followed(writer):
             raise StreamError(
                 f"{writer} went back from {after} to {to} on {self._stream}, and nothing undoes what was applied: "

@@ -97,7 +97,7 @@ class StreamFollower:
         moved: is called with each position that was applied or reset.
         function: the application's: ``function(facts, transaction)``, facts ascending.
         histories: of the writers; None if nothing is stored.
-        known: the tokens that were applied; None if they are of no use.
+        known: the tokens that were applied; None if they are not needed.
         known_by_token: whether any writer may send the facts of another one.
         audited: whether the tokens are compared with those in the writers' database.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
@@ -173,7 +173,7 @@ class StreamFollower:
             process()
 
     def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
-        """Process a POSITION; unless it ``can_go_back``, one below the known position leaves that as it is."""
+        """Process a POSITION; one below the known position is ignored unless it ``can_go_back``."""
         if self._positions is None:
             self._process_later(lambda: self.position_received(connection, command, can_go_back=can_go_back))
             return
@@ -212,7 +212,7 @@ class StreamFollower:
         return cursor.crowded and rows.instance not in self.errors
 
     def is_linked(self, writer: InstanceName) -> bool:
-        """Return whether a POSITION of a writer is known on an open connection, as far as POSITIONs are processed."""
+        """Return whether an open connection has sent a POSITION of a writer, and it is processed."""
         return self._positions is None or (writer in self.cursors and self.cursors[writer].linked)
 
     def row_lost(self, connection: Hashable, writer: InstanceName) -> None:

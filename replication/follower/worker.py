@@ -71,7 +71,7 @@ class Worker:
             default each writer's HTTP: the host of its ``connect`` at the next port.
         copy: whether streams without a function are copied; by default only if there is no function at all, and no
             cached function.
-        secret: what the writers' HTTP demands.
+        secret: the secret that the writers' HTTP requires.
         redis_password: for ``redis://`` URLs without a password.
         writers: for a writer by name, its ``connect`` and ``http``.
         writes: names or definitions of streams that this process writes too, into the same database.
@@ -83,13 +83,13 @@ class Worker:
         access_tokens: whether functions and copies receive the access tokens in facts of a Synapse's caches stream; by
             default these facts invalidate the whole cache instead (docs/protocol/streams.md C4).
         relay: whether what is followed is published to followers of this process (docs/how-to/relay.md).
-        definitions: of streams that a database in ``catch_up`` has in tables of an application, as a Synapse.  Their
-            fields are shown at ``/v1/streams``, and Spark may read them by name.
+        definitions: of streams that a database in ``catch_up`` has in tables of an application, such as a Synapse.
+            Their fields are shown at ``/v1/streams``, and Spark may read them by name.
         audit_interval: seconds between two comparisons with such a database; 0: none (docs/protocol/redis.md, Audit).
 
     ``caches`` are the cached functions: ``caches.fan_out`` registers special names.  With ``writes``, ``stream(name)``
     and ``factory()`` are those of a ``Master``; with ``relay`` there is ``factory()``, too.  Functions
-    receive what other writers wrote to such a stream.  ``failed`` is as that of ``Master``.
+    receive what other writers wrote to such a stream.  ``failed`` fires as that of ``Master`` does.
 
     Raises:
         ConfigError: an argument cannot be used; the message names it.
@@ -241,7 +241,7 @@ class Worker:
     # ---- life
 
     def start(self) -> Deferred[None]:
-        """Open the database and connect; fires when every writer's first positions are known.
+        """Open the database and connect; fires when the first positions of every writer have arrived.
 
         StoreError: the database cannot be used.  StoppingError: ``stop`` was called.  There is no time limit.
         """

@@ -233,7 +233,7 @@ class RedisClient(Factory):
         """Do nothing: reading never pauses."""
 
     def can_go_back(self, stream: StreamName) -> bool:
-        """Whether the stream is in memory: others may be announced below what was received, and lose nothing."""
+        """Whether the stream is in memory: a lower position of another stream does not mean that facts are lost."""
         return stream in _IN_MEMORY
 
     def position_missing(self) -> None:

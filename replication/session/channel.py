@@ -74,7 +74,7 @@ class ChannelReader:
     def receive(self, messages: Sequence[bytes]) -> list[Received | LostRow]:
         """Return the commands of these messages.  Nothing is raised.
 
-        The RDATA of one writer between two other commands are one Rows, even if those of other writers are among them:
+        The RDATA of one writer between two other commands are one Rows, even if RDATA of other writers are among them:
         writers publish independently.
         """
         received: list[Received | LostRow] = []

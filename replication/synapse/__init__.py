@@ -1,4 +1,4 @@
-"""The streams of Synapse 1.47 to 1.60 and 1.64 to 1.66: typed rows, and their tables (docs/protocol/streams.md C).
+"""The streams of Synapse 1.47 to 1.66, and since 1.159: typed rows, and their tables (docs/protocol/streams.md C).
 
     from replication.synapse import RECEIPTS
 

@@ -53,9 +53,9 @@ PAGE_ROWS: Final = 5_000
 class PublishedStream:
     """One stream of this process: the facts that wait, the published position and the stored one.
 
-    ``published`` is the position that every subscriber has received.  ``stored`` is the position in the database; every
-    ID up to it is complete.  ``reorder_buffer`` holds the facts that wait.  ``memory_log`` holds the facts of an
-    in-memory stream, and is None for others.
+    ``published`` is the position up to which everything was sent to the subscribers.  ``stored`` is the position in
+    the database; every ID up to it is complete.  ``reorder_buffer`` holds the facts that wait.  ``memory_log`` holds
+    the facts of an in-memory stream, and is None for others.
     """
 
     def __init__(self, definition: StreamDefinition, instance_name: InstanceName, publisher: Publisher) -> None:

@@ -74,7 +74,8 @@ class StreamWriter:
                 same IDs (docs/http.md, Idempotency keys).
 
         RowError: a fact is not a list of rows of this stream; ``fact`` is its index, from 0.  Nothing is appended.
-        NotAWriterError, StoppingError or StoreError: nothing is appended.
+        NotAWriterError or StoppingError: nothing is appended.  StoreError: the facts may be committed or not; call
+        again with the same key (docs/guarantees.md).
 
         """
         self.outgoing.check_writer()
@@ -86,7 +87,7 @@ class StreamWriter:
 
     @property
     def published(self) -> Token:
-        """The position that every subscriber has received."""
+        """The position up to which everything was sent to the subscribers."""
         return self.outgoing.published
 
     @property

@@ -57,7 +57,7 @@ class DatabaseFiles:
         self._size, self._wal_size = self._size_of(0, MOVED), self._size_of(1, _WAL_MOVED)
 
     def check_commit(self) -> None:
-        """Check after a commit, before anybody learns of it; after an error every later check fails.
+        """Check after a commit, before it is acknowledged; after an error every later check fails.
 
         Otherwise this process would go on beyond a commit whose outcome is unknown.
         """

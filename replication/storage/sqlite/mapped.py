@@ -81,7 +81,7 @@ class MappedTable(MappedRows[SqliteSession]):
         return [f"{missing}, so a start reads all of it: CREATE INDEX {table}_{name} ON {pair}"]
 
     def insert(self, session: SqliteSession, written: Sequence[WrittenFact]) -> None:
-        """Store the rows of facts, one value a column, unless the application has; StoreError if they differ.
+        """Store the rows of facts, one value a column, if the application has not; StoreError if they differ.
 
         They are read again, because a follower that reads them later must receive what another follower receives now.
         A column may turn a number into a text, ``where`` may exclude the row, and the application may have written
