@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.logger import LogLevel
 
@@ -225,6 +226,16 @@ class FirstRowTests(ExternalCase):
         self.send(wire, "REPLICATE orders")
         self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
 
+    def test_a_first_row_that_is_too_large_to_queue_is_a_gap(self) -> None:
+        wire = self.greeted("REPLICATE orders")
+        with patch("replication.writer.publisher.encode_within", lambda *_, **__: None):
+            for token, line in ((1, "POSITION orders master 2 1"), (2, "POSITION orders master 2 2")):
+                self.store.insert(token)
+                self.next_poll(token)
+                self.assertEqual(self.published_lines(wire), [line])
+                self.send(wire, "REPLICATE orders")
+                self.assertEqual(self.published_lines(wire), [line])
+
     def test_an_id_1_that_was_used_up_is_no_gap(self) -> None:
         self.store.state = SequenceState(Token(1), Token(1))
         wire = self.greeted()
@@ -440,11 +451,13 @@ class StatusTests(ExternalCase):
     def test_rows_of_an_unknown_writer_are_logged_as_a_warning(self) -> None:
         mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"], instance_column="writer")
         self.master = self.make_master(streams=[mapped])
-        self.store.other_positions = {InstanceName("batch"): Token(7), ME: Token(9), InstanceName(""): Token(8)}
+        others = [InstanceName(name) for name in ("import", "batch", "")]
+        self.store.other_positions = {ME: Token(9), **dict.fromkeys(others, Token(7))}
         with logged() as messages:
             now(self.master.start())
-        self.assertEqual(len(messages), 1)
-        self.assertIn("stream 'orders': its table has rows of 'batch', which 'master' does not publish", messages[0])
+        rows = "stream 'orders': its table has rows of 'batch', 'import', which 'master' does not publish"
+        cure = "write them as 'master', or list all names in writers and run a process for each"
+        self.assertEqual(messages, [f"{rows}: {cure}"])
 
     def test_an_older_open_id_of_this_process_is_the_oldest_open_id(self) -> None:
         now(self.master.start())

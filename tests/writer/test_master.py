@@ -8,6 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import (
+    CommitsLostError,
     ConfigError,
     SchemaError,
     StoreError,
@@ -210,6 +211,44 @@ class EpochTests(MasterCase):
             self.net.run()
         self.assertEqual([each.start for each in found["orders"]], [1, 2])
         self.assertEqual(({name: len(found[name]) for name in ("caches", "typing")}), {"caches": 1, "typing": 0})
+
+
+class LostCommitsTests(MasterCase):
+    def test_a_database_that_has_lost_commits_ends_the_master(self) -> None:
+        """A later fact would hide from followers that others are lost."""
+        early = self.greeted()
+        error = CommitsLostError("the database has lost commits")
+        failed = begin(self.master.failed)
+        self.store.commits_lost.callback(error)
+        with logged():
+            late = self.connect()
+        for wire in (early, late):
+            self.assertEqual(lines_of(wire.read()), ["ERROR the database has lost commits"])
+        self.assertEqual(failed, [error])
+        for outcome in (
+            begin(self.master.start()),
+            begin(self.master.stream("orders").append([[["o", "p"]]])),
+            begin(self.master.served.check()),
+        ):
+            self.assertIs(error_of(outcome), error)
+        asked = len(self.store.asked)
+        self.net.pump([1.0] * 3)
+        self.assertEqual(len(self.store.asked), asked, "no position is stored any more")
+
+
+class AcknowledgementTests(MasterCase):
+    def test_facts_for_federation_that_a_sender_has_acknowledged_are_dropped(self) -> None:
+        self.master = self.make_master(streams=[StreamDefinition("federation", in_memory=True)])
+        wire = self.greeted()
+        now(self.master.stream("federation").append([[1], [2]]))
+        self.send(wire, "FEDERATION_ACK sender1 2")
+        (kept,) = [each.kept for each in self.master.served.stream_statuses() if each.kept is not None]
+        self.assertEqual((kept.facts, kept.acknowledged), (1, {"sender1": 2}))
+
+    def test_without_a_federation_stream_an_acknowledgement_is_ignored(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "FEDERATION_ACK sender1 2", "PING 1")
+        self.assertFalse(wire.disconnecting)
 
 
 class StopTests(MasterCase):

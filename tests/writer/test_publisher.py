@@ -136,7 +136,9 @@ class FailureTests(WriterCase):
     def test_an_unexpected_error_of_the_store_stops_publishing_and_is_logged(self) -> None:
         reservation, _ = self.hold()
         self.store.errors["commit"] = TypeError("a bug")
-        self.leave(reservation, ValueError("no"))
+        with logged() as messages:
+            self.leave(reservation, ValueError("no"))
+        self.assertEqual(messages, ["notes: nothing is published any more"])
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
         del self.store.errors["commit"]
         now(self.notes.append([["later"]]))

@@ -308,7 +308,8 @@ class CancellationTests(WriterCase):
         now(fact.execute("x"))
         now(reservation.abandon())
         self.assertEqual(self.store.ends[0], "rolled back")
-        self.assertIn("this process is stopping", str(error_of(begin(fact.write(1)))))
+        why = "this fact is rolled back: this process is stopping"
+        self.assertEqual(str(error_of(begin(fact.write(1)))), why)
         self.assertIn("this process is stopping", str(error_of(self.leave(reservation))))
         self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 2"], "completed once")
 

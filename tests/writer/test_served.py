@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from replication.errors import (
     NotAWriterError,
     RowError,
     StoreError,
     UnknownStreamError,
 )
+from replication.presence.last_seen import LastSeen
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
+from replication.wire.commands import UserIp
 from replication.wire.grammar import InstanceName, Token
 from tests.doubles import begin, error_of, now, shown_metrics
 from tests.serving import ORDERS, MasterCase, SharedCase
@@ -168,6 +172,39 @@ class ServedTests(MasterCase):
                 "lag stream=caches writer=master": 0,
             },
         )
+
+    def test_the_memory_of_an_in_memory_stream_is_a_metric(self) -> None:
+        self.master = self.make_master(streams=[StreamDefinition("typing", in_memory=True)])
+        now(self.master.stream("typing").append([[1]]))
+        self.net.advance(0)
+        shown = shown_metrics(self.master.served.samples())
+        self.assertGreater(shown["kept_bytes stream=typing"], 0)
+        self.assertNotIn("kept_bytes stream=caches", shown)
+
+    def test_the_metrics_of_open_ids_are_those_of_the_oldest_id_of_each_stream(self) -> None:
+        held = []
+        for seconds in (2.0, 1.0):
+            held += [self.hold()[0], self.hold("caches")[0]]
+            self.net.advance(seconds)
+        shown = shown_metrics(self.master.served.samples())
+        self.assertEqual((shown["open_ids stream=orders"], shown["oldest_open_seconds stream=orders"]), (2, 3.0))
+        self.assertEqual((shown["open_ids stream=caches"], shown["oldest_open_seconds stream=caches"]), (2, 3.0))
+        for each in held:
+            now(each.__aexit__(None, None, None))
+
+    def test_users_that_followers_report_are_shown(self) -> None:
+        wire = self.greeted()
+        self.send(wire, "USER_SYNC abcde @u:h start 1700")
+        self.assertEqual(self.master.served.users_syncing(), {"abcde": {"@u:h": 1700}})
+
+    def test_the_places_of_a_user_are_those_that_are_stored(self) -> None:
+        place = UserIp("@u:h", "token", "1.2.3.4", "UA", None, 1700)
+
+        async def stored(_: LastSeen, user_id: str) -> list[UserIp]:
+            return [place] if user_id == place.user_id else []
+
+        with patch.object(LastSeen, "of", stored):
+            self.assertEqual(now(self.master.served.places_of("@u:h")), [place])
 
     def test_counters_do_not_decrease_when_connections_end(self) -> None:
         def total(way: str) -> float:

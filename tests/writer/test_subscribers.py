@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from twisted.logger import LogLevel
+
 from replication.errors import LocalProtocolError
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
@@ -159,13 +161,24 @@ class SubscribersTests(MasterCase):
         with logged() as messages:
             self.send(wire, "ERROR server stopping")
         self.assertEqual(messages, [])
+        with logged(LogLevel.info) as messages:
+            self.send(wire, "ERROR server stopping")
+        self.assertEqual(messages, ["'worker1' (127.0.0.1:40000) is stopping"])
+
+    def test_two_processes_with_one_name_are_logged_once_both_are_alive(self) -> None:
+        one, two = self.greeted("NAME worker1"), self.greeted("NAME worker1")
+        with logged() as messages:
+            for _ in range(3):
+                self.send(one, "PING 1")
+                self.send(two, "PING 1")
+        self.assertEqual(len(messages), 1)
+        self.assertIn("two processes have the instance name 'worker1'", messages[0])
 
     def test_a_fault_is_logged_and_counted_and_closes_only_its_connection(self) -> None:
         one, two = self.greeted(), self.greeted()
         with logged() as messages:
             self.send(one, "FOO")
-        self.assertEqual(len(messages), 1)
-        self.assertIn("unknown command: 'FOO'", messages[0])
+        self.assertEqual(messages, ["closing a peer (127.0.0.1:40000): line 1: unknown command: 'FOO', in 'FOO'"])
         self.assertEqual(self.master.faults, {"unknown command": 1})
         self.assertEqual([peer.address for peer in self.master.served.peer_statuses()], ["127.0.0.1:40000"])
         self.append("placed")
