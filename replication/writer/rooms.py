@@ -146,9 +146,9 @@ class Rooms:
     async def _finish(self, tasks: Sequence[_Task]) -> None:
         try:
             tokens = list(await self._write(tasks))
-        except Exception as error:  # noqa: BLE001 (raised in the call)
+        except Exception:  # noqa: BLE001 (raised in the call)
             if len(tasks) == 1:
-                tasks[0].done.errback(error)
+                tasks[0].done.errback()
                 return
             for task in tasks:  # one of them is at fault: retry each in a transaction of its own
                 await self._finish([task])

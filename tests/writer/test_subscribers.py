@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from OpenSSL import SSL
 from twisted.logger import LogLevel
+from twisted.python.failure import Failure
 
 from replication.errors import LocalProtocolError
 from replication.net.protocol import Limits
@@ -173,6 +175,25 @@ class SubscribersTests(MasterCase):
                 self.send(two, "PING 1")
         self.assertEqual(len(messages), 1)
         self.assertIn("two processes have the instance name 'worker1'", messages[0])
+
+    def test_users_of_a_lost_connection_sync_until_its_processes_have_been_silent(self) -> None:
+        wire = self.greeted("USER_SYNC abcde @u:h start 1700")
+        for _ in range(4):
+            self.net.advance(100.0)
+            self.send(wire, "PING 1")
+        wire.lose()
+        self.net.pump([100.0] * 2)
+        self.assertEqual(self.master.served.users_syncing(), {"abcde": {"@u:h": 1700}})
+        self.net.pump([100.0] * 2)
+        self.assertEqual(self.master.served.users_syncing(), {})
+
+    def test_why_tls_failed_is_logged(self) -> None:
+        wire = self.connect()
+        with logged() as messages:
+            wire.protocol.connectionLost(Failure(SSL.Error([("", "", "unknown ca")])))
+        wire.lost = True
+        why = "the peer does not trust the authority of this end's certificate (unknown ca)"
+        self.assertEqual(messages, [f"a peer (127.0.0.1:40000): TLS failed: {why}"])
 
     def test_a_fault_is_logged_and_counted_and_closes_only_its_connection(self) -> None:
         one, two = self.greeted(), self.greeted()
