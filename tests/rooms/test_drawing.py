@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+import pytest
 from hypothesis import given
 
 from replication.rooms.drawing import FORWARD, KINDS, EventMark, _columns, encode_dot, encode_svg, with_missing
+from tests.rooms.recorded import DATA
 from tests.rooms.stories import Step, stories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,6 +29,34 @@ def test_a_missing_event_is_drawn_below_the_events_that_name_it() -> None:
         ("gone", 8, "missing"),
         ("a", 1, "plain"),
     ]
+
+
+def test_marks_are_in_descending_order_of_depth_then_of_arrival_then_of_id() -> None:
+    marks = with_missing([mark("b", 3, "x", "y"), mark("c", 3), mark("a", 2, "x"), mark("d", 0, "z")], {"x", "y", "z"})
+    ranks = [(each.event_id, each.depth) for each in marks]
+    assert ranks == [("c", 3), ("b", 3), ("a", 2), ("y", 2), ("x", 1), ("z", 0), ("d", 0)]
+
+
+def picture() -> tuple[str, list[EventMark], set[str]]:
+    """Return a room with an event of each kind, branches that part and meet, and an event that is not shown."""
+    marks = [
+        mark("$merge_of_all_branches", 7, "$left", "$right", "$other_right"),
+        mark("$outlier", 6, "$left", kind="outlier"),
+        mark("$other_right", 6, "$root"),
+        mark("$right", 5, "$root", kind="state"),
+        mark("$left", 5, "$failed", "not shown"),
+        mark("$late", 4, "$rejected", "$root"),
+        mark("$failed", 3, "$root", kind="soft_failed"),
+        mark("$rejected", 2, "$root", kind="rejected"),
+        mark("$root", 1, "$gone", kind="state"),
+    ]
+    return "!room:far.test", with_missing(marks, {"$gone"}), {"$merge_of_all_branches", "$late"}
+
+
+@pytest.mark.parametrize(("encode", "name"), [(encode_svg, "room.svg"), (encode_dot, "room.dot")])
+def test_a_picture_stays_as_it_is(encode: Callable[..., str], name: str) -> None:
+    """After a change, look at the new picture, and replace the old one if it is better."""
+    assert encode(*picture()) == (DATA / "drawing" / name).read_text(encoding="utf-8")
 
 
 def test_every_kind_has_a_look_of_its_own_and_is_in_the_legend() -> None:
