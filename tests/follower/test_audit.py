@@ -78,6 +78,9 @@ class FakeDatabase:
             limited=False,
         )
 
+    async def close(self) -> None:
+        """Do nothing."""
+
 
 class Followed:
     """A follower of one stream, its database, and an audit; ``restart`` forgets what is not stored."""

@@ -18,7 +18,7 @@ from replication.segments.folders import LocalFolder
 from replication.segments.manifest import MANIFEST, Manifest, write_manifest
 from replication.storage import open_store
 from replication.streams.cursor import CatchUp
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
@@ -195,6 +195,10 @@ class SourcesTests(SourcesCase):
         sources._urls = [Url("segments")]
         sources._sources = {Url("segments"): folder, Url("http://here:9093"): own}  # type: ignore[dict-item]
         self.assertEqual(self.fetch(sources, "tcp:here:9092"), [page(9)])
+        own.answer = page(1)
+        error = error_of(self.fetch(sources, "tcp:here:9092"))
+        why = "segments has nothing of master after 1; its own HTTP has nothing of master after 1"
+        self.assertEqual(str(error), why)
         error = error_of(self.fetch(sources, "unix:/run/r.sock"))
         self.assertIn("segments has nothing of master after 1; no HTTP is known for 'master'", str(error))
 
@@ -454,6 +458,22 @@ class DatabaseTests(SynchronousTestCase):
             self.pump.wait(self.source.facts(StreamName("stock"), MASTER, after=Token(0), upto=Token(1), limit=5))
         self.assertEqual(self.path.read_bytes(), before)
         self.assertEqual([each.name for each in self.path.parent.iterdir()], [self.path.name])
+
+    def test_only_the_tables_of_the_same_kind_of_database_are_read(self) -> None:
+        """A definition may be of SQLite or of PostgreSQL only, as a whole or in some of its tables."""
+        columns: dict[str, Any] = {"table": "orders", "row": ["item"]}
+        definitions = []
+        for number, dialect in enumerate(("sqlite", "postgresql")):
+            theirs = SourceTable(table="orders", row=["item"], dialect=dialect)
+            definitions += [
+                StreamDefinition(f"mapped{number}", dialect=dialect, position_name="", **columns),
+                StreamDefinition(f"joined{number}", row=["item"], tables=[theirs], position_name=""),
+            ]
+        self.source = DatabaseCatchUp(self.url, self.pump, definitions)
+        self.assertEqual([*self.source.foreign], ["mapped0", "joined0"])
+        other = DatabaseCatchUp("postgresql://nowhere.test/db", self.pump, definitions)
+        self.assertEqual([*other.foreign], ["mapped1", "joined1"])
+        self.pump.wait(other.close())
 
     def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
         """A writer whose rows are rare must not make the database read millions of rows of others."""

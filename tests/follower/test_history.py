@@ -36,6 +36,7 @@ class HistoryCase(FollowerCase):
     """The writer's history is ``theirs``: an exception is raised instead."""
 
     accept_new = False
+    gate: Deferred[None] | None = None  # that each answer waits for
     undo: Callable[..., object] | None = None
 
     def setUp(self) -> None:
@@ -59,6 +60,8 @@ class HistoryCase(FollowerCase):
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         self.asked += 1
+        if self.gate is not None:
+            await share(self.gate)
         assert (stream, writer) == (ORDERS, MASTER)
         if isinstance(self.theirs, Exception):
             raise self.theirs
@@ -228,6 +231,7 @@ class AcceptedCopyTests(HistoryCase):
         self.process.pages = [Page([fact(5, '"other"')], Token(20), limited=False)]
         with logged():
             self.at(20, 20, link="next")
+        self.assertEqual(self.process.asked, [(0, 20)])
         self.assertEqual((self.stored(), self.stored_history()), (([fact(5, '"other"')], 20), ["x"]))
 
     def test_a_writer_that_has_no_history_any_more_is_followed(self) -> None:
@@ -329,7 +333,6 @@ class LinearTests(HistoryCase):
     def setUp(self) -> None:
         self.seen: list[int] = []
         self.undone: list[tuple[str, int]] = []
-        self.gate: Deferred[None] | None = None
         super().setUp()
 
     def make_follower(
@@ -347,8 +350,6 @@ class LinearTests(HistoryCase):
         )
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
-        if self.gate is not None:
-            await share(self.gate)
         return await super().fetch_history(stream, MASTER) if writer == MASTER else [epoch("other", 1)]
 
     def test_a_restored_writer_goes_back_before_anything_above_is_applied(self) -> None:
@@ -378,8 +379,16 @@ class StopTests(HistoryCase):
         self.process.clock.advance(10_000)
         self.assertEqual((self.asked, self.flushLoggedErrors()), (1, []))
 
+    def test_the_end_of_the_process_ends_a_first_fetch_that_waits(self) -> None:
+        self.gate = Deferred()
+        self.at(1, 1)
+        self.process.lifetime.end()
+        self.assertEqual((self.asked, self.flushLoggedErrors()), (1, []))
+
     def test_an_unexpected_error_of_a_first_fetch_is_logged(self) -> None:
         self.theirs = ZeroDivisionError("a bug")
-        self.at(1, 1)
+        with logged() as messages:
+            self.at(1, 1)
+        self.assertEqual(messages, ["reading the history of orders"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(begin(self.histories.followed(MASTER)), [()])

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.follower.audit import LOOK_AGAIN
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.worker import Worker
 from replication.net.redis import COLLECT, REQUEST_INTERVAL
+from replication.streams.definitions import StreamDefinition
+from replication.urls import Url
 from replication.wire.commands import RemoteServerUp
-from tests.doubles import FragileStore, Net, begin, logged
+from replication.wire.grammar import InstanceName
+from tests.doubles import FragileStore, Net, begin, logged, shown_metrics
+from tests.follower.test_audit import FakeDatabase
 from tests.redis import FakeRedis
 
 if TYPE_CHECKING:
@@ -30,17 +37,21 @@ class RedisCase(SynchronousTestCase):
         self.net, self.store = Net(), FragileStore()
         self.redis = self.net.serving[PORT] = FakeRedis("POSITION orders one 1 1", "POSITION orders two 1 1")
         self.seen: list[tuple[int, str]] = []
-        self.worker = Worker(
-            connect=[f"redis://127.0.0.1:{PORT}"],
-            server_name="example.com",
-            database=self.store,
-            reactor=self.net,
-            streams=["orders", "typing"],
-        )
+        self.worker = self.make_worker()
 
         @self.worker.on("orders", linear=self.linear)
         def note(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
             self.seen += [(each.token, txn.writer_of(each)) for each in facts]
+
+    def make_worker(self, **options: Any) -> Worker:
+        given: dict[str, Any] = {"streams": ["orders", "typing"], **options}
+        return Worker(
+            connect=[f"redis://127.0.0.1:{PORT}"],
+            server_name="example.com",
+            database=self.store,
+            reactor=self.net,
+            **given,
+        )
 
     def tearDown(self) -> None:
         stopped = begin(self.worker.stop())
@@ -137,6 +148,19 @@ class FollowTests(RedisCase):
         self.assertEqual(self.worker.send(RemoteServerUp("matrix.org")), 0)
         self.assertEqual(self.redis.published, [b"REPLICATE "])
 
+    def test_messages_that_are_skipped_are_a_metric(self) -> None:
+        self.start()
+        self.publish("FEDERATION_ACK one 7", "FEDERATION_ACK one 8", "SURPRISE 1", "POSITION stock one 1 1")
+        shown = shown_metrics(self.worker.served.samples())
+        self.assertEqual(
+            {name: value for name, value in shown.items() if name.startswith("skipped")},
+            {
+                "skipped_messages_total reason=not needed": 3,  # with the REPLICATE of this process
+                "skipped_messages_total reason=unknown command": 1,
+                "skipped_messages_total reason=not followed": 1,
+            },
+        )
+
     def test_a_slow_application_never_pauses_reading(self) -> None:
         self.start()
         self.store.close_gate("commit")
@@ -148,6 +172,36 @@ class FollowTests(RedisCase):
         self.assertEqual(self.worker._followed.get("orders").cursors["one"].published, 199)  # type: ignore[union-attr, index]
         self.store.open_gate("commit")
         self.net.run(1.0)
+
+
+class AuditTests(RedisCase):
+    def setUp(self) -> None:
+        self.database = FakeDatabase("caches")
+        finds = patch.object(CatchUpSources, "foreign_database", lambda _: self.database)
+        finds.start()
+        self.addCleanup(finds.stop)
+        super().setUp()
+
+    def make_worker(self, **options: Any) -> Worker:
+        url = Url("sqlite:///theirs.db")
+        definitions = [StreamDefinition("caches", table="caches", row=["func", "keys"], position_name="caches")]
+        worker = super().make_worker(
+            catch_up=[url], definitions=definitions, audit_interval=7.0, streams=["orders", "caches"], **options
+        )
+        worker._sources._sources = {url: self.database}  # type: ignore[dict-item]
+        return worker
+
+    def test_a_fact_that_redis_has_lost_is_found_in_the_database(self) -> None:
+        self.redis.positions = ("POSITION orders one 1 1", "POSITION caches one 1 1")
+        self.start()
+        self.net.run(7.0)  # what was applied before the first audit is not compared
+        self.database.write(InstanceName("one"), 2, 3)
+        self.publish('RDATA caches one 3 ["get",null,1]')
+        with logged():
+            self.net.run(2 * 7.0 + LOOK_AGAIN)
+        self.assertEqual(
+            shown_metrics(self.worker.served.samples())["lost_and_found_total stream=caches writer=one"], 1
+        )
 
 
 class LinearTests(RedisCase):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import CatchUpError, NotAWriterError
+from replication.errors import CatchUpError, NotAWriterError, SchemaError, StoreError
 from replication.follower.streams import QUIET_PERIOD
 from replication.follower.worker import Worker
 from replication.net.protocol import Limits
@@ -191,6 +191,22 @@ class PublishingTests(RelayCase):
         del self.net.serving[WIRE]
         self.net.cut()
         self.assertEqual(self.follow().read(), position(2, 2))
+
+    def test_after_a_temporary_error_of_the_database_followers_wait_for_the_next_start(self) -> None:
+        self.serve(HELLO + position(1, 1))
+        wire = self.follow()
+        self.store.errors["open"] = StoreError("the database is locked", temporary=True)
+        self.assertIsInstance(error_of(begin(self.worker.start())), StoreError)
+        self.assertEqual(wire.read(), b"")
+        self.store.errors.clear()
+        self.start()
+        self.assertEqual(wire.read(), position(1, 1))
+
+    def test_after_another_error_of_the_database_followers_receive_it(self) -> None:
+        wire = self.follow()
+        self.store.errors["open"] = SchemaError("made by a newer version")
+        self.assertIsInstance(error_of(begin(self.worker.start())), SchemaError)
+        self.assertEqual(wire.read(), b"ERROR cannot start: made by a newer version\n")
 
     def test_more_than_a_follower_can_be_sent_is_published_as_a_gap(self) -> None:
         self.worker = self.make_worker(limits=Limits(max_queued_lines=3))

@@ -157,6 +157,15 @@ class StartTests(WorkerCase):
         self.send(second, position(1, 1, writer="other"))
         self.assertEqual(started, [None])
 
+    def test_a_first_position_that_comes_late_ends_the_start(self) -> None:
+        writer = self.serve(HELLO)
+        started = begin(self.worker.start())
+        with logged() as messages:
+            self.net.run(10.0)
+            self.assertEqual(started, [])
+            self.send(writer, position(1, 1))
+        self.assertEqual((started, messages, len(writer.connections)), ([None], [], 1))
+
     def test_start_waits_for_a_writer_that_is_not_running_yet(self) -> None:
         with logged() as messages:
             started = begin(self.worker.start())
