@@ -11,7 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IHalfCloseableDescriptor,
+    IPushProducer,
+    IReactorTime,
+    ISSLTransport,
+)
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.protocols.basic import LineReceiver
@@ -87,6 +93,11 @@ class _SendProducer:
         """Do nothing: connectionLost follows."""
 
 
+def _can_half_close(transport: object) -> bool:
+    """Whether it can be closed for writing only; TLS cannot, although its transport has the interface."""
+    return IHalfCloseableDescriptor.providedBy(transport) and not ISSLTransport.providedBy(transport)
+
+
 @attrs.define(eq=False, repr=False, slots=False)
 class ReplicationProtocol(LineReceiver):
     """One end of one connection.
@@ -125,6 +136,7 @@ class ReplicationProtocol(LineReceiver):
         self.lines_in = self.lines_out = self.bytes_in = self.bytes_out = 0
         self._timer: IDelayedCall | None = None
         self._ended = False  # closed from this end, or lost
+        self._lingers = False  # closed for writing only
 
     # ---- what the transport calls
 
@@ -146,7 +158,9 @@ class ReplicationProtocol(LineReceiver):
         self._owner.peer_connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Process one read."""
+        """Process one read; discard it after the end."""
+        if self._ended:
+            return
         self.bytes_in += len(data)
         self._process(self.session.receive_data(data, self._clock.seconds()))
 
@@ -199,12 +213,14 @@ class ReplicationProtocol(LineReceiver):
         if self._ended:
             return
         self._owner.peer_failed(self, fault)
-        self.close(fault.text)
+        self.close(fault.text, linger=self._role is Role.MASTER)
 
-    def close(self, why: str | None = None) -> None:
+    def close(self, why: str | None = None, *, linger: bool = False) -> None:
         """Drop what is queued, send an ERROR line if there is a reason, and close once the transport has sent it.
 
-        Rules: docs/protocol/connection.md B3.
+        With ``linger`` a TCP or UNIX socket is closed for writing only, until the peer closes too or the time of the
+        keep-alive is over.  If a socket is closed whose input was not read, the system resets the connection, and a
+        peer that is slow does not receive the ERROR line.  Rules: docs/protocol/connection.md B3.
         """
         if self._ended:
             return
@@ -218,7 +234,12 @@ class ReplicationProtocol(LineReceiver):
         self._end()
         self.transport.unregisterProducer()
         self._set_timer(self._clock.seconds() + self.limits.keepalive.give_up_after)
-        self.transport.loseConnection()
+        self._lingers = linger and _can_half_close(self.transport)
+        if self._lingers:
+            self.transport.resumeProducing()  # the owner may have paused it; what arrives is discarded
+            self.transport.loseWriteConnection()
+        else:
+            self.transport.loseConnection()
 
     def abort(self) -> None:
         """Close at once, and drop what the transport still has to send."""
@@ -275,6 +296,11 @@ class ReplicationProtocol(LineReceiver):
 
     def _timer_fired(self) -> None:
         self._timer = None
+        if self._lingers:
+            self._lingers = False
+            self._set_timer(self._clock.seconds())
+            self.transport.loseConnection()  # closes before that timer, if all was sent
+            return
         if self._ended:
             self.abort()  # the peer does not even read the ERROR line
             return

@@ -6,10 +6,12 @@ import random
 from typing import TYPE_CHECKING
 
 from twisted.internet.address import IPv6Address, UNIXAddress
+from twisted.internet.interfaces import IHalfCloseableDescriptor, ISSLTransport
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.protocols.basic import LineReceiver
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import alsoProvides, implementer
 
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session import send_buffer
@@ -346,6 +348,56 @@ class SmallTests(SynchronousTestCase):
         protocol.makeConnection(Abrupt())
         protocol.close("bye")
         self.assertEqual(clock.getDelayedCalls(), [])
+
+
+@implementer(IHalfCloseableDescriptor)
+class HalfCloseable(Wire):
+    """A socket; it may be one with TLS."""
+
+    ended = False  # closed for writing
+
+    def loseWriteConnection(self) -> None:
+        self.ended = True
+
+
+class LingerTests(SynchronousTestCase):
+    def make(self, role: Role = Role.MASTER) -> None:
+        self.clock, self.owner = Clock(), Owner()
+        self.protocol = ReplicationProtocol(role, self.owner, self.clock)
+        self.wire = HalfCloseable(self.protocol, room=100)
+        self.addCleanup(self.wire.lose)
+
+    def test_after_a_fault_input_is_discarded_until_the_peer_closes(self) -> None:
+        self.make()
+        self.protocol.pauseProducing()  # type: ignore[no-untyped-call]
+        self.protocol.fail(Fault("Failed to keep up", "slow peer"))
+        self.assertEqual(
+            (self.wire.ended, self.wire.disconnecting, self.wire.producerState), (True, False, "producing")
+        )
+        self.protocol.dataReceived(b"PING 1\n" * 9)
+        self.assertEqual((self.owner.received, self.protocol.bytes_in), ([], 0))
+        self.wire.lose()
+        self.assertEqual((self.owner.notes[-1], self.clock.getDelayedCalls()), ("gone", []))
+
+    def test_a_peer_that_does_not_close_is_closed_and_then_aborted(self) -> None:
+        self.make()
+        self.protocol.fail(Fault("Failed to keep up", "slow peer"))
+        self.clock.advance(14.9)
+        self.assertFalse(self.wire.disconnecting)
+        self.clock.advance(0.1)
+        self.assertEqual((self.wire.disconnecting, self.wire.aborted), (True, True))
+
+    def test_a_follower_a_closing_without_a_fault_and_tls_do_not_wait_for_the_peer(self) -> None:
+        self.make(Role.WORKER)
+        self.protocol.fail(Fault("Wrong remote", "wrong server name"))
+        self.assertTrue(self.wire.disconnecting)
+        self.make()
+        self.protocol.close("server stopping")
+        self.assertTrue(self.wire.disconnecting)
+        self.make()
+        alsoProvides(self.wire, ISSLTransport)
+        self.protocol.fail(Fault("Failed to keep up", "slow peer"))
+        self.assertTrue(self.wire.disconnecting)
 
 
 MASTERS_LINES = [

@@ -51,9 +51,10 @@ class Scene:
         found = re.findall(r'replication_faults_total\{kind="([^"]*)"\} ([0-9]+)', text)
         return {kind: int(count) for kind, count in found}
 
-    def append(self, row: object = "fact") -> int:
-        """Append a fact, and return its ID."""
-        body = f'{{"rows":["{row}"]}}'.encode()
+    def append(self, row: object = "fact", count: int = 1) -> int:
+        """Append a fact of ``count`` equal rows, and return its ID."""
+        rows = ",".join([f'"{row}"'] * count)
+        body = f'{{"rows":[{rows}]}}'.encode()
         status, answer = ask(f"{self.http}/v1/streams/orders/facts", body, {**SECRET, **JSON})
         assert status == 200, answer
         return int(answer["ids"][0])
@@ -326,3 +327,21 @@ def test_commands_that_cannot_work_print_the_reason_in_one_line(scene: Scene, tm
         lines = [line for line in complaint.splitlines() if line.strip()]
         assert len(lines) == 1, (command, lines)
     scene.check()
+
+
+def test_a_slow_peer_that_still_sends_receives_its_error_line_when_it_reads_again(tmp_path: Path) -> None:
+    """A socket that is closed with unread input is reset, and the peer loses what is on its way."""
+    with ExitStack() as stack:
+        scene = Scene(stack, tmp_path)
+        slow = stack.enter_context(Peer(scene.wire))
+        slow.send(b"PING 1\nREPLICATE\n")
+        slow.read_until("POSITION caches")
+        while "slow peer" not in scene.faults():
+            scene.append("x" * 16_000, count=50)
+            for each in scene.bystanders:
+                each.read_what_is_there()
+        slow.send(b"PING 2\n" * 10_000)
+        assert slow.read_to_the_end()[-1] == "ERROR Failed to keep up"
+        slow.close()
+        until(lambda: len(ask(f"{scene.http}/v1/connections", headers=SECRET)[1]["connections"]) == 2, "it is gone")
+        scene.check()
