@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 
 from replication.cli.output import report
 from replication.cli.parser import Parser
+from replication.config import DEFAULT_CONNECT
 from replication.deferreds import Lifetime
 from replication.errors import CatchUpError, ConfigError, ReplicationError, RowError, did_you_mean
 from replication.follower.stream import FollowMode, StreamFollower
@@ -57,6 +58,7 @@ PATIENCE: Final = 60.0  # seconds in which a writer must send the first SERVER
 POLL_INTERVAL: Final = 1.0  # seconds between two checks of the output and of the peer
 POLLS: Final = 2  # checks after which a writer has sent SERVER and its first POSITIONs
 _TYPED: Final[Sequence[TypedStream[Any]]] = (*since_1_159.STREAMS, *STREAMS)  # rows of newer releases have more fields
+DEFAULT_ENDPOINT: Final = str(DEFAULT_CONNECT[0])
 _ODD: Final = re.compile(rb"[^\n\t -~]")
 _HTTP: Final = "unknown command: 'HTTP/"  # the fault in the first line of a web server
 
@@ -72,7 +74,13 @@ def make_parser() -> Parser:
         description="Follow a process over the wire, and print facts as they arrive.",
         epilog="example: replication tail tcp:127.0.0.1:9092 --stream orders --from beginning",
     )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="wire of the process: tcp:HOST:PORT, unix:PATH, tls:…")
+    parser.add_argument(
+        "endpoint",
+        nargs="?",
+        default=DEFAULT_ENDPOINT,
+        metavar="ENDPOINT",
+        help=f"wire of the process: tcp:HOST:PORT, unix:PATH, tls:… [{DEFAULT_ENDPOINT}]",
+    )
     parser.add_argument("--stream", metavar="S", action="append", default=[], help="this stream only; may be repeated")
     parser.add_argument(
         "--from", metavar="TOKEN", dest="start", help="first print the facts after TOKEN or `beginning`"

@@ -19,7 +19,7 @@ from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
 from replication.segments.archive import Archive
 from replication.segments.folders import open_folder
-from replication.storage import open_store
+from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import texts_of
@@ -49,7 +49,7 @@ class DatabaseCatchUp:
     """
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
-        dialect: Dialect = "sqlite" if Url(url).startswith("sqlite:") else "postgresql"
+        dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
         self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
         # Of these streams another program stores the positions, or none.
         self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}

@@ -160,14 +160,14 @@ class Relay:
         """Close the connections that receive a stream: followers must compare the history of a writer again."""
         if (stream, writer) in self._published:
             for peer in self.broadcast.receivers(stream):
-                peer.close(f"{writer} started again: connect to compare its history of {stream}")
+                peer.close(f"connect again to compare the history of {stream} of {writer}")
 
     def linked_again(self, link: Hashable) -> None:
         """Close all connections at the first POSITION of a new link without a history that could be compared here."""
         if link not in self._linked_again:
             self._linked_again.add(link)
             for peer in self.broadcast:
-                peer.close("a writer may have started again: connect to compare histories")
+                peer.close("connect again to compare histories: a writer may have started again")
 
     def link_lost(self, link: Hashable) -> None:
         """Note that the connection to a writer, or to a Redis, is lost."""

@@ -300,9 +300,9 @@ class WriterStatus:
     """The status of one writer of a stream in this process.
 
     ``position`` is the settled ID (on the writer) or the applied position (on a follower).  ``published`` is the
-    published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``live``, ``catching up``, ``stopped`` or
-    ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is the number of facts that were lost on the
-    way here, and were found in the writers' database.
+    published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``live``, ``catching up``,
+    ``waiting for others``, ``stopped`` or ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is
+    the number of facts that were lost on the way here, and were found in the writers' database.
     """
 
     instance: InstanceName

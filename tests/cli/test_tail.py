@@ -34,6 +34,10 @@ def fact(token: int, *texts: str) -> Fact:
     return Fact(Token(token), texts)
 
 
+def test_without_an_endpoint_it_follows_the_default_port() -> None:
+    assert tail.make_parser().parse_args([]).endpoint == "tcp:127.0.0.1:9092"
+
+
 def refuse(client: Any) -> None:
     """Let an attempt to connect, as MemoryReactor keeps it, fail."""
     client[2].clientConnectionFailed(None, Failure(error.ConnectionRefusedError()))

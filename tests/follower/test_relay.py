@@ -8,6 +8,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, NotAWriterError, SchemaError, StoreError
+from replication.follower.relay import DOWN, UP
 from replication.follower.streams import QUIET_PERIOD
 from replication.follower.worker import Worker
 from replication.net.protocol import Limits
@@ -16,7 +17,7 @@ from replication.streams.cursor import Apply
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.web.site import make_site
-from replication.wire.commands import ApplicationCommand
+from replication.wire.commands import COMMANDS, ApplicationCommand
 from replication.wire.grammar import Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, Wire, begin, connect, error_of, lines_of, logged, now
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
 RELAY_WIRE, RELAY_HTTP = 9192, 9193
 CIRCLE = "ERROR relays follow each other in a circle; check connect of each"
+
+
+def test_every_command_is_passed_on_or_concerns_one_connection() -> None:
+    kept = [word for word, command in COMMANDS.items() if not issubclass(command, (*UP, *DOWN))]
+    assert sorted(kept) == ["ERROR", "NAME", "PING", "POSITION", "RDATA", "REPLICATE", "SERVER"]
 
 
 @attrs.frozen
@@ -349,7 +355,7 @@ class RestartTests(RelayCase):
         with logged():
             self.net.cut()
             self.net.run(1)
-        self.assertEqual(wire.read(), b"ERROR master started again: connect to compare its history of orders\n")
+        self.assertEqual(wire.read(), b"ERROR connect again to compare the history of orders of master\n")
         self.assertEqual((wire.lost, other.lost), (True, False))
         self.assertEqual(self.follow("orders").read(), position(3, 3))
 
@@ -374,7 +380,7 @@ class RestartTests(RelayCase):
         self.assertEqual(wire.read(), position(4, 4) + position(4, 4, writer="other"))
         self.net.cut()
         self.net.run(1)
-        self.assertIn(b"ERROR a writer may have started again: connect to compare", wire.read())
+        self.assertIn(b"ERROR connect again to compare histories", wire.read())
         self.net.cut()
         self.net.run(1)
         wire = self.follow()

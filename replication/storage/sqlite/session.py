@@ -28,7 +28,7 @@ _TEMPORARY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOER
 
 CURES: Final = {
     "SQLITE_BUSY": "another process holds its lock: stop that, or wait for it",
-    "SQLITE_CANTOPEN": "does its folder exist, and may this process write there?",
+    "SQLITE_CANTOPEN": "does the file, or its folder, exist, and may this process read and write there?",
     "SQLITE_CORRUPT": "restore it from a backup",
     "SQLITE_FULL": "make room on the disk",
     "SQLITE_IOERR": "the disk fails: see the system's log",
