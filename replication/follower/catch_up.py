@@ -254,7 +254,7 @@ class CatchUpSources:
     async def page(
         self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
     ) -> Page:
-        """Return a page as ``fetch`` does, and fetch no further page ahead."""
+        """Return a page as ``fetch`` does, without a fetch of the page after it."""
         urls, failures = self._in_order(step), []
         if stream in self._in_memory or self._is_new(endpoint, stream):
             urls = [url for url in urls if url is None or url.startswith(HTTP)]

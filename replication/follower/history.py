@@ -59,7 +59,7 @@ class FollowedHistories:
     _learning: set[InstanceName] = attrs.field(init=False, factory=set)
 
     async def followed(self, writer: InstanceName) -> History:
-        """Return the history that was followed; empty if none was ever known."""
+        """Return the history that was followed; empty if none was stored."""
         if writer not in self._followed:
             self._followed[writer] = await self._store.history(self._stream, writer, self._follower)
         return self._followed[writer]

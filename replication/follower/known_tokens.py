@@ -37,7 +37,7 @@ COPY: Final = InstanceName("")
 
 @attrs.define(eq=False, repr=False)
 class CopiedTokens:
-    """The tokens of a stream of which a copy is kept: the table of the copy has them.
+    """The tokens of a stream with a copy: the table of the copy has them.
 
     The methods are called in the order of the transactions of the stream, one at a time.
     """
@@ -134,7 +134,7 @@ class AppliedTokens(CopiedTokens):
 
 @attrs.define(eq=False, repr=False)
 class ReceivedTokens(CopiedTokens):
-    """The tokens of a stream of which nothing is stored: they are known while the process runs."""
+    """The tokens of a stream of which nothing is stored: they are in memory, and lost when the process ends."""
 
     _tokens: dict[Token, InstanceName] = attrs.field(init=False, factory=dict)
     _floor: Token = attrs.field(init=False, default=Token(0))

@@ -71,7 +71,7 @@ class IWriterLink(Hashable, Protocol):
         """Whether a position below the known one means that the writer was restored; else the known one is kept."""
 
     def position_missing(self) -> None:
-        """Note that rows of a writer were received whose POSITION was not."""
+        """Note that rows of a writer were received, and no POSITION of it."""
 
     def request_positions(self) -> None:
         """Have the writers send their positions again, now or later; nothing while there is no connection."""

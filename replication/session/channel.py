@@ -31,7 +31,7 @@ _WORD: Final = re.compile(r"[A-Z][A-Z_]{0,63}")
 
 @attrs.frozen
 class LostRow:
-    """A row of a writer, of which a POSITION was received before, is not valid, so its fact is missing."""
+    """A row that is not valid, of a writer that has sent a POSITION: its fact is missing."""
 
     stream: StreamName
     instance: InstanceName

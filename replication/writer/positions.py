@@ -127,7 +127,7 @@ class Positions:
         return self._former.get(stream, {})
 
     def refresh(self) -> Deferred[None] | None:
-        """Read which absent writers have come back, before ``lines``; None if none was absent."""
+        """Read which absent writers run again, before ``lines``; None if no writer was absent."""
         return Deferred.fromCoroutine(self._forget_returned()) if any(self._absent.values()) else None
 
     def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:

@@ -48,9 +48,9 @@ class _Range(ctypes.Structure):
 
 @contextmanager
 def claimed(path: str) -> Iterator[int]:
-    """Be the only one that writes the file ``path``, which is made if it is missing; returns a descriptor of it.
+    """Claim the file ``path`` for the block, and return a descriptor of it; a file that is missing is made.
 
-    StoreError names the process that writes it.  SQLite opens the file afterwards, and closes it before the end.
+    StoreError names the process that writes it.  Open the file with SQLite inside the block, and close it there.
     """
     with ExitStack() as held:
         try:
