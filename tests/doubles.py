@@ -249,13 +249,13 @@ class FragileStore(MemoryStore):
         await self.operation("open")
         await super().open()
 
-    async def declare(self, definition: StreamDefinition) -> None:
+    async def declare(self, *definitions: StreamDefinition) -> None:
         await self.operation("declare")
-        await super().declare(definition)
+        await super().declare(*definitions)
 
-    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         await self.operation("positions")
-        return await super().positions(stream)
+        return await super().positions_of(streams)
 
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         await self.operation("positions")

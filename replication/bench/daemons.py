@@ -89,7 +89,8 @@ async def serve_master(
 async def listen(reactor: Any, factory: IProtocolFactory) -> int:
     """Listen on a free port of this machine, and return it."""
     port = await server_endpoint(reactor, "tcp:0:interface=127.0.0.1").listen(factory)
-    number: int = port.getHost().port
+    host: Any = port.getHost()  # Twisted's annotation has only what every address has
+    number: int = host.port
     return number
 
 

@@ -269,7 +269,7 @@ class StreamFollower:
         if self.mode is FollowMode.APPLIED:
             return dict(await self._store.applied_positions(self.name, self._instance_name))
         await self._store.declare(StreamDefinition(self.name))
-        await self._store.claim_table(self.name, self._instance_name, copy=True)
+        await self._store.claim_tables([self.name], self._instance_name, copy=True)
         return dict(await self._store.positions(self.name))
 
     def _make_cursor(self, writer: InstanceName, position: Token) -> Cursor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +27,13 @@ def server_endpoint(reactor: Any, endpoint: str) -> IStreamServerEndpoint:
     Its backlog is BACKLOG, unless the string has a backlog, or its kind has none, as ``systemd:``
     (docs/configuration.md, Endpoints).
     """
+    found: IStreamServerEndpoint
     if not re.search(r"(?<!\\):backlog=", endpoint):
-        try:
-            return serverFromString(reactor, f"{endpoint}:backlog={BACKLOG}")
-        except Exception:  # noqa: BLE001, S110 (the kind takes no backlog, or the string is wrong: see below)
-            pass
-    return serverFromString(reactor, endpoint)
+        with suppress(Exception):  # the kind takes no backlog, or the string is wrong: see below
+            found = serverFromString(reactor, f"{endpoint}:backlog={BACKLOG}")
+            return found
+    found = serverFromString(reactor, endpoint)
+    return found
 
 
 def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> str:

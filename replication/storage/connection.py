@@ -15,7 +15,7 @@ from replication.storage.pages import check_limit, collect_positions
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replication.storage.table import StreamTable
     from replication.streams.definitions import StreamDefinition
@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 _Session = TypeVar("_Session", bound=ISession)
 
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
+POSITIONS_OF: Final = "SELECT stream_name, instance_name, stream_id FROM stream_positions WHERE stream_name IN "
 STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
 RECEIPT: Final = "SELECT tokens FROM append_receipts WHERE key = ? AND written_at > ?"
 
@@ -37,6 +38,7 @@ class SqlConnection(Generic[_Session]):
 
     MARK: ClassVar[str]  # stands for a parameter
     SNAPSHOT: ClassVar[str] = ""  # how a transaction begins that reads one snapshot
+    ELEMENTS: ClassVar[str]  # a query of the texts in a JSON array, its parameter
     EXCLUSIVE: ClassVar[str] = ""  # a statement that excludes other processes that create tables, where BEGIN does not
 
     def __init__(self, session: _Session, *, read_only: bool) -> None:
@@ -53,15 +55,29 @@ class SqlConnection(Generic[_Session]):
 
     def positions(self, table: StreamTable[_Session]) -> dict[InstanceName, Token]:
         """Return, per writer, the largest token that was committed or stored as a position."""
-        sign = table.direction.sign
-        rows = self.session.ask(self._sql(POSITIONS), (table.definition.stored_name,))
-        stored = {InstanceName(writer): Token(sign * stream_id) for writer, stream_id in rows}
-        if self.is_standby():
-            return stored
-        newest = table.newest(self.session, stored)
-        return {
-            writer: max(stored.get(writer, Token(0)), newest.get(writer, Token(0))) for writer in {**stored, **newest}
-        }
+        return self.positions_of([table])[table.definition.name]
+
+    def positions_of(self, tables: Sequence[StreamTable[_Session]]) -> dict[StreamName, dict[InstanceName, Token]]:
+        """Return the positions of several streams."""
+        names = json.dumps([table.definition.stored_name for table in tables])
+        found: dict[str, list[tuple[str, int]]] = {}
+        for stream, writer, stream_id in self.session.ask(f"{POSITIONS_OF} ({self.ELEMENTS})", (names,)):
+            found.setdefault(stream, []).append((writer, stream_id))
+        positions = {}
+        for table in tables:
+            name, sign = table.definition.stored_name or "", table.direction.sign
+            positions[table] = {InstanceName(writer): Token(sign * at) for writer, at in found.get(name, ())}
+        if not self.is_standby():
+            for table, newest in self.newest(positions).items():
+                stored = positions[table]
+                stored.update({writer: max(stored.get(writer, token), token) for writer, token in newest.items()})
+        return {table.definition.name: each for table, each in positions.items()}
+
+    def newest(
+        self, tables: Mapping[StreamTable[_Session], Mapping[InstanceName, Token]]
+    ) -> Mapping[StreamTable[_Session], Mapping[InstanceName, Token]]:
+        """Return each table's ``newest``, given the stored positions of each."""
+        return {table: table.newest(self.session, stored) for table, stored in tables.items()}
 
     def stored_positions(self) -> dict[StreamName, dict[InstanceName, Token]]:
         """Return all stored positions."""
@@ -98,8 +114,8 @@ class SqlConnection(Generic[_Session]):
 
     # ---- writing
 
-    def declare(self, table: StreamTable[_Session], beside: Iterable[StreamDefinition] = ()) -> list[str]:
-        """Create or check the stream's table; returns warnings.  ``beside`` are streams that were declared before."""
+    def declare(self, tables: Sequence[StreamTable[_Session]], beside: Sequence[StreamDefinition] = ()) -> list[str]:
+        """Create or check the streams' tables; returns warnings.  ``beside`` are streams that were declared before."""
         raise NotImplementedError
 
     def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:

@@ -14,7 +14,7 @@ from replication.storage.contract import Batch, undeclared
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
-from replication.storage.tables.histories import get_history, put_histories
+from replication.storage.tables.histories import get_histories, get_history, put_histories
 from replication.storage.threads import ConnectionThread, ICloses
 from replication.storage.transactions import CallGroup, Transaction, run_transaction
 
@@ -48,7 +48,30 @@ class ApplicationReader:
         return found
 
 
-class SqlStore(ApplicationReader, Generic[_Connection]):
+class HistoryStore:
+    """Stores the histories of writers; ``SqlStore`` has the rest."""
+
+    read: Callable[..., Awaitable[Any]]
+    transaction: Callable[[], Transaction]
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        """Return the stored history of a writer; empty if there is none."""
+        found: History = await self.read(lambda database: get_history(database, stream, writer, follower))
+        return found
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        """Return the stored history of a writer in every stream that has one."""
+        found: Mapping[StreamName, History] = await self.read(lambda database: get_histories(database, writer))
+        return found
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams."""
+        await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
+
+
+class SqlStore(ApplicationReader, HistoryStore, Generic[_Connection]):
     """The base of the stores; ``name`` is the database for messages, without a password.
 
     ``table_of`` returns where the database has the facts of a stream.
@@ -107,18 +130,22 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
                 how = " for reading" if self._read_only else ""
                 self.log.info("database {name} is open{how}", name=self._log_name(), how=how)
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        """Create or check the stream's table and sequence; SchemaError says what does not fit."""
-        table = self._table_of(definition)
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        """Create or check the streams' tables and sequences; SchemaError says what does not fit."""
+        tables = [self._table_of(each) for each in definitions]
         use = self._read if self._read_only else self._write
         beside = [each.definition for each in self._tables.values()]
-        self.warnings.extend(await use(lambda connection: connection.declare(table, beside)))
-        self._tables[definition.name] = table
+        self.warnings.extend(await use(lambda connection: connection.declare(tables, beside)))
+        self._tables.update({each.definition.name: each for each in tables})
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was committed or stored as a position."""
-        table = self._table(stream)
-        return await self._read(lambda connection: connection.positions(table))
+        return (await self.positions_of([stream]))[stream]
+
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return what ``positions`` returns, of several streams at once."""
+        tables = [self._table(each) for each in streams]
+        return await self._read(lambda connection: connection.positions_of(tables))
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the stored positions."""
@@ -128,16 +155,6 @@ class SqlStore(ApplicationReader, Generic[_Connection]):
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
         table = self._table(stream)
         return await self._read(lambda connection: connection.page(table, writer, after=after, upto=upto, limit=limit))
-
-    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
-        """Return the stored history of a writer; empty if there is none."""
-        return await self.read(lambda database: get_history(database, stream, writer, follower))
-
-    async def store_histories(
-        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
-    ) -> None:
-        """Store the history of a writer in each of these streams."""
-        await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
 
     async def check(self) -> None:
         """Return if the database can be written, else raise StoreError; see ``IStreamStore``."""

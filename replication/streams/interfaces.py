@@ -204,8 +204,8 @@ class IStreamStore(ICatchUp, Protocol):
         """
         ...
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        """Create the stream's table, or check it; SchemaError if a mapped table does not fit."""
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        """Create the streams' tables, or check them, in one transaction; SchemaError if a mapped table does not fit."""
         ...
 
     async def claim(self, instance: InstanceName) -> None:
@@ -227,12 +227,16 @@ class IStreamStore(ICatchUp, Protocol):
         """Return, per writer, the largest token that was committed or stored; it may be above an open ID."""
         ...
 
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return what ``positions`` returns, of several streams at once."""
+        ...
+
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the applied position of ``follower``; the stream need not be declared."""
         ...
 
-    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        """Claim the table of a declared stream for its writers or, with ``copy``, for one follower.
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
+        """Claim the tables of declared streams for their writers or, with ``copy``, for one follower.
 
         StoreError if another process fills it.  No process copies facts into the database where they are written, and
         no two processes copy them into one table.
@@ -252,6 +256,10 @@ class IStreamStore(ICatchUp, Protocol):
 
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer, or the one that ``follower`` has followed; empty if there is none."""
+        ...
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        """Return the stored history of a writer in every stream that has one."""
         ...
 
     async def store_histories(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 async def begin_epochs(store: IStreamStore, writer: InstanceName, starts: Mapping[StreamName, Token]) -> None:
     """Store a new epoch of each stream: all facts that ``writer`` writes from now on are above its start."""
-    stored, histories = await store.stored_positions(), {}
+    stored, former, histories = await store.stored_positions(), await store.histories(writer), {}
     for stream, start in starts.items():
         settled = min(start, stored.get(stream, {}).get(writer, INITIAL_POSITION))
         epoch = Epoch(secrets.token_hex(4), settled, start)
-        histories[stream] = begin_epoch(await store.history(stream, writer), epoch)
+        histories[stream] = begin_epoch(former.get(stream, ()), epoch)
     await store.store_histories(writer, histories)

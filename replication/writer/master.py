@@ -37,7 +37,7 @@ from replication.writer.subscribers import Subscribers
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from twisted.internet.protocol import Factory
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, StreamName, Token
     from replication.writer.positions import IRelay
 
+PART_STREAMS: Final = 100  # are declared or read at once at the start; a stop waits for no more
 STOP_PATIENCE: Final = 10.0  # seconds in which open transactions must end when this process stops
 
 
@@ -245,13 +246,18 @@ class Master:
             await self.store.claim(self.instance_name)
             starts: dict[StreamName, Token] = {}
             # One that counts up may have its rows in the same table as one that counts down, which the store must know.
-            for definition in sorted(self.registry, key=lambda each: not each.negative):
-                await self.store.declare(definition)
-                await self.store.claim_table(definition.name, self.instance_name, copy=False)
-                positions = await self.store.positions(definition.name)
-                await self._positions.find_former_writers(definition, positions)
-                start = max([starts.get(definition.generator, INITIAL_POSITION), *positions.values()])
-                starts[definition.generator] = start
+            definitions = sorted(self.registry, key=lambda each: not each.negative)
+            # A new table makes each connection read the schema again: first all are created, then all are read.
+            for some in self._parts(definitions):
+                await self.store.declare(*some)
+                await self.store.claim_tables([each.name for each in some], self.instance_name, copy=False)
+            for some in self._parts(definitions):
+                positions = await self.store.positions_of([each.name for each in some])
+                for definition in some:
+                    found = positions[definition.name]
+                    await self._positions.find_former_writers(definition, found)
+                    start = max([starts.get(definition.generator, INITIAL_POSITION), *found.values()])
+                    starts[definition.generator] = start
             for definition in self.registry:
                 self.stream(definition.name)
             for owner, start in starts.items():
@@ -296,6 +302,12 @@ class Master:
         await self._subscribers.end()
         await self._presence.stop()
         await self.store.close()
+
+    def _parts(self, definitions: Sequence[StreamDefinition]) -> Iterator[Sequence[StreamDefinition]]:
+        """Yield the definitions in parts; StoppingError between two of them if this process is stopping."""
+        for at in range(0, len(definitions), PART_STREAMS):
+            self._transactions.check_not_stopping()
+            yield definitions[at : at + PART_STREAMS]
 
     def _starts(self) -> dict[StreamName, Token]:
         """Return where each stream begins that this process writes into a table, except with external writers."""

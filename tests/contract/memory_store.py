@@ -73,12 +73,14 @@ class MemoryStore:
         """Open; facts from before a ``close`` are still there."""
         self.closed = False
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        """Declare the stream; SchemaError if it is mapped onto a table, because there is none."""
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        """Declare the streams; SchemaError if one is mapped onto a table, because there is none."""
         self.check_open()
-        if definition.table is not None or definition.tables:
-            raise SchemaError(f"stream {definition.name!r} is mapped onto tables: use a database")
-        self._streams.setdefault(definition.name, _Stream())
+        for definition in definitions:
+            if definition.table is not None or definition.tables:
+                raise SchemaError(f"stream {definition.name!r} is mapped onto tables: use a database")
+        for definition in definitions:
+            self._streams.setdefault(definition.name, _Stream())
 
     async def claim(self, instance: InstanceName) -> None:
         """Do nothing: no other process uses this store."""
@@ -94,10 +96,14 @@ class MemoryStore:
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the largest token that was committed or stored as a position."""
-        found = self._stream(stream)
-        positions = dict(found.positions)
-        for token, (writer, _) in found.facts.items():
-            positions[writer] = max(positions[writer], token)
+        return (await self.positions_of([stream]))[stream]
+
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return what ``positions`` returns, of several streams at once."""
+        positions = {stream: dict(self._stream(stream).positions) for stream in streams}
+        for stream, found in positions.items():
+            for token, (writer, _) in self._stream(stream).facts.items():
+                found[writer] = max(found[writer], token)
         return positions
 
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
@@ -105,9 +111,10 @@ class MemoryStore:
         self.check_open()
         return dict(self._streams.get(stream, _Stream()).positions)
 
-    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
         """Do nothing: no other process uses this store."""
-        self._stream(stream)
+        for stream in streams:
+            self._stream(stream)
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return, per stream and writer, the stored positions."""
@@ -136,6 +143,11 @@ class MemoryStore:
         """Return the stored history of a writer; empty if there is none."""
         self.check_open()
         return self._histories.get((stream, writer, follower), ())
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        """Return the stored history of a writer in every stream that has one."""
+        self.check_open()
+        return {stream: each for (stream, of, by), each in self._histories.items() if (of, by) == (writer, "")}
 
     async def store_histories(
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""

@@ -427,12 +427,30 @@ class StreamStoreContract(UsesStore):
 
     def test_a_table_may_be_claimed_again_by_its_writer(self) -> None:
         for _ in range(2):
-            self.wait(self.store.claim_table(ORDERS, ME, copy=True))
+            self.wait(self.store.claim_tables([ORDERS], ME, copy=True))
         self.commit(write(5, facts(5), expected=0))
-        self.wait(self.store.claim_table(ORDERS, ME, copy=True))
+        self.wait(self.store.claim_tables([ORDERS], ME, copy=True))
         self.declare("others")
         for _ in range(2):
-            self.wait(self.store.claim_table(StreamName("others"), ME, copy=False))
+            self.wait(self.store.claim_tables([StreamName("others")], ME, copy=False))
+
+    def test_streams_that_are_declared_together_are_as_if_declared_one_by_one(self) -> None:
+        names = [StreamName(f"s{number}") for number in range(7)]
+        for _ in range(2):
+            self.wait(self.store.declare(*[StreamDefinition(each, negative=each == "s3") for each in names[:5]]))
+        self.commit(write(2, facts(2), stream="s1"), write(3, stream="s2"), write(4, facts(4, 6), stream="s3"))
+        self.wait(self.store.declare(*[StreamDefinition(each, negative=each == "s3") for each in names]))
+        self.commit(write(0, facts(5), stream="s6", writer=OTHER))
+        expected = {"s1": {ME: 2}, "s2": {ME: 3}, "s3": {ME: 6}, "s6": {OTHER: 5}}
+        found = self.wait(self.store.positions_of(names))
+        self.assertEqual(
+            {stream: {w: at for w, at in each.items() if at} for stream, each in found.items()},
+            {**{name: {} for name in names}, **expected},
+        )
+        for name in names:
+            self.assertEqual(self.wait(self.store.positions(name)), found[name])
+        with self.assertRaises(UnknownStreamError):
+            self.wait(self.store.positions_of([names[0], StreamName("unknown")]))
 
     def test_stored_positions_of_all_streams_come_in_one_answer(self) -> None:
         """A committed fact does not count, because it may be above an open ID."""
@@ -456,6 +474,9 @@ class StreamStoreContract(UsesStore):
         self.assertEqual([*self.wait(self.store.history(ORDERS, OTHER))], [])
         self.wait(self.store.store_histories(ME, {ORDERS: second}))
         self.assertEqual([*self.wait(self.store.history(ORDERS, ME))], second)
+        own = self.wait(self.store.histories(ME))
+        self.assertEqual({stream: [*each] for stream, each in own.items()}, {ORDERS: second, invoices: second})
+        self.assertEqual(self.wait(self.store.histories(OTHER)), {})
 
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())

@@ -523,9 +523,9 @@ class DeclarationTests(SynchronousTestCase):
         declared: list[StreamDefinition] = []
 
         class Store(FragileStore):
-            async def declare(self, definition: StreamDefinition) -> None:
-                declared.append(definition)
-                await super().declare(definition)
+            async def declare(self, *definitions: StreamDefinition) -> None:
+                declared.extend(definitions)
+                await super().declare(*definitions)
 
         process.store = Store()
         now(process.store.open())

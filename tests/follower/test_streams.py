@@ -199,7 +199,7 @@ class OpeningTests(WorkerCase):
 
     def test_a_stream_that_cannot_be_opened_because_the_worker_stops_is_not_logged(self) -> None:
         declared: Deferred[None] = Deferred()
-        self.store.declare = lambda _definition: declared  # type: ignore[assignment, method-assign, return-value]
+        self.store.declare = lambda *_definitions: declared  # type: ignore[assignment, method-assign]
         self.serve(HELLO + position(1, 1))
         with logged() as messages:
             self.start()

@@ -105,17 +105,21 @@ class SimulatedStore:
     async def open(self) -> None:
         await self.ask("open", self.disk.open)
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        await self.ask(f"declare {definition.name}", lambda: self.disk.declare(definition))
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        names = ", ".join(each.name for each in definitions)
+        await self.ask(f"declare {names}", lambda: self.disk.declare(*definitions))
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
-        return await self.ask(f"positions of {stream}", lambda: self.disk.positions(stream))
+        return (await self.positions_of([stream]))[stream]
+
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        return await self.ask(f"positions of {', '.join(streams)}", lambda: self.disk.positions_of(streams))
 
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return await self.ask(f"positions of {stream}", lambda: self.disk.applied_positions(stream, follower))
 
-    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        await self.disk.claim_table(stream, instance, copy=copy)
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
+        await self.disk.claim_tables(streams, instance, copy=copy)
 
     def watch(self) -> None:
         """Return None: there are no external writers."""
@@ -151,6 +155,9 @@ class SimulatedStore:
 
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         return await self.disk.history(stream, writer, follower)
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        return await self.disk.histories(writer)
 
     async def store_histories(
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""

@@ -39,11 +39,12 @@ class ExternallyWrittenStore(FragileStore):
         self.state = SequenceState(Token(1), Token(1))
         self.other_positions: dict[InstanceName, Token] = {}
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        await super().declare(StreamDefinition(definition.name))
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        await super().declare(*[StreamDefinition(each.name) for each in definitions])
 
-    async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
-        return self.other_positions or await super().positions(stream)
+    async def positions_of(self, streams: Sequence[StreamName]) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        found = await super().positions_of(streams)
+        return dict.fromkeys(streams, self.other_positions) if self.other_positions else found
 
     def watch(self) -> ExternallyWrittenStore:
         return self

@@ -11,6 +11,7 @@ from replication.errors import (
     CommitsLostError,
     ConfigError,
     SchemaError,
+    StoppingError,
     StoreError,
     StreamError,
 )
@@ -20,7 +21,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.master import Master
+from replication.writer.master import PART_STREAMS, Master
 from tests.doubles import Net, begin, error_of, lines_of, logged, now
 from tests.serving import ORDERS, MasterCase, SharedCase
 from tests.storage.pump import Pump
@@ -110,6 +111,26 @@ class StartTests(MasterCase):
         self.assertEqual(begin(self.master.start()), [None])
         self.assertEqual(self.new_lines(early), ["POSITION orders master 1 1"])
         self.assertEqual(self.append("placed"), [2])
+
+    def test_all_streams_are_declared_before_the_first_is_read(self) -> None:
+        """Each table that is created makes every connection to the database read the schema again."""
+        master = self.make_master(instance_name="many", streams=[f"s{n}" for n in range(2 * PART_STREAMS)])
+        now(master.start())
+        asked = [each for each in self.store.asked if each in ("declare", "positions")]
+        self.assertEqual(asked, ["declare"] * 3 + ["positions"] * 3)
+        now(master.stop())
+
+    def test_a_stop_ends_a_start_with_many_streams_early(self) -> None:
+        for place in ("declare", "positions"):
+            master = self.make_master(instance_name=place, streams=[f"s{n}" for n in range(2 * PART_STREAMS)])
+            self.store.asked.clear()
+            self.store.close_gate(place)
+            started = begin(master.start())
+            stopped = begin(master.stop())
+            self.store.open_gate(place)
+            self.assertIsInstance(error_of(started), StoppingError)
+            self.assertEqual((stopped, self.store.asked.count(place)), ([None], 1))
+            now(self.store.open())
 
     def test_a_master_whose_start_failed_for_now_can_be_stopped(self) -> None:
         self.store.errors["positions"] = StoreError("the database is locked", temporary=True)

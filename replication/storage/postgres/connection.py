@@ -12,19 +12,21 @@ from psycopg import errors
 from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.connection import POSITIONS, SqlConnection
 from replication.storage.contract import Batch, moved, refuse_another_writer
+from replication.storage.generic import newest_of
 from replication.storage.migrations import check_version, installed, upgrade
+from replication.storage.names import quoted
+from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
-from replication.storage.postgres.ids import PRESENT, prepare_sequence
+from replication.storage.postgres.ids import PRESENT, STATES, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from replication.storage.contract import WrittenFact
-    from replication.storage.postgres.generic import Table
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
 
@@ -79,8 +81,13 @@ RAISE_POSITIONS: Final = (  # in a negative stream they go down: what is further
     "DO UPDATE SET stream_id = excluded.stream_id WHERE abs(excluded.stream_id) > abs(stored.stream_id)"
 )
 APPLIED: Final = "SELECT instance_name, stream_id FROM follower_positions WHERE stream_name = %s AND follower_name = %s"
-COPIED_BY: Final = "SELECT follower_name FROM stream_copies WHERE stream_name = %s"
+COPIED_BY: Final = "SELECT stream_name, follower_name FROM stream_copies WHERE stream_name = ANY(%s::text[])"
 COPY: Final = "INSERT INTO stream_copies (stream_name, follower_name) VALUES (%s, %s)"
+# Those without a block on the disk: no row was ever written to them, nor to partitions or children.
+EMPTY: Final = (
+    "SELECT name FROM unnest(%s::text[]) AS name JOIN pg_class ON pg_class.oid = to_regclass(name) "
+    "WHERE relkind = 'r' AND NOT relhassubclass AND pg_relation_size(pg_class.oid) = 0"
+)
 DELETE_RECEIPTS: Final = (
     "DELETE FROM append_receipts WHERE ctid = ANY(ARRAY(SELECT ctid FROM append_receipts WHERE written_at <= %s "
     f"LIMIT {DELETED_AT_ONCE} FOR UPDATE SKIP LOCKED))"
@@ -121,6 +128,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
     """The package's own tables, and the application's statements, over one session."""
 
     MARK = "%s"
+    ELEMENTS = "SELECT json_array_elements_text(%s::json)"
     # Two processes that create tables at once would fail, even with IF NOT EXISTS.
     EXCLUSIVE = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
     SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -183,43 +191,77 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         """Undo the settings of PAGING for this transaction."""
         self.session.run(PAGING_OFF, ([*PAGING],))
 
+    def newest(
+        self, tables: Mapping[Table, Mapping[InstanceName, Token]]
+    ) -> Mapping[Table, Mapping[InstanceName, Token]]:
+        """Return each table's ``newest``; of generic tables in few round trips."""
+        generic = {quoted(each.name): each for each in tables if isinstance(each, GenericTable)}
+        if len(generic) <= 1 or self.session.begun:
+            return super().newest(tables)
+        empty = {generic[name] for (name,) in self.session.ask(EMPTY, ([*generic],))}
+        asked = [each for each in generic.values() if each not in empty]
+        answers = self.session.run_in_turn(*[(each.select_newest, ()) for each in asked])
+        found: dict[Table, Mapping[InstanceName, Token]] = {
+            table: newest_of(rows) for table, rows in zip(asked, answers, strict=True)
+        }
+        others = {table: stored for table, stored in tables.items() if not isinstance(table, GenericTable)}
+        return {**found, **super().newest(others)}
+
     # ---- writing
 
-    def claim_table(self, definition: StreamDefinition, instance: InstanceName, *, copy: bool) -> None:
-        """Store which process fills a stream's table; StoreError if another one does."""
-        stream = definition.name
+    def claim_tables(self, definitions: Sequence[StreamDefinition], instance: InstanceName, *, copy: bool) -> None:
+        """Store which process fills the streams' tables; StoreError if another one does."""
         with self.exclusive():
-            what = f"database {self.session.name!r}: stream {stream!r}"
-            for (follower,) in self.session.run(COPIED_BY, (stream,)):
-                if copy and follower == instance:
-                    return
-                raise StoreError(
-                    f"{what} is a copy here, which worker {follower!r} keeps: name another database; or, to write the "
-                    f"stream here from now on, DELETE FROM stream_copies WHERE stream_name = '{stream}'"
-                )
-            writers = sorted(writer for writer, _ in self.session.run(self._sql(POSITIONS), (stream,)) if writer)
-            if not copy:
-                if definition.maps("postgresql") and definition.has_one_writer(instance):
-                    refuse_another_writer(definition, instance, writers, "follower_positions")
-                    self.session.run(WRITER_POSITIONS.begin, (stream, instance, 0))
-                return
-            if writers:
-                raise StoreError(
-                    f"{what} is written here, by {', '.join(writers)}: give the worker a database of its own for its "
-                    "copy, or copy = false"
-                )
-            self.session.run(COPY, (stream, instance))
+            copied = dict(self.session.run(COPIED_BY, ([each.name for each in definitions],)))
+            for definition in definitions:
+                self._claim_table(definition, instance, copied.get(definition.name), copy=copy)
 
-    def declare(self, table: Table, beside: Iterable[StreamDefinition] = ()) -> list[str]:
-        """Create or check the stream's table, and move its sequence past every used ID; returns warnings."""
+    def declare(self, tables: Sequence[Table], beside: Sequence[StreamDefinition] = ()) -> list[str]:
+        """Create or check the streams' tables, and move sequences past every used ID; returns warnings."""
+        warnings, beside = list[str](), [*beside]
         with self.naming():
             if self._read_only:
-                return list(table.declare(self.session, may_create=False))
+                for table in tables:
+                    warnings += table.declare(self.session, may_create=False)
+                return warnings
+            generic = [each for each in tables if isinstance(each, GenericTable) and each.definition.shares is None]
+            done = self._fitting(generic)
+            if len(done) == len(tables):
+                return warnings
             with self.exclusive():
-                warnings = table.declare(self.session, may_create=True)
-                table.check_ids(self.session, beside)
-                used = max(self.positions(table).values(), default=Token(0))
-                return [*warnings, *prepare_sequence(self.session, table, used)]
+                done |= self._create([each for each in generic if each not in done])
+                for table in tables:
+                    if table not in done:
+                        warnings += table.declare(self.session, may_create=True)
+                        table.check_ids(self.session, beside)
+                        used = max(self.positions(table).values(), default=Token(0))
+                        warnings += prepare_sequence(self.session, table, used)
+                    beside.append(table.definition)
+        return warnings
+
+    def _fitting(self, tables: Sequence[GenericTable]) -> set[Table]:
+        """Return the generic tables that need no change, nor do their sequences."""
+        last = {table: last for table, _, fits, last in self._states(tables) if fits}
+        used = self.positions_of([*last])
+        return {table for table in last if last[table] >= max([1, *used[table.definition.name].values()])}
+
+    def _create(self, tables: Sequence[GenericTable]) -> set[Table]:
+        """Create the generic tables that are new, with their sequences; return those.  Takes one round trip."""
+        created = set[Table]()
+        for table, is_new, _, _ in self._states(tables):
+            if is_new:
+                table.create(self.session)
+                create_sequence(self.session, table)
+                created.add(table)
+        return created
+
+    def _states(self, tables: Sequence[GenericTable]) -> list[tuple[GenericTable, bool, bool, int]]:
+        """Return whether each table and its sequence are new, whether both fit, and the sequence's last value."""
+        if not tables:
+            return []
+        rows = zip(*[(quoted(each.name), each.sequence, each.definition.stored_name) for each in tables], strict=True)
+        states = self.session.ask(STATES, [[*each] for each in rows])
+        return [(table, *state) for table, state in zip(tables, states, strict=True)]
 
     def commit(self, batch: Batch) -> None:
         """Store a batch with all earlier statements; if that fails, or a statement did, undo all of it."""
@@ -281,6 +323,33 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             upgrade(self.session.run, self.exclusive, STEPS)
         if not self._read_only:
             self.session.ask(DELETE_MARKS)
+
+    def _claim_table(
+        self, definition: StreamDefinition, instance: InstanceName, follower: str | None, *, copy: bool
+    ) -> None:
+        stream = definition.name
+        what = f"database {self.session.name!r}: stream {stream!r}"
+        if follower is not None:
+            if copy and follower == instance:
+                return
+            raise StoreError(
+                f"{what} is a copy here, which worker {follower!r} keeps: name another database; or, to write the "
+                f"stream here from now on, DELETE FROM stream_copies WHERE stream_name = '{stream}'"
+            )
+        mapped = definition.maps("postgresql") and definition.has_one_writer(instance)
+        if not copy and not mapped:
+            return
+        writers = sorted(writer for writer, _ in self.session.run(self._sql(POSITIONS), (stream,)) if writer)
+        if not copy:
+            refuse_another_writer(definition, instance, writers, "follower_positions")
+            self.session.run(WRITER_POSITIONS.begin, (stream, instance, 0))
+            return
+        if writers:
+            raise StoreError(
+                f"{what} is written here, by {', '.join(writers)}: give the worker a database of its own for its "
+                "copy, or copy = false"
+            )
+        self.session.run(COPY, (stream, instance))
 
     def _store(self, batches: Sequence[Batch]) -> None:
         """Store batches: in one statement per table if they only add rows, else in the order of the batches."""

@@ -56,7 +56,7 @@ class GenericTable(GenericRows[PostgresSession]):
             f"AND stream_id {way.upto} %s ORDER BY stream_id {way.order}, ord LIMIT %s) AS page"
         )
         # By the index, from each writer's name to the next name, and to its last fact: the history is not scanned.
-        self._newest = (
+        self.select_newest = (
             f"WITH RECURSIVE writers (name) AS (SELECT min(instance_name) FROM {table} UNION ALL "
             f"SELECT (SELECT min(instance_name) FROM {table} WHERE instance_name > name) FROM writers "
             "WHERE name IS NOT NULL) "
@@ -67,10 +67,14 @@ class GenericTable(GenericRows[PostgresSession]):
     def declare(self, session: PostgresSession, *, may_create: bool) -> Sequence[str]:
         """Create the table unless it exists; SchemaError if another program created one of that name."""
         if may_create and not session.run(KIND, (quoted(self.name),)):
-            for statement in self._create:
-                session.run(statement)
+            self.create(session)
         self.check_columns([name for (name,) in session.run(COLUMNS, (quoted(self.name),))])
         return ()
+
+    def create(self, session: PostgresSession) -> None:
+        """Create the table, before the next statement of the transaction."""
+        for statement in self._create:
+            session.add(statement, ())
 
     def insert(self, session: PostgresSession, written: Sequence[WrittenFact]) -> None:
         """Store the rows of facts in one statement."""
@@ -81,7 +85,7 @@ class GenericTable(GenericRows[PostgresSession]):
 
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:  # noqa: ARG002 - the index is fast
         """Return each writer's largest token."""
-        return newest_of(session.ask(self._newest))
+        return newest_of(session.ask(self.select_newest))
 
     def _is_too_large(self, error: Any) -> bool:
         return getattr(error, "sqlstate", None) == _TOO_LARGE

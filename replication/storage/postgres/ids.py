@@ -65,6 +65,19 @@ SEQUENCE: Final = (
     "AS each WHERE NOT has_sequence_privilege(seqrelid, each)), quote_ident(current_user) "
     "FROM pg_sequence WHERE seqrelid = to_regclass(%s)"
 )
+# Of generic tables and their sequences: whether neither exists, nor a position; whether both are as this package makes
+# them, and may be used; and the last value.
+STATES: Final = (
+    "SELECT made IS NULL AND counts IS NULL AND NOT EXISTS (SELECT FROM stream_positions WHERE stream_name = stored), "
+    "coalesce((SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute WHERE attrelid = made AND attnum > 0 "
+    "AND NOT attisdropped) = '{stream_id,ord,instance_name,row}' "
+    "AND (SELECT seqincrement > 0 AND seqcache = 1 AND NOT seqcycle AND has_sequence_privilege(seqrelid, 'SELECT') "
+    "AND has_sequence_privilege(seqrelid, 'UPDATE') FROM pg_sequence WHERE seqrelid = counts), false), "
+    "coalesce((SELECT CASE WHEN has_sequence_privilege(seqrelid, 'SELECT') THEN pg_sequence_last_value(seqrelid) END "
+    "FROM pg_sequence WHERE seqrelid = counts), 0) "
+    "FROM unnest(%s::text[], %s::text[], %s::text[]) WITH ORDINALITY AS given (name, sequence, stored, place), "
+    "LATERAL (SELECT to_regclass(name)::oid, to_regclass(sequence)::oid) AS found (made, counts) ORDER BY place"
+)
 LAST: Final = "SELECT coalesce(pg_sequence_last_value(to_regclass(%s)), 0)"
 EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
 ALLOCATE: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
@@ -169,7 +182,7 @@ def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> lis
     name, sequence = table.definition.name, table.sequence
     increment = check_sequence(session, table)
     if increment is None:
-        session.run(f"CREATE SEQUENCE {sequence}")
+        create_sequence(session, table)
         increment = 1
     ((last, called),) = session.run(f"SELECT last_value, is_called FROM {sequence}")
     last_value = last if called else last - increment
@@ -181,6 +194,12 @@ def prepare_sequence(session: PostgresSession, table: Table, used: Token) -> lis
     return [
         f"stream {name!r}: sequence {sequence} was at {last_value}, behind ID {used}, which is stored: moved forward"
     ]
+
+
+def create_sequence(session: PostgresSession, table: Table) -> None:
+    """Create the sequence of a table, with the value 1 consumed, before the next statement of the transaction."""
+    session.add(f"CREATE SEQUENCE {table.sequence}", ())
+    session.add("SELECT setval(%s, 1)", (table.sequence,))
 
 
 def check_sequence(session: PostgresSession, table: Table) -> int | None:

@@ -93,10 +93,11 @@ class PostgresStore(SqlStore[PostgresConnection]):
         """Return which of these names are claimed by processes with a session now, which may be at a COMMIT."""
         return await self._read(lambda connection: connection.present(names))
 
-    async def declare(self, definition: StreamDefinition) -> None:
-        """Create or check the stream's table and sequence; SchemaError says what does not fit."""
-        await super().declare(definition)
-        self._sequences[definition.name] = PostgresSequence(self, self._table(definition.name).sequence)
+    async def declare(self, *definitions: StreamDefinition) -> None:
+        """Create or check the streams' tables and sequences; SchemaError says what does not fit."""
+        await super().declare(*definitions)
+        for each in definitions:
+            self._sequences[each.name] = PostgresSequence(self, self._table(each.name).sequence)
 
     def sequence(self, stream: StreamName) -> PostgresSequence | None:
         """Return where the stream's IDs come from; None if the store is read-only."""
@@ -107,10 +108,10 @@ class PostgresStore(SqlStore[PostgresConnection]):
         """Return, per writer, the position of ``follower``."""
         return await self._read(lambda connection: connection.applied_positions(stream, follower))
 
-    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        """Claim the table of a stream for its writers, or for one copy; StoreError if another process fills it."""
-        definition = self._table(stream).definition
-        await self._write(lambda connection: connection.claim_table(definition, instance, copy=copy))
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
+        """Claim the tables of streams for their writers, or for one copy; StoreError if another process fills one."""
+        definitions = [self._table(each).definition for each in streams]
+        await self._write(lambda connection: connection.claim_tables(definitions, instance, copy=copy))
 
     async def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""

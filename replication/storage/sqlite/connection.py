@@ -20,7 +20,7 @@ from replication.storage.sqlite.session import MEMORY, SqliteSession
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from replication.errors import CommitsLostError
     from replication.storage.sqlite.generic import Table
@@ -73,6 +73,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     """One connection to the file ``path``, or to a database of its own in memory; ``on_lost`` is of KnownCommits."""
 
     MARK = "?"
+    ELEMENTS = "SELECT value FROM json_each(?)"
     SNAPSHOT = "DEFERRED"
 
     def __init__(
@@ -124,20 +125,29 @@ class SqliteConnection(SqlConnection[SqliteSession]):
 
     # ---- writing
 
-    def claim_table(self, definition: StreamDefinition, instance: InstanceName) -> None:
-        """Store a first position for the writer of a mapped table; StoreError if another writer has one."""
-        writers = [writer for writer, _ in self.session.run(POSITIONS, (definition.name,))]
-        if instance not in writers:
-            refuse_another_writer(definition, instance, writers)
-            self.session.run(SET_POSITION, (definition.name, instance, 0))
+    def claim_tables(self, definitions: Sequence[StreamDefinition], instance: InstanceName) -> None:
+        """Store a first position for the writer of mapped tables; StoreError if another writer has one."""
+        with self.exclusive():
+            for definition in definitions:
+                writers = [writer for writer, _ in self.session.run(POSITIONS, (definition.name,))]
+                if instance not in writers:
+                    refuse_another_writer(definition, instance, writers)
+                    self.session.run(SET_POSITION, (definition.name, instance, 0))
 
-    def declare(self, table: Table, beside: Iterable[StreamDefinition] = ()) -> list[str]:
-        """Create or check the stream's table; returns warnings."""
+    def declare(self, tables: Sequence[Table], beside: Sequence[StreamDefinition] = ()) -> list[str]:
+        """Create or check the streams' tables; returns warnings."""
+        warnings, beside = list[str](), [*beside]
         with self.naming():
-            warnings = list(table.declare(self.session, may_create=not self._read_only))
-            if not self._read_only:
-                table.check_ids(self.session, beside)
-            return warnings
+            if self._read_only:
+                for table in tables:
+                    warnings += table.declare(self.session, may_create=False)
+                return warnings
+            with self.exclusive():
+                for table in tables:
+                    warnings += table.declare(self.session, may_create=True)
+                    table.check_ids(self.session, beside)
+                    beside.append(table.definition)
+        return warnings
 
     def commit(self, batch: Batch) -> None:
         """Store a batch with all earlier statements; if that fails, undo all of it."""

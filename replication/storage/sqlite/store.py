@@ -21,7 +21,7 @@ from replication.storage.store import SqlStore
 from replication.storage.threads import ConnectionThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
 
@@ -83,11 +83,12 @@ class SqliteStore(SqlStore[SqliteConnection]):
         """Return, per writer, the position of the process that uses this file, under any name."""
         return await self._read(lambda connection: connection.applied_positions(stream))
 
-    async def claim_table(self, stream: StreamName, instance: InstanceName, *, copy: bool) -> None:
-        """Claim a mapped table for its one writer; StoreError if another instance has written it."""
-        definition = self._table(stream).definition
-        if not copy and definition.maps("sqlite") and definition.has_one_writer(instance):
-            await self._write(lambda connection: connection.claim_table(definition, instance))
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
+        """Claim the mapped tables for their one writer; StoreError if another instance has written one."""
+        found = [self._table(stream).definition for stream in streams]
+        mapped = [each for each in found if not copy and each.maps("sqlite") and each.has_one_writer(instance)]
+        if mapped:
+            await self._write(lambda connection: connection.claim_tables(mapped, instance))
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""

@@ -12,13 +12,14 @@ import msgspec
 
 from replication.errors import StoreError
 from replication.streams.history import encode_history, read_history
+from replication.wire.grammar import StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor
-    from replication.wire.grammar import InstanceName, StreamName
+    from replication.wire.grammar import InstanceName
 
 LOCK: Final = (
     "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
@@ -35,6 +36,7 @@ EXISTS: Final[Mapping[str, str]] = {
 }
 ALL: Final = "SELECT stream_name, instance_name, epochs FROM stream_histories WHERE follower_name = ''"
 GET: Final = "SELECT epochs FROM stream_histories WHERE stream_name = ? AND instance_name = ? AND follower_name = ?"
+OWN: Final = "SELECT stream_name, epochs FROM stream_histories WHERE instance_name = ? AND follower_name = ''"
 PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = excluded.epochs"
@@ -46,11 +48,16 @@ def get_history(database: ISqlExecutor, stream: StreamName, writer: InstanceName
     if not database.execute(EXISTS[database.dialect]):
         return ()
     for (epochs,) in database.execute(_sql(database, GET), (stream, writer, follower)):
-        try:
-            return read_history(epochs)
-        except msgspec.MsgspecError as error:
-            raise StoreError(f"the history of {writer!r} in stream {stream!r} cannot be read: {error}") from error
+        return _read(stream, writer, epochs)
     return ()
+
+
+def get_histories(database: ISqlExecutor, writer: InstanceName) -> dict[StreamName, History]:
+    """Return the stored history of a writer in every stream that has one."""
+    if not database.execute(EXISTS[database.dialect]):
+        return {}
+    found = database.execute(_sql(database, OWN), (writer,))
+    return {StreamName(stream): _read(StreamName(stream), writer, epochs) for stream, epochs in found}
 
 
 def put_histories(
@@ -63,6 +70,13 @@ def put_histories(
         database.execute(CREATE)
     rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
     database.executemany(_sql(database, PUT), rows)
+
+
+def _read(stream: StreamName, writer: InstanceName, epochs: str) -> History:
+    try:
+        return read_history(epochs)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the history of {writer!r} in stream {stream!r} cannot be read: {error}") from error
 
 
 def _sql(database: ISqlExecutor, sql: str) -> str:

@@ -36,7 +36,7 @@ class UsesConnection(HasDatabase):
             name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
         }
         for table in self.tables.values():
-            self.connection.declare(table)
+            self.connection.declare([table])
 
     def make_connection(self, url: str = "", *, read_only: bool = False) -> PostgresConnection:
         session = PostgresSession(Address.parse(url or self.url), self.ending, Holder())
@@ -341,15 +341,15 @@ class OpenTests(HasDatabase, SynchronousTestCase):
 class DeclareTests(UsesConnection, SynchronousTestCase):
     def test_a_stream_that_cannot_be_declared_leaves_no_transaction_open(self) -> None:
         self.sql("CREATE TABLE stream_mine (stream_id bigint)")
-        said = self.assertRaises(SchemaError, self.connection.declare, GenericTable(StreamDefinition("mine")))
+        said = self.assertRaises(SchemaError, self.connection.declare, [GenericTable(StreamDefinition("mine"))])
         self.assertIn(repr(self.connection.session.address.name), str(said))
         self.commit(write(2, [fact(2)]))
         self.assertEqual(self.tokens(), [2])
 
     def test_a_read_only_connection_creates_nothing(self) -> None:
         reader = self.make_connection(read_only=True)
-        reader.declare(self.tables["orders"])
-        said = self.assertRaises(SchemaError, reader.declare, GenericTable(StreamDefinition("others")))
+        reader.declare([self.tables["orders"]])
+        said = self.assertRaises(SchemaError, reader.declare, [GenericTable(StreamDefinition("others"))])
         self.assertIn("no table 'stream_others'", str(said))
         reader.check()
 
@@ -376,7 +376,7 @@ def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
         table = GenericTable(StreamDefinition("orders"))
         writing = PostgresConnection(PostgresSession(Address.parse(primary.url()), Event(), Holder()), read_only=False)
         writing.open()
-        writing.declare(table)
+        writing.declare([table])
         reading = PostgresConnection(
             PostgresSession(Address.parse(standby.url(), read_only=True), Event(), Holder()), read_only=True
         )

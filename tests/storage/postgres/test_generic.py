@@ -82,7 +82,7 @@ class GenericTableTests(HasDatabase, SynchronousTestCase):
             self.assertEqual(table.newest(self.session, {}), {})
             table.insert(self.session, [(OTHER, facts(4)), (ME, facts(2, 3, 9))])
             self.assertEqual(table.newest(self.session, {}), {ME: 9, OTHER: 4})
-            self.assertNotIn("Seq Scan", self.plan(table._newest))
+            self.assertNotIn("Seq Scan", self.plan(table.select_newest))
 
     def test_a_row_that_is_no_json_is_refused_instead_of_pairing_rows_wrongly(self) -> None:
         for bad in ([*facts(2, 3), fact(4, "two\x1etexts")], [fact(4, "")], [fact(4, "nul \x00")]):

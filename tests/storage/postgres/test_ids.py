@@ -64,10 +64,10 @@ class UsesIds(HasDatabase):
 
     def declare(self, name: str = "orders", *, negative: bool = False) -> list[str]:
         """Declare a stream and return the warnings."""
-        return self.connection.declare(GenericTable(StreamDefinition(name, negative=negative)))
+        return self.connection.declare([GenericTable(StreamDefinition(name, negative=negative))])
 
-    def allocate(self, count: int = 1) -> list[int]:
-        return self.ids.allocate('"stream_orders_seq"', count)
+    def allocate(self, count: int = 1, *, stream: str = "orders") -> list[int]:
+        return self.ids.allocate(f'"stream_{stream}_seq"', count)
 
 
 class SequenceTests(UsesIds, SynchronousTestCase):
@@ -105,10 +105,29 @@ class SequenceTests(UsesIds, SynchronousTestCase):
             self.assertEqual(len(self.declare(name, negative=negative)), 1)
             self.assertEqual(self.ids.allocate(f'"stream_{name}_seq"', 1), [901])
 
+    def test_tables_that_are_declared_together_get_a_sequence_each(self) -> None:
+        tables = [GenericTable(StreamDefinition(f"s{number}")) for number in range(4)]
+        self.sql("INSERT INTO stream_positions VALUES ('s1', 'master', 7)")
+        self.sql("CREATE SEQUENCE stream_s2_seq")
+        (warning,) = self.connection.declare(tables)
+        self.assertIn("'s1'", warning)
+        self.assertEqual([self.allocate(stream=f"s{number}") for number in range(4)], [[2], [8], [2], [2]])
+        self.sql("INSERT INTO stream_s3 VALUES (700, 0, 'master', '[]')")
+        (warning,) = self.connection.declare(tables)
+        self.assertIn("'s3'", warning)
+        self.assertEqual(self.connection.declare(tables), [])
+
+    def test_rows_in_a_child_of_a_generic_table_count(self) -> None:
+        tables = [GenericTable(StreamDefinition(name)) for name in ("orders", "others")]
+        self.connection.declare(tables)
+        self.sql("CREATE TABLE more () INHERITS (stream_orders)")
+        self.sql("INSERT INTO more VALUES (5, 0, 'master', '[]')")
+        self.assertEqual(self.connection.positions_of(tables), {"orders": {ME: 5}, "others": {}})
+
     def test_f15_a_sequence_that_is_ahead_is_left_alone_and_is_no_position(self) -> None:
         """A standby that became the primary is up to 32 values ahead (ES#18544)."""
         table = GenericTable(StreamDefinition("orders"))
-        self.connection.declare(table)
+        self.connection.declare([table])
         self.sql("INSERT INTO stream_orders VALUES (5, 0, 'master', '1')")
         self.sql("SELECT setval('stream_orders_seq', 37)")
         self.assertEqual((self.declare(), self.connection.positions(table)), ([], {ME: 5}))
@@ -244,7 +263,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         """Return another connection of the process that ``ids`` is of, and something to commit."""
         table = GenericTable(StreamDefinition("orders"))
         connection = PostgresConnection(self.make_session(ids.session.holder), read_only=False)
-        connection.declare(table)
+        connection.declare([table])
         return connection, Batch([(table, write(2, facts(2)))], None, 0.0, 0.0)
 
     def end_session_of(self, ids: PostgresIds) -> None:

@@ -227,7 +227,7 @@ class OneWriterTests(UsesMapped, SynchronousTestCase):
     """Rows without an instance name would be published again under each further name."""
 
     def claim(self, name: str) -> None:
-        self.wait(self.store.claim_table(EVENTS, InstanceName(name), copy=False))
+        self.wait(self.store.claim_tables([EVENTS], InstanceName(name), copy=False))
 
     def refusal(self, name: str) -> str:
         return str(self.assertRaises(StoreError, self.claim, name))

@@ -604,7 +604,7 @@ class FillTests(OnPostgres, SynchronousTestCase):
     """Where several processes share a database, no follower copies facts into the table where they are written."""
 
     def fill(self, instance: str, *, copy: bool) -> None:
-        self.wait(self.store.claim_table(ORDERS, InstanceName(instance), copy=copy))
+        self.wait(self.store.claim_tables([ORDERS], InstanceName(instance), copy=copy))
 
     def test_what_is_written_is_not_copied_to(self) -> None:
         self.commit(write(1), write(1, writer=OTHER))

@@ -32,7 +32,7 @@ class ConnectionTests(SynchronousTestCase):
             name: GenericTable(StreamDefinition(name, negative=name == "down")) for name in ("orders", "down")
         }
         for table in self.tables.values():
-            self.connection.declare(table)
+            self.connection.declare([table])
 
     def batch(self, *writes: Write, receipt: Receipt | None = None) -> Batch:
         return Batch([(self.tables[each.stream], each) for each in writes], receipt, 1_800_000_000.0, 0.0)

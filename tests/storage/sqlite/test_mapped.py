@@ -321,7 +321,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
     # ---- under which name
 
     def claim(self, name: str) -> None:
-        self.wait(self.store.claim_table(EVENTS, InstanceName(name), copy=False))
+        self.wait(self.store.claim_tables([EVENTS], InstanceName(name), copy=False))
 
     def test_a_writer_that_is_renamed_is_refused_until_the_position_is(self) -> None:
         """Otherwise all rows would be published again under the new name."""
