@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replication.rooms.event import Event
-from replication.rooms.graph import CHUNK, Rules, persist
+from replication.rooms.graph import CHUNK, Rules, persist, recalculate
 from replication.rooms.resolution import resolve
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.tables.rooms import RoomTables, declare_rooms
@@ -71,6 +71,13 @@ class Keeper:
             self.statements.execute("COMMIT")
             sent += [(each, encode(row)) for each, of_id in zip(ids, rows, strict=True) for row in of_id]
         return sent
+
+    def recalculate(self, room: str, number: int) -> list[list[object]]:
+        """Resolve the current state of a room again, and return the rows."""
+        tables = self.tables()
+        rows = recalculate(tables, self.rules, room, number)
+        tables.flush()
+        return rows
 
     def rows(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
         """Run a query."""

@@ -7,9 +7,10 @@ import json
 from collections import defaultdict
 from typing import Any
 
+import attrs
 import pytest
 
-from replication.errors import RoomError
+from replication.errors import RoomError, UnknownRoomError
 from replication.rooms.event import MAX_DEPTH, Event
 from tests.rooms.recorded import DATA, Keeper, lines_of, read_all
 
@@ -138,24 +139,49 @@ def test_a_missing_depth_is_computed() -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ([event("x", "b", depth=1)], "less than depth 2"),
-        ([event("x", "y", depth=1), event("y", "x", depth=1)], "cycle"),
-        ([event("x", "y"), event("y", "x")], "cycle"),
-        ([event("b", "a", content={"other": 1})], "stored already, with different content"),
-        ([event("x", "b"), event("x", "b", content={"other": 1})], "twice, with different content"),
-        ([event("b", "a", depth=7)], "another depth"),
-        ([event("x", "gone", depth=3)], "state_before"),
-        ([event("x", "gone")], "no depth"),
-        ([event("x", "b", state_before=["a"])], "not a state event"),
-        ([event("x", "b", state_before=[["t", "", "a"], ["t", "", "b"]])], "two events"),
+        (
+            [event("x", "b", depth=1)],
+            (
+                "event 'x' is local and has depth 1, less than depth 2 of an event that it follows; "
+                "leave depth out to have it computed"
+            ),
+        ),
+        (
+            [event("x", "y", depth=1), event("y", "x", depth=1)],
+            "event 'x' would precede itself: that is a cycle",
+        ),
+        (
+            [event("x", "y"), event("y", "x")],
+            "event 'y' has no depth, and 'x', which it follows, follows it: that is a cycle",
+        ),
+        ([event("b", "a", content={"other": 1})], "event 'b' is stored already, with different content"),
+        (
+            [event("x", "b"), event("x", "b", content={"other": 1})],
+            "event 'x' is in this request twice, with different content",
+        ),
+        ([event("b", "a", depth=7)], "event 'b' has another depth in a copy that is stored or in this request"),
+        (
+            [event("x", "gone", depth=3)],
+            (
+                "event 'x': the state before it is not known, because 'gone' is missing; "
+                "give state_before, or make it an outlier"
+            ),
+        ),
+        ([event("x", "gone")], "event 'x' has no depth, and 'gone', which it follows, is missing"),
+        ([event("x", "b", state_before=["a"])], "event 'x': 'a' of its state_before is not a state event"),
+        (
+            [event("x", "b", state_before=[["t", "", "a"], ["t", "", "b"]])],
+            "event 'x': its state_before has two events for ('t', '')",
+        ),
     ],
 )
 def test_a_refused_chunk_changes_nothing(bad: list[Event], why: str) -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a"), event("b", "a")])
     before = dump(keeper)
-    with pytest.raises(RoomError, match=why):
+    with pytest.raises(RoomError) as caught:
         keeper.take(ROOM, [event("good", "b"), *bad])
+    assert str(caught.value) == why
     assert dump(keeper) == before
 
 
@@ -163,6 +189,31 @@ def dump(keeper: Keeper) -> list[Any]:
     """Return the content of all tables."""
     names = [name for (name,) in keeper.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     return [(name, keeper.rows(f"SELECT * FROM {name}")) for name in names]
+
+
+def test_the_current_state_is_resolved_again() -> None:
+    """A state event came as an outlier after the event that names it as its state."""
+    keeper = Keeper()
+    keeper.take(ROOM, [event("a", "gone", depth=5, state_before=["late"])])
+    keeper.take(ROOM, [event("late", "gone", depth=4, outlier=True, state_key="k")])
+    assert keeper.tables().current_state(ROOM) == {}
+    assert keeper.recalculate(ROOM, 9) == [["state", [ROOM, "note", "k", "late"]]]
+    assert keeper.tables().current_state(ROOM) == {("note", "k"): "late"}
+    assert keeper.recalculate(ROOM, 10) == []
+    with pytest.raises(UnknownRoomError, match=r"^no room '!unknown' with a state is stored here$"):
+        keeper.recalculate("!unknown", 11)
+
+
+def test_a_changed_resolver_changes_the_state_of_a_room_with_several_extremities() -> None:
+    def resolver(states: object, fetch: object, version: object) -> dict[tuple[str, str], str]:
+        return {("note", ""): "a", ("note", "x"): "b"}
+
+    keeper = Keeper()
+    keeper.take(ROOM, [event("a", state_key=""), event("b", "a", state_key="x"), event("c", "a", state_key="y")])
+    assert set(keeper.tables().current_state(ROOM)) == {("note", ""), ("note", "x"), ("note", "y")}
+    keeper.rules = attrs.evolve(keeper.rules, resolver=resolver)
+    assert keeper.recalculate(ROOM, 9) == [["state", [ROOM, "note", "y", None]]]
+    assert keeper.tables().current_state(ROOM) == {("note", ""): "a", ("note", "x"): "b"}
 
 
 def test_an_event_of_another_room_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,11 +22,23 @@ from tests.rooms.matrix.events import (
     usual,
 )
 
+if TYPE_CHECKING:
+    from replication.rooms.event import StateKey
+
 JOINED = member(CAROL, "join")
 
 
 def levels(**changes: Any) -> dict[str, Any]:
     return {**POWER, **changes}
+
+
+def with_levels(**changes: Any) -> Event:
+    return event("m.room.power_levels", ALICE, "", content=levels(**changes))
+
+
+def without_rules(*more: Event) -> dict[StateKey, Event]:
+    """Return a state without join rules: an invitation is needed."""
+    return {key: each for key, each in usual(*more).items() if key != ("m.room.join_rules", "")}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +67,23 @@ def levels(**changes: Any) -> dict[str, Any]:
         (event("m.room.redaction", CAROL, redacts="$x:there", event_id="$y:there"), usual(JOINED), "1", True),
         (event("m.room.redaction", CAROL, redacts="$x:here", event_id="$y:there"), usual(JOINED), "1", False),
         (event("m.room.redaction", CAROL, redacts="$x:here", event_id="$y:there"), usual(JOINED), "3", True),
+        (event("m.room.redaction", CAROL, redacts="$x:here", event_id="$y:there"), usual(JOINED), "2", False),
+        (event("m.room.redaction", BOB, redacts="$x:there", event_id="$y:here"), usual(), "1", True),
+        (
+            event("m.room.redaction", BOB, redacts="$x:there", event_id="$y:here"),
+            usual(with_levels(redact=51)),
+            "1",
+            False,
+        ),
+        (event("m.room.redaction", CAROL, event_id="$y:there"), usual(JOINED), "1", False),
         (event("m.room.third_party_invite", CAROL, "t"), usual(JOINED), "9", True),
+        (event("m.room.third_party_invite", CAROL, "t"), usual(JOINED, with_levels(invite=1)), "9", False),
+        (event("m.room.message", CAROL), usual(JOINED, with_levels(events_default=1)), "9", False),
+        (event("m.room.topic", BOB, ""), usual(with_levels(state_default=51)), "9", False),
+        (event("m.room.topic", CAROL, ""), usual(JOINED, with_levels(events={"m.room.topic": 0})), "9", True),
+        (event("m.room.topic", BOB, ""), usual(with_levels(events={"m.room.topic": 51})), "9", False),
+        (event("m.room.aliases", CAROL, None), usual(), "5", False),
+        (event("m.room.aliases", CAROL, "there"), usual(JOINED), "org.example.new", False),
     ],
 )
 def test_events(what: Event, auth: Any, version: str, *, allowed: bool) -> None:
@@ -90,6 +118,42 @@ def test_events(what: Event, auth: Any, version: str, *, allowed: bool) -> None:
         (member(CAROL, "knock"), usual(rules("knock_restricted")), "9", False),
         (member(CAROL, "knock"), usual(rules("knock_restricted")), "10", True),
         (member(CAROL, "knock", ALICE), usual(rules("knock")), "7", False),
+        (member(CAROL, "knock"), usual(rules("knock"), member(CAROL, "invite", BOB)), "7", False),
+        (member(CAROL, "knock"), usual(rules("knock"), member(CAROL, "ban", BOB)), "7", False),
+        (member(CAROL, "knock"), usual(rules("knock"), JOINED), "7", False),
+        (member(CAROL, "knock"), usual(rules("public")), "9", False),
+        (member(CAROL, "join"), usual(rules("knock")), "9", False),
+        (member(CAROL, "join"), usual(rules("knock"), member(CAROL, "knock")), "9", False),
+        (member(CAROL, "join"), usual(rules("private"), JOINED), "9", True),
+        (member(CAROL, "join"), usual(rules("unknown"), JOINED), "9", False),
+        (member(CAROL, "join", join_authorised_via_users_server=7), usual(rules("restricted")), "9", False),
+        (member(CAROL, "join", join_authorised_via_users_server=BOB), usual(rules("restricted")), "8", True),
+        (
+            member(CAROL, "join", join_authorised_via_users_server=BOB),
+            usual(rules("restricted"), with_levels(invite=50)),
+            *("9", True),
+        ),
+        (
+            member(CAROL, "join", join_authorised_via_users_server=BOB),
+            usual(rules("restricted"), with_levels(invite=51)),
+            *("9", False),
+        ),
+        (member(CAROL, "join"), without_rules(member(CAROL, "invite", BOB)), "9", True),
+        (member(CAROL, "join"), without_rules(), "9", False),
+        (member(CAROL, "invite", BOB), usual(with_levels(invite=50)), "9", True),
+        (member(CAROL, "invite", BOB), usual(with_levels(invite=51)), "9", False),
+        (member(CAROL, "invite", BOB), usual(member(CAROL, "ban", ALICE)), "9", False),
+        (member(CAROL, "leave"), usual(member(CAROL, "invite", BOB)), "9", True),
+        (member(CAROL, "leave"), usual(member(CAROL, "knock")), "7", True),
+        (member(CAROL, "leave"), usual(member(CAROL, "knock")), "6", False),
+        (member(CAROL, "leave"), usual(member(CAROL, "ban", BOB)), "9", False),
+        (member(CAROL, "leave", BOB), usual(JOINED, with_levels(kick=51)), "9", False),
+        (member(CAROL, "leave", BOB), usual(JOINED, with_levels(users={ALICE: 100, BOB: 50, CAROL: 50})), "9", False),
+        (member(CAROL, "leave", BOB), usual(member(CAROL, "ban", ALICE), with_levels(ban=51)), "9", False),
+        (member(CAROL, "leave", BOB), usual(JOINED, member(BOB, "leave")), "9", False),
+        (member(CAROL, "ban", BOB), usual(with_levels(ban=51)), "9", False),
+        (member(CAROL, "ban", BOB), usual(with_levels(users={ALICE: 100, BOB: 50, CAROL: 50})), "9", False),
+        (member(CAROL, "ban", BOB), usual(member(BOB, "leave")), "9", False),
         (member(CAROL, "dance"), usual(), "9", False),
         (event("m.room.member", ALICE, None, content={"membership": "join"}), usual(), "9", False),
     ],
@@ -103,6 +167,19 @@ def test_the_creator_joins_first_directly_after_the_create_event() -> None:
     assert is_allowed(right, state(CREATE), "9")
     assert not is_allowed(member(ALICE, "join"), state(CREATE), "9")
     assert not is_allowed(member(BOB, "join"), state(CREATE), "9")
+    assert not is_allowed(right, state(CREATE, member(ALICE, "leave")), "9"), "has joined before"
+
+
+def test_the_creator_is_the_one_that_the_create_event_names_or_its_sender() -> None:
+    def joins(user: str, create: Event) -> bool:
+        content = {"membership": "join"}
+        return is_allowed(
+            event("m.room.member", user, user, content=content, prev_event_ids=[create.event_id]), state(create), "11"
+        )
+
+    named = event("m.room.create", ALICE, "", content={"creator": BOB})
+    unnamed = event("m.room.create", ALICE, "", content={})
+    assert [joins(user, create) for create in (named, unnamed) for user in (ALICE, BOB)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +195,13 @@ def test_the_creator_joins_first_directly_after_the_create_event() -> None:
         (BOB, levels(events={"m.room.name": 50}), "9", True),
         (BOB, levels(notifications={"room": 60}), "9", False),
         (BOB, levels(notifications={"room": 60}), "5", True),
+        (BOB, levels(events={"m.room.name": 60}), "5", False),
+        (BOB, levels(notifications={"room": 60}), "6", False),
+        (BOB, levels(users_default=51), "9", False),
+        (BOB, levels(invite=50), "9", True),
+        (BOB, levels(state_default=49), "9", True),
+        (ALICE, levels(users_default="1"), "10", False),
+        (ALICE, levels(ban=True), "10", False),
         (ALICE, levels(users={"nobody": 1}), "9", False),
         (ALICE, levels(users={"@nobody": 1}), "9", False),
         (ALICE, levels(users={"nobody:h": 1}), "9", False),
