@@ -400,4 +400,5 @@ def _group_of(event: Event, context: Context) -> int:
 
 
 def _group_or_none(event: Event, context: Context | None) -> int | None:
-    return None if event.outlier or context is None else _group_of(event, context)
+    """Return the group of the state after an event; None for an outlier, which has no context."""
+    return None if context is None else _group_of(event, context)

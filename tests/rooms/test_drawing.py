@@ -32,9 +32,9 @@ def test_a_missing_event_is_drawn_below_the_events_that_name_it() -> None:
 
 
 def test_marks_are_in_descending_order_of_depth_then_of_arrival_then_of_id() -> None:
-    marks = with_missing([mark("b", 3, "x", "y"), mark("c", 3), mark("a", 2, "x"), mark("d", 0, "z")], {"x", "y", "z"})
+    marks = with_missing([mark("b", 3, "x", "y"), mark("c", 3), mark("a", 2, "x"), mark("zz", 0, "z")], {"x", "y", "z"})
     ranks = [(each.event_id, each.depth) for each in marks]
-    assert ranks == [("c", 3), ("b", 3), ("a", 2), ("y", 2), ("x", 1), ("z", 0), ("d", 0)]
+    assert ranks == [("c", 3), ("b", 3), ("a", 2), ("y", 2), ("x", 1), ("zz", 0), ("z", 0)]
 
 
 def picture() -> tuple[str, list[EventMark], set[str]]:
@@ -57,6 +57,12 @@ def picture() -> tuple[str, list[EventMark], set[str]]:
 def test_a_picture_stays_as_it_is(encode: Callable[..., str], name: str) -> None:
     """After a change, look at the new picture, and replace the old one if it is better."""
     assert encode(*picture()) == (DATA / "drawing" / name).read_text(encoding="utf-8")
+
+
+def test_a_room_without_events_is_a_picture_with_a_legend_only() -> None:
+    svg = ET.fromstring(encode_svg("!r", [], ()))
+    assert (svg.get("width"), svg.get("height")) == ("960", "80")
+    assert encode_dot("!r", [], ()).count("\n") == 3
 
 
 def test_every_kind_has_a_look_of_its_own_and_is_in_the_legend() -> None:
