@@ -112,7 +112,7 @@ class Rooms:
         task = _Task(room_id, parsed, backfilled)
         self._waiting.append(task)
         if not self._working:
-            Deferred.fromCoroutine(self._work()).addErrback(lambda failure: self.log.failure("rooms", failure))
+            Deferred.fromCoroutine(self._work())
         return await share(task.done)
 
     async def recalculate(self, room_id: str) -> None:

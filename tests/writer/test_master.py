@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -216,6 +217,16 @@ class StartTests(MasterCase):
     def test_the_caches_stream_is_always_declared(self) -> None:
         self.assertIn("caches", self.make_master(streams=[]).registry)
         self.assertIn("caches", self.make_master(streams=["caches"]).registry)
+
+    def test_the_deferred_of_start_names_the_way_of_asyncio(self) -> None:
+        self.assertIn("master.start().asFuture(loop)", repr(self.master.start()))
+
+    def test_without_options_it_has_the_defaults_of_the_documents(self) -> None:
+        master = Master(database=self.store, reactor=self.net)
+        self.assertEqual((master.server_name, master.instance_name), ("localhost", "master"))
+        self.assertEqual([each.name for each in master.registry], ["caches"])
+        self.assertEqual(attrs.asdict(master.limits), attrs.asdict(Limits()))
+        self.assertEqual((master.served.server_name, master.served.instance_name), ("localhost", "master"))
 
 
 class EpochTests(MasterCase):

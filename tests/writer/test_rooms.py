@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
@@ -162,6 +164,35 @@ class WritingTests(RoomsCase):
         page = self.pump.wait(self.master.served.page("caches", None, after=2, upto=None, limit=9))
         self.assertEqual([fact.rows[0][1] for fact in page.facts], [[ROOM, "@far:away"]])
 
+    def test_many_users_whose_membership_changed_are_in_several_rows(self) -> None:
+        joins = [
+            source(name, type="m.room.member", state_key=f"@{name}:far", content={"membership": "join"})
+            for name in "abcde"
+        ]
+        with patch("replication.writer.rooms.MAX_USERS", 2):
+            self.persist(*joins)
+        page = self.pump.wait(self.master.served.page("caches", None, after=1, upto=None, limit=9))
+        keys = [keys for fact in page.facts for _, keys, _ in fact.rows]
+        self.assertEqual([len(each) for each in keys], [3, 3, 2])
+        users = [user for room, *users in keys for user in users]
+        self.assertEqual(({room for room, *_ in keys}, users), ({ROOM}, [f"@{name}:far" for name in "abcde"]))
+
+    def test_a_transaction_has_a_bounded_number_of_events_unless_one_call_has_more(self) -> None:
+        before = self.store.transactions
+        with patch("replication.writer.rooms.MAX_EVENTS", 3):
+            calls = [
+                self.rooms.persist(f"!{number}", [source(f"{number}-{each}") for each in range(count)])
+                for number, count in enumerate((1, 2, 1, 1, 4))
+            ]
+            for each in [Deferred.fromCoroutine(call) for call in calls]:
+                self.pump.wait(each)
+        # the first call, which came alone; 2 + 1 events; 1 event, as 1 + 4 are too many; 4 events
+        self.assertEqual(self.store.transactions, before + 4)
+
+    def test_a_flag_is_encoded_as_a_synapse_on_that_database_does(self) -> None:
+        rules = [self.rooms._rules(cast("Any", SimpleNamespace(dialect=each))) for each in ("sqlite", "postgresql")]
+        self.assertEqual([repr(each.flag(True)) for each in rules], ["1", "True"])
+
     def test_the_state_of_a_room_can_be_resolved_again(self) -> None:
         self.persist(source("a", "gone", depth=5, state_before=["late"]))
         self.persist(source("late", "gone", depth=4, outlier=True, state_key="k"))
@@ -223,8 +254,14 @@ class ReadingTests(RoomsCase):
         self.assertEqual(wait(rooms.gaps(ROOM)), [("gone", 9)])
         self.assertEqual(wait(rooms.between(ROOM, ["b"])).heads, ("d", "far"))
         self.assertEqual(wait(rooms.between(ROOM, ["b"], ["d"])).events, ("c", "d"))
+        self.assertEqual(len(wait(rooms.between(ROOM, [], limit=3)).events), 3)
         self.assertEqual(wait(rooms.next_place(ROOM)), (["far", "d"], 10))
         self.assertEqual(wait(rooms.read(lambda reads: reads.ancestors("d", 9))), ["c", "b", "a"])
+
+    def test_what_a_server_lacks_is_found_in_a_room_with_wrong_depths(self) -> None:
+        for name, depth, *prev in (("A", 50), ("B", 2, "A"), ("C", 1, "B"), ("D", 60, "B")):
+            self.persist(source(name, *prev, depth=depth), room="!tangled")
+        self.assertEqual(self.pump.wait(self.rooms.between("!tangled", ["C"], ["D"])).events, ("D",))
 
 
 def numbers_of(lines: Sequence[str]) -> list[int]:

@@ -214,9 +214,10 @@ class ServedTests(MasterCase):
                 if each.name == "bytes_total" and way in each.labels.values()
             )
 
-        wire = self.greeted("NAME one")
+        wires = [self.greeted("NAME one"), self.greeted("NAME two")]
         before = total("in"), total("out")
-        wire.lose()
+        for wire in wires:
+            wire.lose()
         self.assertEqual((total("in"), total("out")), before)
 
     def test_check_fails_if_the_store_fails(self) -> None:

@@ -27,6 +27,12 @@ class FactoryTests(MasterCase):
         self.send(one, "x" * 1_025)
         self.assertEqual(self.master.faults, {"wrong direction": 1, "line too long": 1})
 
+    def test_a_command_that_is_longer_than_a_line_is_not_sent(self) -> None:
+        wire = self.greeted()
+        with self.assertRaises(LocalProtocolError):
+            self.master.send(Error("x" * 1_024))
+        self.assertEqual(self.new_lines(wire), [])
+
     def test_it_does_not_log_each_connection(self) -> None:
         self.assertFalse(self.master.factory().noisy)
 
