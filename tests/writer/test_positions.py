@@ -115,6 +115,24 @@ class SharedTests(SharedCase):
         self.net.advance(1.0)
         self.assertEqual(self.new_lines(wire), ["POSITION orders master 1 7"])
 
+    def test_a_position_that_the_database_has_lost_makes_it_verify_that_no_commit_is_lost(self) -> None:
+        """After a failover, for example."""
+        verified = []
+
+        async def verify() -> None:
+            verified.append(self.net.seconds())
+
+        self.patch(self.store, "verify", verify)
+        self.append("placed", "paid")
+        self.net.pump([1.0] * 2)
+        self.assertEqual(verified, [])
+        positions = self.store._streams[ORDERS.name].positions
+        for lost in ({InstanceName("master"): Token(2)}, {}):
+            positions.clear()
+            positions.update(lost)
+            self.net.advance(1.0)
+        self.assertEqual(verified, [3.0, 4.0])
+
     def test_f17_the_name_is_claimed_again_at_each_poll_also_after_an_outage(self) -> None:
         """A restart of the database releases the claim; an idle writer allocates no ID, which would renew it."""
         self.store.errors["stored"] = StoreError("gone")
