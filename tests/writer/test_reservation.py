@@ -9,7 +9,7 @@ from unittest.mock import patch
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import NotAWriterError, RowError, StoreError, StreamError
+from replication.errors import NotAWriterError, RowError, StoppingError, StoreError, StreamError
 from replication.storage import open_store
 from replication.streams import facts
 from replication.streams.definitions import CACHES, StreamDefinition
@@ -108,21 +108,25 @@ class ReserveTests(WriterCase):
 
     def test_reserve_refuses_a_count_below_one(self) -> None:
         for count in (0, -1):
-            with self.assertRaisesRegex(StreamError, "one ID at least"):
+            with self.assertRaisesRegex(StreamError, rf"^reserve\({count}\): reserve one ID at least$"):
                 self.notes.reserve(count)
 
     def test_a_reservation_is_used_for_one_block(self) -> None:
         reservation, _ = self.hold()
-        self.assertIsInstance(error_of(begin(reservation.__aenter__())), StreamError)
+        why = "a reservation is used once: call reserve() again"
+        self.assertEqual(str(error_of(begin(reservation.__aenter__()))), why)
         self.leave(reservation)
-        self.assertIsInstance(error_of(begin(reservation.__aenter__())), StreamError)
+        self.assertEqual(str(error_of(begin(reservation.__aenter__()))), why)
         self.assertEqual(self.notes.publisher.ids.pending.open_count, 0)
 
     def test_a_fact_refuses_rows_after_its_block(self) -> None:
-        for error in (None, ValueError("no")):
+        for error, how in (
+            (None, "complete: write inside its 'async with' block"),
+            (ValueError("no"), "rolled back"),
+        ):
             reservation, fact = self.hold()
             self.leave(reservation, error)
-            self.assertIsInstance(error_of(begin(fact.write(1))), StreamError)
+            self.assertEqual(str(error_of(begin(fact.write(1)))), f"this fact is {how}")
             self.assertIsInstance(error_of(begin(fact.execute("x"))), StreamError)
             with self.assertRaises(StreamError):
                 fact.invalidate("get", ["1"])
@@ -168,8 +172,11 @@ class ReserveTests(WriterCase):
 
     def test_an_instance_that_is_not_a_writer_is_refused(self) -> None:
         foreign = self.process.writers[StreamName("foreign")]
-        with self.assertRaisesRegex(NotAWriterError, "'master' may not write to 'foreign'; its writers: other"):
+        with self.assertRaisesRegex(
+            NotAWriterError, "'master' may not write to 'foreign'; its writers: other"
+        ) as caught:
             foreign.reserve()
+        self.assertEqual((caught.exception.stream, caught.exception.instance), ("foreign", "master"))
         self.assertIsInstance(error_of(begin(foreign.append([[1]]))), NotAWriterError)
 
     def test_a_block_that_waits_for_the_start_holds_no_id(self) -> None:
@@ -178,7 +185,9 @@ class ReserveTests(WriterCase):
         self.assertEqual((self.notes.publisher.ids.pending.open_count, self.process.open), (0, []))
         self.process.transactions.stopping = True
         self.process.ready.callback(None)
-        self.assertIsInstance(error_of(entering), StreamError)
+        error = error_of(entering)
+        assert isinstance(error, StoppingError)
+        self.assertEqual((str(error), error.instance), ("'master' is stopping", "master"))
         self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
 
     def test_a_stream_does_not_wait_for_an_open_id_of_another_stream(self) -> None:

@@ -139,8 +139,10 @@ class AppendTests(WriterCase):
         error = error_of(begin(self.orders.append([[["o", "p"]], [["o", "p"], ["o"]]])))
         assert isinstance(error, RowError)
         self.assertEqual(str(error), "fact 2: a row of 'orders' is [order_id, state], not an array of 1")
-        self.assertEqual(error.fact, 1)
+        self.assertEqual((error.fact, self.orders.outgoing.refused), (1, 1))
         self.assertEqual(self.orders.publisher.ids.pending.highest, 1)
+        error_of(begin(self.orders.append([[["o"]]])))
+        self.assertEqual(self.orders.outgoing.refused, 2)
 
     def test_a_fact_that_is_too_large_is_refused_and_counted(self) -> None:
         """docs/configuration.md, Fixed limits."""
@@ -162,6 +164,22 @@ class AppendTests(WriterCase):
         self.assertEqual(appended, [])
         self.process.clock.advance(0)
         self.assertEqual(len(appended[0]), SLICE_ROWS + 1)
+
+    def test_a_slice_is_of_so_many_rows_and_facts(self) -> None:
+        """A fact counts as one row more than it has."""
+        cases: tuple[tuple[list[list[int]], bool], ...] = (
+            ([[1, 2]], True),
+            ([[1], [1]], True),
+            ([[1]], False),
+            ([[], []], False),
+            ([[1, 2], [1], [1]], True),
+        )
+        for some, waits in cases:
+            with patch("replication.writer.stream.SLICE_ROWS", 3):
+                appended = begin(self.notes.append(some))
+                self.assertEqual(appended == [], waits, some)
+                self.process.clock.advance(0)
+            self.assertEqual(len(appended), 1, some)
 
     def test_a_string_is_refused_as_a_fact(self) -> None:
         error = error_of(begin(self.notes.append([["a"], "abc"])))
