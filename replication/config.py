@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
+from replication.net.endpoints import has_tls
 from replication.session.connection import Keepalive
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.typed_rows import TypedStream
@@ -63,6 +64,25 @@ class WriterPlace:
         return {key: url.reveal() for key, url in (("connect", self.connect), ("http", self.http)) if url is not None}
 
 
+@attrs.frozen
+class Tls:
+    """``[tls]``: which certificates the clients of ``ssl:`` endpoints must show, and which one this process shows.
+
+    ``client_ca`` is a file with the authority of the clients, and ``allow`` has the names that are accepted; none: all.
+    A worker shows ``certificate``, with ``private_key``, to its writers.
+    """
+
+    client_ca: Text | None = None
+    allow: Texts = ()
+    certificate: Text | None = None
+    private_key: Text | None = None
+
+    @property
+    def shown(self) -> tuple[str, str] | None:
+        """The files with the certificate that is shown, and with its key."""
+        return None if self.certificate is None or self.private_key is None else (self.certificate, self.private_key)
+
+
 @attrs.frozen(kw_only=True)
 class Config:
     """The options of a master or a worker; docs/configuration.md describes each.
@@ -89,6 +109,7 @@ class Config:
     max_queued_lines: Count = 100_000
     listen: Texts = ()
     insecure: bool = False
+    tls: Tls = attrs.field(factory=Tls)
     streams: tuple[StreamDefinition, ...] = ()
     definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
@@ -138,11 +159,25 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
+    _check_tls(config, path)
     if role == "worker":
         _check_listen(config, path)
     if config.give_up_after <= config.ping_after:
         raise ConfigError(f"{path}: give_up_after: must be more than ping_after, which is {config.ping_after:g}")
     return config
+
+
+def _check_tls(config: Config, path: str | None) -> None:
+    """Raise ConfigError if a key of ``[tls]`` would have no effect."""
+    tls = config.tls
+    if tls.allow and tls.client_ca is None:
+        raise ConfigError(f"{path}: tls.allow without tls.client_ca: name the file with the clients' authority")
+    if tls.client_ca is not None and not any(map(has_tls, (*config.listen, config.http or ""))):
+        raise ConfigError(f"{path}: tls.client_ca: no endpoint of listen or http is ssl:, so no client shows one")
+    if (tls.certificate is None) != (tls.private_key is None):
+        raise ConfigError(f"{path}: tls.certificate and tls.private_key belong together: give both")
+    if tls.certificate is not None and config.role == "master":
+        raise ConfigError(f"{path}: tls.certificate: only a worker shows one; ssl: endpoints name their own")
 
 
 def _check_listen(config: Config, path: str | None) -> None:
@@ -204,6 +239,8 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):
             _refuse_unknown(place, attrs.fields_dict(WriterPlace), path, f"writers.{name}.")
+    if isinstance(tls := table.get("tls"), dict):
+        _refuse_unknown(tls, attrs.fields_dict(Tls), path, "tls.")
     given = {**table, "rooms": True} if table.get("rooms") == {} else table
     return {key: _read_value(key, value, f"{path}: {key}") for key, value in given.items()}
 

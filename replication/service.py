@@ -32,7 +32,7 @@ from replication.errors import ConfigError, ReplicationError, StoreError, did_yo
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import format_address
+from replication.net.endpoints import format_address, has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
@@ -104,7 +104,7 @@ class _RoleOptions(_StrictOptions):
     optParameters = [
         ["config", None, None, "TOML file with any of these options, _ for -; an option given here wins"],
         ["server-name", None, None, "name in SERVER; a worker requires it [localhost]"],
-        ["secret-file", None, None, "file with the secret that HTTP requires; without it HTTP answers loopback only"],
+        ["secret-file", None, None, "file with the secret of HTTP; none: loopback only"],
     ]
 
     def opt_insecure(self) -> None:
@@ -140,7 +140,7 @@ class WorkerOptions(_RoleOptions):
         ["database", None, None, "where facts and positions are stored [sqlite:///replication-INSTANCE.db]"],
         ["http", None, None, "endpoint of the HTTP API [none]"],
         ["redis-password-file", None, None, "file with the password of Redis"],
-        ["app", None, None, "MODULE[:NAME]: call NAME [register] with the Worker"],
+        ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
     ]
     opt_listen = _repeated(
         "listen", "endpoint that followers connect to: they get what it writes, or what it follows [none] *"
@@ -211,7 +211,7 @@ class Daemon(service.Service):
     def startService(self) -> None:
         """Start the server, then open the sockets; if either fails, end twistd with one line and status 1."""
         service.Service.startService(self)
-        signal.signal(signal.SIGHUP, lambda *_: self.reactor.callFromThread(self._reopen_logs))
+        signal.signal(signal.SIGHUP, lambda *_: self.reactor.callFromThread(self._reopen))
         self.reactor.callWhenRunning(self._take_sigterm)
         starting = defer.Deferred.fromCoroutine(self._start())
         starting.addErrback(lambda failure: self.reactor.callWhenRunning(self._give_up, failure))
@@ -302,8 +302,8 @@ class Daemon(service.Service):
             atexit.register(_exit_with_status_1, str(error))
             self.reactor.stop()
 
-    def _reopen_logs(self) -> None:
-        """Open log files again under their names, after logrotate has moved them away.
+    def _reopen(self) -> None:
+        """Open log files again under their names, after logrotate has moved them away; read certificates again.
 
         twistd does not give its log file to a service, so the garbage collector lists those that are open.
         """
@@ -313,6 +313,8 @@ class Daemon(service.Service):
         for each in files:
             each.reopen()
         self.log.info("SIGHUP: opened {count} log files again", count=len(files))
+        for socket, endpoint in zip(self.sockets, self._endpoints, strict=True):
+            socket.read_certificates(endpoint)
 
 
 def _complain(text: str) -> None:
@@ -350,12 +352,20 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     given = {key.replace("-", "_"): value for key, value in options.subOptions.items() if key != "config"}
     found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    sockets = [Socket("listen", "the wire", each, server.factory, wire_risk(each)) for each in found.listen]
+    demands = found.tls.client_ca is not None
+    make_socket = partial(Socket, client_ca=found.tls.client_ca, allow=found.tls.allow)
+    sockets = [
+        make_socket("listen", "the wire", each, server.factory, wire_risk(each, demands_certificates=demands))
+        for each in found.listen
+    ]
     if found.http is not None:
         rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
-        make_http = partial(make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms)
-        risk = http_risk(found.http, has_secret=found.secret is not None)
-        sockets.append(Socket("http", "HTTP", found.http, make_http, risk))
+        certified = demands and has_tls(found.http)
+        make_http = partial(
+            make_site, server.served, secret=found.secret, certified=certified, reactor=reactor, rooms=rooms
+        )
+        risk = http_risk(found.http, has_secret=found.secret is not None, demands_certificates=demands)
+        sockets.append(make_socket("http", "HTTP", found.http, make_http, risk))
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
         reactor,
@@ -399,6 +409,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         relay=found.relays,
         definitions=found.streams,
         secret=found.secret,
+        certificate=found.tls.shown,
         redis_password=found.redis_password,
         writes=[definitions.get(name, name) for name in writes],
         writers={name: place.texts() for name, place in found.writers.items()},

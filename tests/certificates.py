@@ -41,6 +41,15 @@ class Identity:
     key: Path
     certificate: Path
 
+    @property
+    def files(self) -> tuple[str, str]:
+        """The certificate and its key, as clients take them."""
+        return str(self.certificate), str(self.key)
+
+    def show(self) -> str:
+        """Return what a ``tls:`` endpoint needs to show this certificate."""
+        return f":certificate={self.certificate}:privateKey={self.key}"
+
     def listen(self, port: int = 0) -> str:
         """Return the endpoint of a server with this certificate."""
         return f"ssl:{port}:interface=127.0.0.1:privateKey={self.key}:certKey={self.certificate}"
@@ -69,16 +78,36 @@ class Connections:
 class Authority:
     """An authority whose own certificate is ``folder/NAME.pem``."""
 
-    def __init__(self, folder: Path, name: str = "authority", valid: tuple[timedelta, timedelta] = (-DAY, DAY)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "authority",
+        valid: tuple[timedelta, timedelta] = (-DAY, DAY),
+        issuer: Authority | None = None,
+    ) -> None:
+        """Make the authority; ``issuer`` signs its certificate, by default itself."""
         self._folder, self._name = folder, name
         self._key = ec.generate_private_key(ec.SECP256R1())
-        own = self._builder(name, self._key, valid).add_extension(x509.BasicConstraints(True, None), True)
+        signer = issuer or self
+        own = signer._builder(name, self._key, valid).add_extension(x509.BasicConstraints(True, None), True)
         own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
         own = own.add_extension(_SIGNS, True)
-        self.certificate = self._write(f"{name}.pem", own)
+        if issuer is not None:
+            of = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer._key.public_key())
+            own = own.add_extension(of, False)
+        self.certificate = signer._write(f"{name}.pem", own)
 
-    def issue(self, name: str, *hosts: str, valid: tuple[timedelta, timedelta] = (-DAY, DAY)) -> Identity:
-        """Return a new key and a certificate for ``hosts``, valid from and until these times from now."""
+    def issue(
+        self,
+        name: str,
+        *hosts: str,
+        valid: tuple[timedelta, timedelta] = (-DAY, DAY),
+        purpose: x509.ObjectIdentifier | None = None,
+    ) -> Identity:
+        """Return a new key and a certificate for ``hosts``, valid from and until these times from now.
+
+        ``purpose``: its only extended key usage, if it has one.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         names: list[x509.GeneralName] = [
@@ -86,6 +115,8 @@ class Authority:
         ]
         builder = self._builder(name, key, valid).add_extension(x509.SubjectAlternativeName(names), False)
         builder = builder.add_extension(authority, False)
+        if purpose is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), False)
         path = self._folder / f"{name}.key"
         path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return Identity(path, self._write(f"{name}.pem", builder))

@@ -124,6 +124,27 @@ def test_a_worker_that_writes_is_followed_and_one_that_does_not_is_not(tmp_path:
         assert refusal(tmp_path, text, "worker") == why
 
 
+def test_keys_of_tls_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
+    ssl = 'listen = ["ssl:9092"]\nhttp = "tcp:1"\n'
+    no_ssl = "FILE: tls.client_ca: no endpoint of listen or http is ssl:, so no client shows one"
+    for text, why in (
+        ('[tls]\nallow = ["a"]', "FILE: tls.allow without tls.client_ca: name the file with the clients' authority"),
+        ('[tls]\nclient_ca = "ca.pem"', no_ssl),
+        ('[tls]\ncertificate = "c.pem"', "FILE: tls.certificate and tls.private_key belong together: give both"),
+        (ssl + '[tls]\nclientca = "x"', "FILE: tls.clientca: unknown key; did you mean client_ca?"),
+        (ssl + '[tls]\nclient_ca = "ca.pem"\nallow = 1', "FILE: tls.allow: Expected `array`, got `int`"),
+    ):
+        assert refusal(tmp_path, text, "worker").startswith(why)
+    shown = '[tls]\ncertificate = "c.pem"\nprivate_key = "k.pem"'
+    assert "tls.certificate: only a worker shows one" in refusal(tmp_path, shown)
+
+
+def test_the_certificate_that_a_worker_shows_is_a_pair_of_files(tmp_path: Path) -> None:
+    (tmp_path / "worker.toml").write_text('[tls]\ncertificate = "c.pem"\nprivate_key = "k.pem"')
+    assert config.load("worker", str(tmp_path / "worker.toml")).tls.shown == ("c.pem", "k.pem")
+    assert config.load("worker").tls.shown is None
+
+
 def test_the_default_writer_is_not_connected_to_beside_others_that_are_named(tmp_path: Path) -> None:
     path = tmp_path / "worker.toml"
     path.write_text('[writers.w2]\nconnect = "tcp:10.0.0.2:9092"\n')
@@ -257,6 +278,7 @@ def test_the_samples_show_every_key_and_what_they_comment_out_loads_too(tmp_path
     """A user finds a key only in the samples."""
     text = (CONF / f"{role}.toml").read_text()
     spoken = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/", f"{tmp_path}/")
+    spoken = spoken.replace('"tcp:90', '"ssl:90')  # which [tls] needs
     (tmp_path / "secret").write_text("hush")
     (tmp_path / "redis-password").write_text("psst")
     (tmp_path / "all.toml").write_text(spoken)

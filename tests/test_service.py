@@ -26,6 +26,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication import __version__, config, service
 from replication.errors import ConfigError, StoreError
 from replication.follower.worker import Worker
+from replication.net.listening import Socket
 from replication.writer.master import Master
 from twisted import internet
 
@@ -199,12 +200,10 @@ class DaemonTests(SynchronousTestCase):
     def daemon(self, *outcomes: Deferred[Any], risk: str = "", **options: bool) -> service.Daemon:
         """Return a daemon with a socket per outcome of listening."""
         host = ":interface=db1.example" if risk else ""  # its address is known once it listens
-        sockets = [
-            service.Socket("listen", "the wire", f"tcp:{n}{host}", Factory, risk) for n, _ in enumerate(outcomes)
-        ]
+        sockets = [Socket("listen", "the wire", f"tcp:{n}{host}", Factory, risk) for n, _ in enumerate(outcomes)]
         daemon = service.Daemon(self.reactor, cast("Master", self.server), sockets, **options)
         endpoints = [FakeEndpoint(self.events, each) for each in outcomes]
-        daemon._endpoints = endpoints
+        daemon._endpoints = cast("Any", endpoints)
         return daemon
 
     def port(self, host: object = None) -> FakePort:
@@ -269,7 +268,7 @@ class DaemonTests(SynchronousTestCase):
             self.one(endpoint)
 
     def one(self, endpoint: str) -> None:
-        socket = service.Socket("listen", "the wire", endpoint, Factory, "without TLS: do this")
+        socket = Socket("listen", "the wire", endpoint, Factory, "without TLS: do this")
         service.Daemon(self.reactor, cast("Master", self.server), [socket])
 
     def test_it_is_refused_at_once_if_sockets_are_opened_first(self) -> None:
@@ -400,7 +399,7 @@ class DaemonTests(SynchronousTestCase):
         self.assertEqual((self.events, self.at_exit), (["open", "stop"], []))
 
     def test_an_invalid_endpoint_is_named_with_its_key(self) -> None:
-        socket = service.Socket("http", "HTTP", "tpc:1", Factory)
+        socket = Socket("http", "HTTP", "tpc:1", Factory)
         error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket])
         self.assertIn("http: cannot listen on 'tpc:1': write tcp:PORT", str(error))
 

@@ -27,16 +27,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {escape(message)}{near}; see {self.prog} --help\n")
 
     def add_http_options(self) -> None:
-        """Add ``--http`` and ``--secret-file``."""
+        """Add ``--http``, ``--secret-file`` and the options of a certificate."""
         self.add_argument(
             "--http", metavar="URL", default=DEFAULT_URL, help="HTTP API of a master or worker [%(default)s]"
         )
         self.add_argument("--secret-file", metavar="FILE", help="file with the secret that this API requires")
+        self.add_certificate_options()
+
+    def add_certificate_options(self) -> None:
+        """Add ``--certificate`` and ``--private-key``."""
+        self.add_argument("--certificate", metavar="FILE", help="file with the certificate that TLS shows")
+        self.add_argument("--private-key", metavar="FILE", help="file with the key of that certificate")
+
+    def certificate_of(self, found: argparse.Namespace) -> tuple[str, str] | None:
+        """Return both files, or None; end if only one is given."""
+        if (found.certificate is None) != (found.private_key is None):
+            self.error("--certificate and --private-key belong together: give both")
+        return None if found.certificate is None else (found.certificate, found.private_key)
 
     def open_client(self, found: argparse.Namespace, **options: Any) -> HttpClient:
         """Return a client for the API that ``found`` names, with the ``options`` of HttpClient."""
         secret = None if found.secret_file is None else read_secret(found.secret_file)
+        certificate = self.certificate_of(found)
         try:
-            return HttpClient(found.http, secret, **options)
+            return HttpClient(found.http, secret, certificate=certificate, **options)
         except ConfigError as error:
             self.error(str(error))

@@ -28,7 +28,7 @@ from replication.errors import CatchUpError, ConfigError, ReplicationError, RowE
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import default_http_url
+from replication.net.endpoints import default_http_url, show_certificate
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
 from replication.session.encoder import encode_facts
@@ -87,6 +87,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--http", metavar="URL", help="where missed facts are fetched [the wire's host, next port]")
     parser.add_argument("--secret-file", metavar="FILE", help="file with the secret that this HTTP requires")
+    parser.add_certificate_options()
     parser.add_argument(
         "--access-tokens", action="store_true", help="print the access tokens in a Synapse's caches stream, too"
     )
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print facts until interrupted."""
     parser = make_parser()
     found = parser.parse_args(arguments)
+    certificate = parser.certificate_of(found)
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
     try:
@@ -107,10 +109,10 @@ def main(arguments: Sequence[str]) -> int:
         secret = None if found.secret_file is None else read_secret(found.secret_file)
         tail = Tail(
             reactor,
-            found.endpoint,
+            show_certificate(found.endpoint, certificate),
             streams=[grammar.stream_name(each) for each in found.stream],
             after=read_start(found.start),
-            source=HttpCatchUp(reactor, url, secret) if url else None,
+            source=HttpCatchUp(reactor, url, secret, certificate=certificate) if url else None,
             encode=encode_json if found.json else encode_typed if found.typed else encode_rdata,
             access_tokens=found.access_tokens,
         )

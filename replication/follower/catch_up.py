@@ -189,6 +189,7 @@ class CatchUpSources:
         writers: for a writer by name, its ``connect`` and ``http``; by default ``http`` is the port after ``connect``.
         secret: the secret that the writers' HTTP requires.
         definitions: of streams that a database has in tables of an application.
+        certificate: files with the certificate and the private key that ``https:`` sources are shown.
 
     Raises:
         ConfigError: a source is invalid.
@@ -202,6 +203,7 @@ class CatchUpSources:
     _writers: Mapping[str, Mapping[str, str]]
     _secret: str | None
     _definitions: Sequence[StreamDefinition] = ()
+    _certificate: tuple[str, str] | None = None
     _sources: dict[Url, DatabaseCatchUp | HttpCatchUp | SegmentCatchUp] = attrs.field(init=False, factory=dict)
     _next_pages: dict[tuple[StreamName, InstanceName], _NextPage] = attrs.field(init=False, factory=dict)
     _troubles: dict[tuple[Url | None, StreamName, InstanceName], TroubleLog] = attrs.field(
@@ -382,7 +384,7 @@ class CatchUpSources:
 
     def _source(self, url: Url) -> DatabaseCatchUp | HttpCatchUp | SegmentCatchUp:
         if url not in self._sources and url.startswith(HTTP):
-            self._sources[url] = HttpCatchUp(self._reactor, url, self._secret)
+            self._sources[url] = HttpCatchUp(self._reactor, url, self._secret, certificate=self._certificate)
         elif url not in self._sources:
             self._sources[url] = (
                 DatabaseCatchUp(url, self._reactor, self._definitions)

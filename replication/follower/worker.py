@@ -20,7 +20,7 @@ from replication.follower.streams import FollowedStreams, described_streams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
-from replication.net.endpoints import is_redis
+from replication.net.endpoints import is_redis, show_certificate
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.redis import RedisClient
 from replication.presence.reporter import PresenceReporter
@@ -72,6 +72,7 @@ class Worker:
         copy: whether streams without a function are copied; by default only if there is no function at all, and no
             cached function.
         secret: the secret that the writers' HTTP requires.
+        certificate: files with a certificate and its private key, which writers with TLS are shown.
         redis_password: for ``redis://`` URLs without a password.
         writers: for a writer by name, its ``connect`` and ``http``.
         writes: names or definitions of streams that this process writes too, into the same database.
@@ -110,6 +111,7 @@ class Worker:
         catch_up: Sequence[str | Url] = (),
         copy: bool | None = None,
         secret: str | None = None,
+        certificate: tuple[str, str] | None = None,
         redis_password: str | None = None,
         writers: Mapping[str, Mapping[str, str]] | None = None,
         writes: Sequence[StreamDefinition | str] = (),
@@ -130,8 +132,7 @@ class Worker:
         self.caches = Caches()
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
-        self._clock = reactor
-        self._copy, self._redis_password = copy, redis_password
+        self._clock, self._copy, self._redis_password = reactor, copy, redis_password
         self._lifetime = Lifetime(reactor)
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         self._synapse_requests = SynapseRequests()
@@ -143,9 +144,9 @@ class Worker:
         self._master = self._make_master(writes, shared) if writes else None
         self.failed: Deferred[CommitsLostError] = self.store.commits_lost
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}
-        self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions)
+        self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions, certificate)
         self._waiters = PositionWaiters(reactor)
-        endpoints = _endpoints(connect, named)
+        endpoints = [show_certificate(each, certificate) for each in _endpoints(connect, named)]
         described = described_streams(endpoints, definitions)
         self._followed = self._make_followed(
             described=described,

@@ -21,7 +21,7 @@ from replication.errors import ConfigError
 from replication.logs import TroubleLog
 from replication.net.endpoints import describe_connect_error, describe_endpoint_error
 from replication.net.protocol import Limits, ReplicationProtocol
-from replication.net.reconnecting import ReportingEndpoint, SilentClientService
+from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
 from replication.session.backoff import Backoff
 from replication.session.connection import Fault, Received, Role
 from replication.urls import Url
@@ -105,10 +105,11 @@ class WriterClient(Factory):
         self._backoff = Backoff(FIRST_DELAY, MAX_DELAY, math.e)
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
         try:
-            client = clientFromString(self._reactor, self.endpoint)
+            clientFromString(self._reactor, self.endpoint)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")
             raise ConfigError(f"cannot connect to {Url(self.endpoint)!r}: {why}") from error
+        client = FreshEndpoint(self._reactor, self.endpoint)
         endpoint = ReportingEndpoint(self.endpoint, client, self._connect_failed)
         self._service = SilentClientService(endpoint, self, retryPolicy=self._next_delay, clock=self._reactor)
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.endpoints import quoteStringArgument, serverFromString
 
 from replication.errors import TLS_CURE
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IStreamServerEndpoint
     from twisted.python.failure import Failure
 
+# Those of ssl:, in the order of Twisted.
+SSL_ARGUMENTS: Final = (
+    *("port", "privateKey", "certKey", "sslmethod", "interface", "backlog"),
+    *("extraCertChain", "dhParameters"),
+)
 BACKLOG: Final = 1024  # connections that wait to be accepted; Twisted's 50 delays a thousand followers by many seconds
 
 
@@ -74,16 +79,30 @@ def is_local(address: object) -> bool:
     return False
 
 
+def show_certificate(endpoint: str, files: tuple[str, str] | None) -> str:
+    """Return a ``tls:`` endpoint that shows the certificate and private key in ``files``, unless it names its own."""
+    if files is None or not endpoint.startswith("tls:") or "certificate" in split_endpoint(endpoint)[1]:
+        return endpoint
+    certificate, private_key = map(quoteStringArgument, files)
+    return f"{endpoint}:certificate={certificate}:privateKey={private_key}"
+
+
+def has_tls(endpoint: str) -> bool:
+    """Whether an endpoint to listen on has TLS."""
+    return endpoint.startswith("ssl:")
+
+
 def is_redis(endpoint: str) -> bool:
     """Whether an entry of ``connect`` is the URL of a Redis."""
     return endpoint.startswith(("redis://", "rediss://", "redis+unix://"))
 
 
-def split_endpoint(endpoint: str) -> tuple[str, list[str], dict[str, str]]:
-    """Return the kind of an endpoint, its arguments without a name, and those with one."""
+def split_endpoint(endpoint: str, *names: str) -> tuple[str, dict[str, str]]:
+    """Return the kind of an endpoint and its arguments; those without a name have the free ones of ``names``."""
     kind, *parts = [re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", endpoint)]
+    named = dict(part.split("=", 1) for part in parts if "=" in part)
     plain = [part for part in parts if "=" not in part]
-    return kind, plain, dict(part.split("=", 1) for part in parts if "=" in part)
+    return kind, named | dict(zip([each for each in names if each not in named], plain, strict=False))
 
 
 def default_http_url(endpoint: str) -> str | None:
@@ -91,9 +110,8 @@ def default_http_url(endpoint: str) -> str | None:
 
     None for every kind of endpoint but ``tcp:``, because only those have a host and a port.
     """
-    kind, plain, named = split_endpoint(endpoint)
-    host = named.get("host") or (plain.pop(0) if plain else "")
-    port = named.get("port") or (plain.pop(0) if plain else "")
+    kind, named = split_endpoint(endpoint, "host", "port")
+    host, port = named.get("host", ""), named.get("port", "")
     if kind != "tcp" or not host or not port.isdecimal():
         return None
     return f"http://{f'[{host}]' if ':' in host else host}:{int(port) + 1}"

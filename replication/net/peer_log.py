@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from twisted.logger import Logger, LogLevel
 
@@ -10,6 +10,14 @@ from replication.logs import TroubleLog
 
 if TYPE_CHECKING:
     from replication.net.protocol import ReplicationProtocol
+
+
+class Peer(Protocol):
+    """One end of a connection: its NAME, empty if it has sent none, and its address."""
+
+    name: str
+    address: str
+
 
 MAX_PEERS: Final = 1_000  # with errors that are kept: hostile names cannot fill the memory
 
@@ -28,7 +36,7 @@ class PeerLog:
         self._newest: dict[str, ReplicationProtocol] = {}  # by NAME
         self._duplicates: set[str] = set()  # names with a warning in the log
 
-    def error(self, peer: ReplicationProtocol, message: str, text: str) -> None:
+    def error(self, peer: Peer, message: str, text: str) -> None:
         """Log ``message``, a format with ``{name}``, ``{address}`` and ``{error}``, which is ``text``."""
         errors = self._errors.setdefault(_key(peer), TroubleLog(self.log, LogLevel.warn))
         errors.report(message, error=text, name=repr(peer.name) if peer.name else "a peer", address=peer.address)
@@ -72,5 +80,5 @@ class PeerLog:
             del self._newest[peer.name]
 
 
-def _key(peer: ReplicationProtocol) -> str:
+def _key(peer: Peer) -> str:
     return peer.name or peer.address.rpartition(":")[0]

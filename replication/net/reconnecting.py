@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 from twisted.application.internet import ClientService
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.endpoints import clientFromString
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from twisted.logger import Logger, LogPublisher
 from zope.interface import implementer
@@ -33,6 +35,19 @@ class ReportingEndpoint:
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
         """Connect."""
         return self.endpoint.connect(protocolFactory).addErrback(self.failed)
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class FreshEndpoint:
+    """An endpoint whose description is parsed for each connection: the certificates that it names are read again."""
+
+    reactor: object
+    description: str
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+        """Connect; an error of the parser fails the attempt."""
+        return maybeDeferred(lambda: clientFromString(self.reactor, self.description).connect(protocolFactory))
 
 
 class SilentClientService(ClientService):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,7 +24,16 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
     "unknown ca": "the peer does not trust the authority of this end's certificate",
     "certificate expired": "the peer finds that this end's certificate has expired",
     "bad certificate": "the peer refuses this end's certificate",
+    "internal error": "the peer refuses this end's certificate; its log has the reason",  # by its name
+    "certificate unknown": "the peer refuses this end's certificate; its log has the reason",
 }
+
+
+@attrs.frozen
+class RefusedCertificate:
+    """Why a client's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
+
+    why: str
 
 
 def describe_tls_error(error: BaseException | None, transport: Any) -> str | None:
@@ -39,16 +50,25 @@ def describe_tls_error(error: BaseException | None, transport: Any) -> str | Non
     text = ", ".join(each[-1] for each in reasons) or str(error) or "the connection was cut off"
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
     if "verify failed" in text:
-        meaning = _why_refused([each.to_cryptography() for each in transport.getHandle().get_peer_cert_chain() or ()])
+        handle = transport.getHandle()
+        refused = handle.get_app_data()
+        if isinstance(refused, RefusedCertificate):
+            meaning = refused.why
+        else:
+            meaning = _why_refused([each.to_cryptography() for each in handle.get_peer_cert_chain() or ()])
     return f"TLS failed: {text}" if meaning is None else f"TLS failed: {meaning} ({text})"
 
 
 def _why_refused(chain: Sequence[Certificate]) -> str:
     """Return why a chain of certificates, the peer's own first, is refused; the host of each was not compared yet."""
-    now = datetime.now(UTC)
-    for each in chain:
-        if each.not_valid_after_utc < now:
-            return f"the certificate has expired on {each.not_valid_after_utc:%Y-%m-%d}"
-        if each.not_valid_before_utc > now:
-            return f"the certificate is not valid before {each.not_valid_before_utc:%Y-%m-%d}: check the clocks"
-    return "the certificate is of an authority that is not trusted: SSL_CERT_FILE names those that are"
+    wrong = [why for each in chain if (why := why_not_valid(each))]
+    unknown = "the certificate is of an authority that is not trusted: SSL_CERT_FILE names those that are"
+    return wrong[0] if wrong else unknown
+
+
+def why_not_valid(certificate: Certificate) -> str | None:
+    """Return why a certificate is not valid today, or None."""
+    now, first, last = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if last < now:
+        return f"the certificate has expired on {last:%Y-%m-%d}"
+    return f"the certificate is not valid before {first:%Y-%m-%d}: check the clocks" if first > now else None

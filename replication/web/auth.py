@@ -44,13 +44,18 @@ class AccessPolicy:
     """Decides by the address and the headers of a request.
 
     It is made from the secret, or from None: then an address of this machine is required, and no page of another site
-    may have caused the request.  ConfigError as from ``bearer``.
+    may have caused the request.  With ``certified`` each connection has shown a client certificate that is accepted, so
+    without a secret every address has access.  ConfigError as from ``bearer``.
     """
 
     expected: bytes | None = attrs.field(converter=attrs.converters.optional(bearer))
+    certified: bool = False
 
     def error(self, peer: object, headers: Headers) -> RequestError | None:
         """Return why a request from the address ``peer``, with these headers, is refused, or None."""
+        if self.expected is None and self.certified:
+            why = _why_other_site(headers)
+            return None if why is None else RequestError(403, why)
         if self.expected is None:
             why = _why_not_local(peer, headers)
             return None if why is None else RequestError(403, f"{why}; --secret-file opens it to others")
@@ -66,10 +71,16 @@ class AccessPolicy:
 def _why_not_local(peer: object, headers: Headers) -> str | None:
     if not is_local(peer):
         return "open to this machine only"
-    hosts, origins = (headers.getRawHeaders(name, []) for name in ("host", "origin"))
-    host, origin = ", ".join(hosts), ", ".join(origins)
+    hosts = headers.getRawHeaders("host", [])
+    host = ", ".join(hosts)
     if hosts and not isinstance(peer, UNIXAddress) and not is_own_name(host):
         return f"{host!r:.100} is no name of this machine: call an address or localhost"
-    if origins and origin not in {f"http://{host}", f"https://{host}"}:
+    return _why_other_site(headers)
+
+
+def _why_other_site(headers: Headers) -> str | None:
+    """Return why a request is of a page of another site; a browser that shows one sends ``Origin``."""
+    host, origin = (", ".join(headers.getRawHeaders(name, [])) for name in ("host", "origin"))
+    if headers.hasHeader("origin") and origin not in {f"http://{host}", f"https://{host}"}:
         return f"a page of the origin {origin!r:.100} has no access"
     return None

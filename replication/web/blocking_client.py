@@ -7,13 +7,13 @@ import time
 from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
-from ssl import SSLCertVerificationError
+from ssl import SSLCertVerificationError, SSLContext, SSLError, create_default_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
 
-from replication.errors import ReplicationError
+from replication.errors import ConfigError, ReplicationError
 from replication.session.backoff import Backoff
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, read_page
@@ -63,13 +63,16 @@ class HttpClient:
     ``stream_exists`` that includes 404: a process that has just started may not have received the stream yet.
     ``unauthorized_hint`` is the advice given if the API requires a secret and ``secret`` is None.
 
-    ConfigError if ``url`` or ``secret`` is invalid.
+    ``certificate``: two files, a certificate and its private key, that ``https:`` shows.
+
+    ConfigError if ``url``, ``secret`` or ``certificate`` is invalid.
     """
 
     url: str
     secret: str | None = attrs.field(default=None, repr=False)
     patience: float = attrs.field(default=0.0, kw_only=True)
     stream_exists: bool = attrs.field(default=False, kw_only=True)
+    certificate: tuple[str, str] | None = attrs.field(default=None, kw_only=True)
     unauthorized_hint: str = attrs.field(default="give --secret-file FILE", kw_only=True)
     on_retry: Callable[[UnavailableError], object] = attrs.field(default=lambda _: None, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
@@ -78,8 +81,13 @@ class HttpClient:
     def __attrs_post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         parts = split_url(self.url)
-        make_connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = make_connection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT)
+        host, timeout = parts.hostname or "", CONNECT_TIMEOUT
+        if parts.scheme == "https":
+            self._connection: HTTPConnection = HTTPSConnection(
+                host, parts.port, timeout=timeout, context=_tls_context(self.certificate)
+            )
+        else:
+            self._connection = HTTPConnection(host, parts.port, timeout=timeout)
         self._prefix = parts.path
         self._headers: dict[str, str | bytes] = {} if self.secret is None else {"Authorization": bearer(self.secret)}
 
@@ -156,11 +164,24 @@ class HttpClient:
             return UnavailableError(f"{self.url} closed the connection without an HTTP answer")
         if isinstance(error, SSLCertVerificationError):
             return HttpError(f"{self.url}: {error.verify_message}; SSL_CERT_FILE names the certificates to trust")
+        if isinstance(error, SSLError) and "ALERT" in (error.reason or ""):
+            return HttpError(f"{self.url} refuses {self._shown()} ({error.reason.lower().replace('_', ' ')})")
+        if (
+            isinstance(error, BrokenPipeError | ConnectionResetError)
+            and self.url.startswith("https")
+            and not in_handshake
+        ):
+            return UnavailableError(f"{self.url} closed the connection: perhaps it refuses {self._shown()}")
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if in_handshake:
             plain = f"http{self.url.removeprefix('https')}"
             return UnavailableError(f"no TLS at {self.url}: {reason}; if that port has no TLS, write {plain}")
         return UnavailableError(f"cannot reach {self.url}: {reason}; is the daemon running there?")
+
+    def _shown(self) -> str:
+        if self.certificate is None:
+            return "a client without a certificate: give --certificate FILE and --private-key FILE"
+        return f"the certificate in {self.certificate[0]}; its log has the reason"
 
     def _detail(self, status: int, answer: bytes) -> str | None:
         if status == HTTPStatus.UNAUTHORIZED and not self._headers:
@@ -182,3 +203,14 @@ class HttpClient:
                     raise
                 self.on_retry(error)
             self.sleep(min(backoff.next(), left))
+
+
+def _tls_context(certificate: tuple[str, str] | None) -> SSLContext:
+    context = create_default_context()
+    if certificate is not None:
+        try:
+            context.load_cert_chain(*certificate)
+        except (OSError, SSLError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot use {' and '.join(certificate)}, a certificate and its key: {why}") from error
+    return context

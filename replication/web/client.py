@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, urlencode
 
@@ -14,9 +15,10 @@ from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone, ResponseFailed
+from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE, CatchUpError
@@ -30,7 +32,13 @@ from replication.wire.grammar import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, ITransport
+    from twisted.internet.interfaces import (
+        IOpenSSLClientConnectionCreator,
+        IProtocol,
+        IProtocolFactory,
+        IReactorTime,
+        ITransport,
+    )
     from twisted.internet.protocol import Factory
 
     from replication.streams.history import History
@@ -110,8 +118,12 @@ class HttpCatchUp:
         base_url: str | Url,
         secret: str | None = None,
         pool: HTTPConnectionPool | None = None,
+        certificate: tuple[str, str] | None = None,
     ) -> None:
-        """Fetch from ``base_url``, with ``secret`` if it requires one; ConfigError if either is invalid."""
+        """Fetch from ``base_url``, with ``secret`` if it requires one; ConfigError if either is invalid.
+
+        ``certificate``: two files, a certificate and its private key, that ``https:`` shows.
+        """
         split_url(base_url)
         self._base = Url(base_url).reveal().rstrip("/")  # it has no secret
         self._reactor = reactor
@@ -122,7 +134,8 @@ class HttpCatchUp:
             pool = _QuietPool(reactor)  # type: ignore[no-untyped-call]
             pool.cachedConnectionTimeout = IDLE
         self._pool = pool
-        self._agent = Agent(reactor, pool=pool, connectTimeout=CONNECT_PATIENCE)
+        policy = BrowserLikePolicyForHTTPS() if certificate is None else _ShowingPolicy(*certificate)
+        self._agent = Agent(reactor, policy, pool=pool, connectTimeout=CONNECT_PATIENCE)
         self._foreign = False
         self._rows: dict[tuple[StreamName, InstanceName], int] = {}  # of the next page, once an answer was lost
 
@@ -217,6 +230,23 @@ class HttpCatchUp:
             is_lost = tls is None and not isinstance(error, (ConnectError, NotImplementedError))
             raise (LostAnswerError if is_lost else CatchUpError)(f"{url}: {tls or _why(error, cause)}") from error
         return _Response(url, response.code, response.headers.getRawHeaders(b"location", [b""])[0], text)
+
+
+@implementer(IPolicyForHTTPS)
+@attrs.frozen
+class _ShowingPolicy:
+    """Checks the server's certificate as Twisted's own policy does, and shows one, which is read for each request."""
+
+    certificate: str
+    private_key: str
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: ARG002 (Twisted's)
+        from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
+
+        key = KeyPair.load(Path(self.private_key).read_bytes(), 1)
+        shown = Certificate.loadPEM(Path(self.certificate).read_bytes())
+        own = PrivateCertificate.fromCertificateAndKeyPair(shown, key)
+        return optionsForClientTLS(hostname.decode("ascii"), clientCertificate=own)
 
 
 @implementer(IStreamClientEndpoint)

@@ -50,6 +50,7 @@ METRICS: Final = {
     "user_ips_waiting": "Rows that wait to be written to users_last_seen.",
     "user_ips_written_total": "Rows written to users_last_seen.",
     "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited.",
+    "tls_failures_total": "Connections that failed in TLS, such as for the certificate of the client.",
     "http_answers_total": "Answers given over HTTP.",
 }
 
@@ -60,6 +61,8 @@ async def answer_metrics(request: ApiRequest) -> Answer:
         Sample("http_answers_total", count, {"call": call, "status": str(status)})
         for (call, status), count in request.api.answers.items()
     ]
+    failures = request.api.tls_failures
+    answers += [Sample("tls_failures_total", failures, {"socket": "http"})] if failures else []
     try:
         text = render([*request.api.served.samples(), *answers])
     except ImportError as error:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
+from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from replication import errors
+from replication.net.endpoints import format_address
+from replication.net.peer_log import PeerLog
+from replication.net.tls import describe_tls_error
 from replication.web.auth import AccessPolicy
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
@@ -20,8 +25,10 @@ from replication.web.routes import NO_ROOMS, ROOM_ROUTES, ROUTES, find_route
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IReactorTime
+    from twisted.internet.interfaces import IReactorTime, ITransport
+    from twisted.python.failure import Failure
 
+    from replication.net.peer_log import Peer
     from replication.streams.history import History
     from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus
     from replication.streams.merged_page import MergedPage
@@ -109,10 +116,26 @@ class IServed(Protocol):
         ...
 
 
+class _Channel(HTTPChannel):
+    """A connection of HTTP 1.1 that logs why its TLS failed."""
+
+    site: ApiSite
+    name = ""  # as the wire's peers have one
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """End; count and log a failure of TLS."""
+        error = describe_tls_error(reason.value, self.transport)
+        if error is not None:
+            self.address = format_address(cast("ITransport", self.transport).getPeer())
+            self.site.resource.tls_failed(self, error)
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+
+
 class ApiSite(Site):
     """A Site without an access log and without the timer for its dates: the API counts answers and logs failures."""
 
     noisy = False
+    protocol = cast("Any", _Channel)  # the annotation has a private class that chooses HTTP 2
 
     def startFactory(self) -> None:
         """Start neither of the two."""
@@ -130,6 +153,7 @@ def make_site(
     served: IServed,
     *,
     secret: str | None,
+    certified: bool = False,
     max_body: int = MAX_BODY,
     reactor: IReactorTime | None = None,
     rooms: IRooms | None = None,
@@ -137,11 +161,12 @@ def make_site(
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
     With a secret every call needs it, apart from those of ``/health``.  Without one only peers on this
-    machine are answered, and no page of another site.  The body of a request may have ``max_body`` bytes.  With
-    ``rooms`` there is ``/v1/rooms``.
+    machine are answered, and no page of another site.  With ``certified`` the endpoint demands client
+    certificates; peers on other machines are then answered without a secret, too.  The body of a request may have
+    ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.
     """
     clock = reactor or cast("IReactorTime", import_module("twisted.internet.reactor"))  # importing it installs it
-    api = Api(served, AccessPolicy(secret), max_body, clock, rooms)
+    api = Api(served, AccessPolicy(secret, certified), max_body, clock, rooms)
     return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
 
 
@@ -163,6 +188,13 @@ class Api(Resource):
         self.answers: Counter[tuple[str, int]] = Counter()  # by the call's name and the status
         self.routes = (*ROUTES, *(NO_ROOMS if rooms is None else ROOM_ROUTES))
         self._access = access
+        self.tls_failures = 0
+        self._peer_log = PeerLog()
+
+    def tls_failed(self, channel: Peer, error: str) -> None:
+        """Note that a connection failed in TLS."""
+        self.tls_failures += 1
+        self._peer_log.error(channel, "HTTP: {name} ({address}): {error}", error)
 
     def access_error(self, request: ApiRequest) -> RequestError | None:
         """Return why the sender of ``request`` has no access, or None."""

@@ -64,6 +64,7 @@ class Subscribers(Factory):
     faults: Counter[str] = attrs.field(init=False, factory=Counter)  # connections closed for one, by its kind
     _peer_log: PeerLog = attrs.field(init=False, factory=PeerLog)
     _received: Counter[str] = attrs.field(init=False, factory=Counter)  # commands, by word
+    _tls_failures: int = attrs.field(init=False, default=0)  # connections that failed in TLS
     _accepted: int = attrs.field(init=False, default=0)  # connections
     _closed: str | None = attrs.field(init=False, default=None)  # why no connection is accepted
     # By peer; None after ``begin``.
@@ -140,6 +141,8 @@ class Subscribers(Factory):
                 yield Sample(f"{unit}_total", total, {"direction": way})
         for kind, count in self.faults.items():
             yield Sample("faults_total", count, {"kind": kind})
+        if self._tls_failures:
+            yield Sample("tls_failures_total", self._tls_failures, {"socket": "wire"})
 
     # ---- IConnectionOwner
 
@@ -187,6 +190,7 @@ class Subscribers(Factory):
     def peer_disconnected(self, peer: ReplicationProtocol) -> None:
         """Remove a connection."""
         if peer.tls_error is not None:
+            self._tls_failures += 1
             self._peer_log.error(peer, "{name} ({address}): {error}", peer.tls_error)
         self._broadcast.remove(peer)
         self._peer_log.lost(peer)

@@ -8,6 +8,7 @@ import pytest
 
 from replication.cli.parser import Parser
 from replication.errors import ConfigError
+from tests.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,21 @@ def test_options_name_the_url_and_the_file_of_the_secret(tmp_path: Path) -> None
     assert found.url == "https://h:1"
     assert found._headers == {"Authorization": b"Bearer hush"}
     assert client().url == "http://127.0.0.1:9093"
+
+
+def test_a_certificate_and_its_key_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Authority(tmp_path).issue("admin", "admin")
+    options = ("--http=https://h:1", f"--certificate={shown.certificate}")
+    assert client(*options, f"--private-key={shown.key}").certificate == shown.files
+    for wrong, why in (
+        (options, "--certificate and --private-key belong together: give both"),
+        ((*options, "--private-key=/no/such"), "a certificate and its key: No such file or directory"),
+        ((*options, f"--private-key={shown.certificate}"), "a certificate and its key: "),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            client(*wrong)
+        assert stopped.value.code == 2
+        assert why in capsys.readouterr().err
 
 
 def test_a_wrong_url_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,8 @@ def plain(value: object) -> object:
     """Return the value of a key as TOML has it."""
     if isinstance(value, tuple):
         return [plain(each) for each in value]
+    if isinstance(value, config.Tls):
+        return attrs.asdict(value, filter=lambda field, given: given != field.default)
     return value.reveal() if isinstance(value, Url) else value
 
 
@@ -118,6 +120,7 @@ def test_every_flag_is_in_the_table(role: config.Role) -> None:
         ("## `[[streams]]`", StreamDefinition),
         ("## `[[streams.tables]]`", SourceTable),
         ("## `[writers.NAME]`", config.WriterPlace),
+        ("## `[tls]`", config.Tls),
     ],
 )
 def test_every_key_of_a_table_is_there_with_its_default(heading: str, described: type[attrs.AttrsInstance]) -> None:

@@ -24,6 +24,7 @@ from replication.net.endpoints import (
     describe_endpoint_error,
     is_local,
     server_endpoint,
+    show_certificate,
 )
 
 
@@ -67,6 +68,14 @@ class EndpointTests(SynchronousTestCase):
             "",
         ):
             self.assertIsNone(default_http_url(endpoint), endpoint)
+
+
+def test_a_certificate_is_shown_at_tls_unless_the_endpoint_names_one() -> None:
+    files = ("a:b.pem", "k.pem")
+    assert show_certificate("tls:h:1", files) == r"tls:h:1:certificate=a\:b.pem:privateKey=k.pem"
+    for endpoint in ("tcp:h:1", "unix:p", "redis://h", "tls:h:1:certificate=c.pem"):
+        assert show_certificate(endpoint, files) == endpoint
+    assert show_certificate("tls:h:1", None) == "tls:h:1"
 
 
 class ServerEndpointTests(SynchronousTestCase):

@@ -7,22 +7,36 @@ import pytest
 from replication.net.listening import http_risk, wire_risk
 
 
-def test_the_wire_is_safe_with_tls() -> None:
-    assert wire_risk("ssl:9092:privateKey=key.pem") == ""
-    for endpoint in ("tcp:9092", "systemd:domain=INET:index=0", "unix:/run/socket"):
-        assert wire_risk(endpoint).startswith("without TLS, and all that reach it can read all facts: give an ssl:")
+@pytest.mark.parametrize(
+    ("endpoint", "demands", "risk"),
+    [
+        ("tcp:9092", False, "without TLS, and all that reach it can read all facts: give an ssl: endpoint"),
+        ("tcp:9092", True, "without TLS"),
+        ("systemd:domain=INET:index=0", True, "without TLS"),
+        ("ssl:9092", False, "without client certificates, and all that reach it can read all facts: give client_ca"),
+        ("ssl:9092", True, ""),
+    ],
+)
+def test_the_wire_is_safe_if_its_clients_must_show_certificates(endpoint: str, risk: str, *, demands: bool) -> None:
+    found = wire_risk(endpoint, demands_certificates=demands)
+    assert found.startswith(risk)
+    assert bool(found) == bool(risk)
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "has_secret", "risk"),
+    ("endpoint", "has_secret", "demands", "risk"),
     [
-        ("tcp:9093", False, "without a secret, and their requests are refused: give --secret-file"),
-        ("ssl:9093", False, "without a secret"),
-        ("tcp:9093", True, "without TLS, and the secret can be read on the way: give an ssl: endpoint"),
-        ("ssl:9093", True, ""),
+        ("tcp:9093", False, False, "without a secret, and their requests are refused: give --secret-file"),
+        ("tcp:9093", False, True, "without a secret"),
+        ("ssl:9093", False, False, "without a secret"),
+        ("tcp:9093", True, False, "without TLS, and the secret can be read on the way: give an ssl: endpoint"),
+        ("ssl:9093", True, False, ""),
+        ("ssl:9093", False, True, ""),
     ],
 )
-def test_http_is_safe_with_tls_and_a_secret(endpoint: str, risk: str, *, has_secret: bool) -> None:
-    found = http_risk(endpoint, has_secret=has_secret)
+def test_http_is_safe_with_tls_and_a_secret_or_certificates(
+    endpoint: str, risk: str, *, has_secret: bool, demands: bool
+) -> None:
+    found = http_risk(endpoint, has_secret=has_secret, demands_certificates=demands)
     assert found.startswith(risk)
     assert bool(found) == bool(risk)

@@ -9,7 +9,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.net.reconnecting import ReportingEndpoint, SilentClientService
+from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
 from tests.doubles import Net, logged
 
 if TYPE_CHECKING:
@@ -32,3 +32,10 @@ class ReconnectingTests(SynchronousTestCase):
             net.run(2.5)
             service.stopService()
         self.assertEqual((len(reported), lines, str(endpoint)), (3, [], "the writer"))
+
+    def test_a_description_is_parsed_for_each_connection_and_its_error_fails_the_attempt(self) -> None:
+        net = Net()
+        for number in (1, 2):
+            FreshEndpoint(net, "tcp:127.0.0.1:9").connect(Factory())
+            self.assertEqual(len(net.tcpClients), number)
+        self.failureResultOf(FreshEndpoint(net, "tls:h:1:certificate=/no/such").connect(Factory()), FileNotFoundError)

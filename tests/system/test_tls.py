@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -46,6 +49,19 @@ class Scene:
         """Start a master and return its addresses."""
         master = self.daemon("master", "--stream=orders", f"--listen={wire.listen()}", f"--http={http.listen()}")
         return master.address("the wire"), master.address("HTTP")
+
+    def run(self, *command: str, status: int = 0) -> str:
+        """Run a command, and return what it prints."""
+        done = subprocess.run(
+            ["replication", *command],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == status, (command, done.stdout, done.stderr)
+        return done.stdout + done.stderr
 
     def tail(self, *arguments: str) -> str:
         """Return the first line that ``replication tail`` writes to standard error."""
@@ -120,3 +136,127 @@ def test_plain_tcp_to_a_port_with_tls_is_explained_on_both_sides(scene: Scene) -
     wire = master.address("the wire")
     assert "before SERVER; if that port has TLS, write tls:" in scene.tail(f"tcp:{wire}")
     until(lambda: "the port does not answer with TLS" in master.log, "the master logs it")
+
+
+class Demanding:
+    """A master that demands certificates of ``worker1`` and ``admin`` on all addresses, and who may follow it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, issue = scene, scene.authority.issue
+        self.server, self.worker, self.admin, self.stranger = (
+            issue("server", "127.0.0.1"),
+            issue("worker", "worker1"),
+            issue("admin", "admin"),
+            issue("stranger", "worker2"),
+        )
+        everywhere = self.server.listen().replace("127.0.0.1", "0.0.0.0")
+        (scene.folder / "master.toml").write_text(f"""
+            stream = ["orders"]
+            listen = ["{everywhere}"]
+            http = "{everywhere}"
+            [tls]
+            client_ca = "{scene.authority.certificate}"
+            allow = ["worker1", "admin"]
+        """)
+        self.master = scene.daemon("master", "--config=master.toml")
+        self.wire, self.http = (
+            f"127.0.0.1:{self.master.address(each).rpartition(':')[2]}" for each in ("the wire", "HTTP")
+        )
+
+    def follow(self, shown: Identity, name: str) -> tuple[Daemon, str]:
+        """Start a worker that shows a certificate, and return it with the URL of its HTTP."""
+        certificate, key = shown.files
+        (self.scene.folder / f"{name}.toml").write_text(f"""
+            instance_name = "{name}"
+            connect = ["tls:{self.wire}"]
+            catch_up = ["https://{self.http}"]
+            http = "{LOCAL}"
+            [tls]
+            certificate = "{certificate}"
+            private_key = "{key}"
+        """)
+        worker = self.scene.daemon("worker", f"--config={name}.toml", name=name)
+        return worker, f"http://{worker.address('HTTP')}"
+
+    def append(self, row: str, shown: Identity | None = None, status: int = 0) -> str:
+        """Append a row, and return what the command prints."""
+        certificate = () if shown is None else ("--certificate", shown.files[0], "--private-key", shown.files[1])
+        return self.scene.run("append", "--http", f"https://{self.http}", *certificate, "orders", row, status=status)
+
+
+def applied(here: str, token: int) -> bool:
+    """Return whether a worker has applied the facts of the master up to a token."""
+    status, orders = ask(f"{here}/v1/streams/orders")
+    return bool(status == 200 and orders["positions"].get("master") == token)
+
+
+def test_a_master_that_demands_certificates_serves_those_that_it_allows_and_no_others(scene: Scene) -> None:
+    demanding = Demanding(scene)
+    master = demanding.master
+    assert demanding.append('["o1"]', demanding.admin) == "2\n"
+    _, here = demanding.follow(demanding.worker, "worker1")
+    until(lambda: applied(here, 2), "the fact is fetched over HTTP")
+    assert demanding.append('["o2"]', demanding.admin) == "3\n"
+    until(lambda: applied(here, 3), "the next one comes over the wire")
+    assert "worker1" in demanding.scene.run("status", "--http", here)
+
+    refused, there = demanding.follow(demanding.stranger, "worker2")
+    text = "the certificate is for 'worker2', which tls.allow does not have"
+    until(lambda: text in master.log, "the reason is logged")
+    until(lambda: "TLS failed" in refused.log, "and that it failed, at the other end")
+    assert ask(f"{there}/health/ready")[0] == 503
+    assert "refuses" in demanding.append('["o3"]', demanding.stranger, status=1)
+    assert "give --certificate FILE and --private-key FILE" in demanding.append('["o3"]', status=1)
+    until(lambda: "HTTP: a peer" in master.log, "HTTP logs it, too")
+    shown = demanding.scene.tail(
+        f"tls:{demanding.wire}",
+        "--certificate",
+        demanding.stranger.files[0],
+        "--private-key",
+        demanding.stranger.files[1],
+    )
+    assert "TLS failed" in shown
+
+    context = ssl.create_default_context(cafile=str(scene.authority.certificate))
+    context.load_cert_chain(*demanding.admin.files)
+    with urllib.request.urlopen(f"https://{demanding.http}/metrics", timeout=PATIENCE, context=context) as answer:
+        metrics = answer.read().decode()
+    assert 'replication_tls_failures_total{socket="wire"}' in metrics
+    assert 'replication_tls_failures_total{socket="http"}' in metrics
+    assert master.log.count(text) == 2, "once for the wire, and once for HTTP"
+    assert demanding.append('["o4"]', demanding.admin) == "4\n"
+    until(lambda: applied(here, 4), "the connection that is open was not disturbed")
+
+
+def test_sighup_reads_certificates_again_and_no_connection_is_lost(scene: Scene) -> None:
+    demanding = Demanding(scene)
+    master = demanding.master
+    worker, here = demanding.follow(demanding.worker, "worker1")
+    demanding.append('["o1"]', demanding.admin)
+    until(lambda: applied(here, 2), "the worker follows")
+
+    demanding.server.key.write_text("nonsense")
+    os.kill(master.pid, signal.SIGHUP)
+    until(lambda: "get the certificate that was read before: cannot use" in master.log, "the error is logged")
+    assert demanding.append('["o2"]', demanding.admin) == "3\n"
+
+    renewed = scene.authority.issue("renewed", "127.0.0.1", valid=(-DAY, 30 * DAY))
+    demanding.server.key.write_bytes(renewed.key.read_bytes())
+    demanding.server.certificate.write_bytes(renewed.certificate.read_bytes())
+    os.kill(master.pid, signal.SIGHUP)
+    until(lambda: master.log.count("new connections get the certificate that is valid until") == 2, "both are read")
+    for address in (demanding.wire, demanding.http):
+        host, _, port = address.partition(":")
+        pem = ssl.PEM_cert_to_DER_cert(renewed.certificate.read_text())
+        context = ssl.create_default_context(cafile=str(scene.authority.certificate))
+        context.load_cert_chain(*demanding.admin.files)
+        with (
+            socket.create_connection((host, int(port)), PATIENCE) as tcp,
+            context.wrap_socket(tcp, server_hostname=host) as tls,
+        ):
+            assert tls.getpeercert(binary_form=True) == pem, "new connections get the new one"
+    demanding.append('["o3"]', demanding.admin)
+    until(lambda: applied(here, 4), "the worker still follows")
+    connections = ask(f"{here}/metrics")[1]
+    assert "replication_connections_total 1.0" in connections, "over its first connection"
+    assert worker.terminate() == 0

@@ -130,3 +130,15 @@ def test_with_a_secret_any_host_and_origin_is_right() -> None:
     """A page does not have the secret; a proxy passes on the names that it is called by."""
     access, secret = AccessPolicy("s"), "Bearer s"
     assert refusal(access, host="api.example.com", origin="https://example.com", authorization=secret) is None
+
+
+def test_where_clients_show_certificates_every_address_has_access_without_a_secret_and_no_page_of_another_site() -> (
+    None
+):
+    """A browser shows the user's certificate for every page."""
+    elsewhere, access = IPv4Address("TCP", "192.0.2.7", 1), AccessPolicy(None, certified=True)
+    assert refusal(access, elsewhere, host="db1.example.com:9093") is None
+    assert refusal(access, elsewhere, host="db1.example.com:9093", origin="https://db1.example.com:9093") is None
+    found = refusal(access, elsewhere, host="db1.example.com:9093", origin="https://evil.example")
+    assert "a page of the origin" in (found or "")
+    assert status(AccessPolicy("correct horse", certified=True), peer=elsewhere) == 401

@@ -24,7 +24,7 @@ def chunk(data: bytes) -> bytes:
 
 def kept(client: Client) -> int:
     """Return how many bytes of the body of the unfinished request are in memory."""
-    request: Any = client.protocol._channel.requests[0]
+    request: Any = client.protocol.requests[0]
     return len(request.content.getvalue()) + len(request._body.getvalue())
 
 

@@ -1,0 +1,155 @@
+"""A listening ``ssl:`` endpoint that reads its certificate again, and demands certificates of its clients.
+
+Twisted's own reads its files once, and demands nothing (docs/operations.md, TLS).  This module needs the extra ``tls``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from OpenSSL import SSL
+from service_identity import CertificateError
+from service_identity.hazmat import DNS_ID, DNSPattern
+from twisted.internet import ssl
+from twisted.internet.endpoints import quoteStringArgument
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IStreamServerEndpoint
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.filepath import FilePath
+from zope.interface import implementer
+
+from replication.errors import ConfigError
+from replication.net.endpoints import SSL_ARGUMENTS, server_endpoint, split_endpoint
+from replication.net.tls import RefusedCertificate, why_not_valid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from OpenSSL.crypto import X509
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+
+_WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE
+
+
+@attrs.frozen
+class ClientRule:
+    """Which client certificates are accepted: those of the authority in the file ``authority``, for certain names.
+
+    ``names`` are DNS names such as ``worker1``, or patterns such as ``*.example.com``; none: every name.  A certificate
+    is for the names in its subjectAltName.  ConfigError: a name is not one.
+    """
+
+    authority: str
+    names: Sequence[str] = ()
+    _patterns: list[DNSPattern] = attrs.field(init=False)
+
+    @_patterns.default
+    def _parse_names(self) -> list[DNSPattern]:
+        try:
+            return [DNSPattern.from_bytes(each.encode("idna")) for each in self.names]
+        except (CertificateError, UnicodeError) as error:
+            raise ConfigError(f"tls.allow: write DNS names such as worker1 or *.example.com: {error}") from error
+
+    def refusal(self, certificate: x509.Certificate) -> str | None:
+        """Return why ``certificate``, which the authority has signed, is refused; None if it is accepted."""
+        if not self._patterns:
+            return None
+        try:
+            found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            names = found.value.get_values_for_type(x509.DNSName)
+            if any(DNS_ID(name).verify(pattern) for name in names if "*" not in name for pattern in self._patterns):
+                return None
+        except (x509.ExtensionNotFound, ValueError):
+            names = []
+        of = f"for {', '.join(names)!r:.200}" if names else "without a DNS name"
+        return f"the certificate is {of}, which tls.allow does not have"
+
+    def verify(self, connection: SSL.Connection, certificate: X509, number: int, depth: int, ok: int) -> bool:
+        """Return whether to accept a certificate of a chain; OpenSSL has checked its signature and times.
+
+        ``number`` is OpenSSL's error, and ``depth`` 0 the client's own certificate.
+        """
+        shown = certificate.to_cryptography()
+        if ok:
+            why = self.refusal(shown) if depth == 0 else None
+        elif number == _WRONG_PURPOSE:
+            why = "the certificate is not one for clients"
+        else:
+            unknown = f"the certificate is of an authority that is not in {self.authority} (tls.client_ca)"
+            why = why_not_valid(shown) or unknown
+        if why is not None:
+            connection.set_app_data(RefusedCertificate(why))
+        return why is None
+
+
+@implementer(IStreamServerEndpoint, IOpenSSLServerConnectionCreator)
+class TlsEndpoint:
+    """An ``ssl:`` endpoint; ``clients`` says which client certificates it demands.
+
+    ValueError: ``description`` is wrong.  ConfigError as ``read``.
+    """
+
+    def __init__(self, reactor: Any, description: str, clients: ClientRule | None) -> None:
+        _, named = split_endpoint(description, *SSL_ARGUMENTS)
+        if unknown := [each for each in named if each not in SSL_ARGUMENTS]:
+            raise ValueError(f"{unknown[0]} is none of {', '.join(SSL_ARGUMENTS)}")
+        if "port" not in named:
+            raise ValueError("the port is missing")
+        plain = [f"{key}={quoteStringArgument(named[key])}" for key in ("interface", "backlog") if named.get(key)]
+        self._tcp = server_endpoint(reactor, ":".join(["tcp", named["port"], *plain]))
+        self._reactor, self._named, self._clients = reactor, named, clients
+        self.read()
+
+    def read(self) -> datetime:
+        """Read key, certificates and authority for new connections; return when the certificate expires.
+
+        ConfigError: a file cannot be read, or its content cannot be used.  What was read before stays then.
+        """
+        key = self._named.get("privateKey", "server.pem")
+        certificate = self._named.get("certKey", key)
+        extra = self._named.get("extraCertChain")
+        dh, method = self._named.get("dhParameters"), self._named.get("sslmethod")
+        try:
+            load_pem_private_key(Path(key).read_bytes(), None)  # OpenSSL would ask a terminal for a passphrase
+            chain = b"\n".join([Path(each).read_bytes() for each in (certificate, extra) if each])
+            first = x509.load_pem_x509_certificate(chain)
+            options = ssl.CertificateOptions(  # for the versions and ciphers that Twisted accepts
+                dhParameters=None if dh is None else ssl.DiffieHellmanParameters.fromFile(FilePath(dh)),
+                method=None if method is None else getattr(SSL, method),
+            )
+            context = options.getContext()
+            with NamedTemporaryFile() as file:
+                file.write(chain)
+                file.flush()
+                context.use_certificate_chain_file(file.name)
+            context.use_privatekey_file(key)
+            if self._clients is not None:
+                context.load_verify_locations(self._clients.authority)
+                context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
+        except OSError as error:
+            raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
+        except (SSL.Error, TypeError, ValueError) as error:
+            authority = "" if self._clients is None else f", {self._clients.authority}"
+            raise ConfigError(f"cannot use {certificate}, {key}{authority} for TLS: {_text(error)}") from error
+        self._context = context
+        return first.not_valid_after_utc
+
+    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:  # noqa: N803 (Twisted's name)
+        """Listen."""
+        return self._tcp.listen(TLSMemoryBIOFactory(self, False, protocolFactory, clock=self._reactor))
+
+    def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: ARG002, N803 (Twisted's)
+        """Return the TLS of a new connection."""
+        return SSL.Connection(self._context)
+
+
+def _text(error: Exception) -> str:
+    """Return OpenSSL's own words: an error of pyOpenSSL has a list of tuples."""
+    reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    return ", ".join(each[-1] for each in reasons) or str(error)
