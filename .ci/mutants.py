@@ -62,7 +62,6 @@ def main() -> None:
             known = sorted(results(folder))
             names = random.Random(options.seed).sample(known, min(options.sample, len(known)))  # noqa: S311
         elif options.again:
-            (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)  # which of the former tests reach what
             names = survivors(results(folder))
         if names or not options.again:
             run(folder, "run", "--max-children", str(options.processes), *names)
@@ -79,6 +78,7 @@ def prepare(package: str) -> Path:
         if not link.is_symlink():
             link.symlink_to(CHECKOUT / name)
     (folder / "setup.cfg").write_text(CONFIG.format(package=package))
+    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)  # which of the former tests reach what
     return folder
 
 
