@@ -16,6 +16,7 @@ _WELL_FORMED: Final = re.compile(
 )
 _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
+_SECRET: Final = r"(?:password|secret|key|token|signature)\w*"  # how the name of an option with a secret ends
 _ASSIGNED: Final = re.compile(r"(?i)(\w*(?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
 _ARGUMENTS: Final = slice(45, 47)  # of /proc/self/stat behind the name: where the arguments begin and end in memory
 
@@ -37,7 +38,7 @@ class Url:
 
     def hide_in(self, text: str) -> str:
         """Return ``text``, such as a driver's message, without the secrets of this URL."""
-        secrets = [a or b for a, b in re.findall(r":([^:@/]+)@|password=([^&]+)", self._text)]
+        secrets = [a or b for a, b in re.findall(rf":([^:@/]+)@|{_SECRET}=([^&]+)", self._text)]
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
             text = text.replace(each, "…")
         return text

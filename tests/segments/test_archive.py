@@ -251,6 +251,12 @@ def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: py
     manifest = read_manifest(folder)
     assert manifest is not None
     assert checked == [each.name for each in manifest.segments]
+    damaged = tmp_path / manifest.segments[0].name
+    damaged.write_bytes(damaged.read_bytes().replace(b"[4,", b"[5,"))
+    for _ in range(3):
+        with pytest.raises(CatchUpError, match="damaged: its lines do not have the checksum of the manifest"):
+            page(archive, 0, 58)
+    assert checked[2:] == checked[:1], "a damaged file is not read again before it has changed"
 
 
 def test_pages_that_follow_each_other_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

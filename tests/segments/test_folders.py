@@ -180,6 +180,27 @@ def test_a_url_that_pyarrow_cannot_open_is_an_error_with_the_reason() -> None:
         open_folder("hdfs://here/out")
 
 
+def test_a_reason_of_pyarrow_is_its_first_line_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = pytest.importorskip("pyarrow.fs", reason="pip install '.[spark]' in the checkout")
+    asked: list[str] = []
+
+    class Refusing:
+        @staticmethod
+        def from_uri(url: str) -> None:
+            asked.append(url)
+            raise ValueError(f"no bucket in {url}\nand more")
+
+    monkeypatch.setattr(fs, "FileSystem", Refusing)
+    with pytest.raises(ConfigError) as caught:
+        open_folder("s3a://bucket/out?secret_key=hidden")
+    assert asked == ["s3://bucket/out?secret_key=hidden"]
+    why, cure = str(caught.value).split("; ")
+    assert why.startswith("s3a://bucket/out?…: no bucket in s3")
+    assert "hidden" not in why
+    assert "more" not in why
+    assert cure == "or give a folder that all machines mount"
+
+
 def test_a_url_without_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
     with pytest.raises(ConfigError, match=r"\.\[spark\]"):

@@ -15,8 +15,11 @@ pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in 
 
 from replication.errors import StoreError
 from replication.segments import foreign
+from replication.segments.databases import open_database
+from replication.segments.foreign import foreign_positions
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 from replication.streams.definitions import StreamDefinition
+from replication.wire.grammar import InstanceName, Token
 from tests.segments.histories import chain_lines
 
 if TYPE_CHECKING:
@@ -123,6 +126,45 @@ def test_a_transaction_that_does_not_end_is_an_error_unless_upto_is_given(
         with pytest.raises(StoreError, match="is in progress for"):
             replay(database, tmp_path, UNSTORED)
         assert replay(database, tmp_path, UNSTORED, upto=4) == {"new": [2, 4], "old": [1, 3]}
+
+
+def make_sqlite(path: Path, *writers: str) -> str:
+    import sqlite3
+
+    with closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+        theirs.executemany("INSERT INTO their_orders (writer) VALUES (?)", [(each,) for each in writers])
+        theirs.commit()
+    return f"sqlite:///{path}"
+
+
+def positions(
+    url: str, definition: StreamDefinition, stored: dict[str, int], ends: dict[str, int], upto: int | None = None
+) -> dict[str, int]:
+    """Return each writer's position, where ``stored`` are stored and segments reach ``ends``."""
+    with closing(open_database(url)) as database:
+        tokens = {InstanceName(writer): Token(end) for writer, end in ends.items()}
+        found = foreign_positions(
+            database, definition, {InstanceName(writer): each for writer, each in stored.items()}, tokens, upto
+        )
+    return {str(writer): int(each) for writer, each in found.items()}
+
+
+def test_the_position_of_a_former_writer_is_its_newest_row(tmp_path: Path) -> None:
+    url = make_sqlite(tmp_path / "their.db", "old", "new", "old", "new", "other")
+    assert positions(url, ORDERS, {"new": 2}, {}) == {"new": 2, "old": 3, "other": 5}
+    assert positions(url, ORDERS, {"new": -2}, {}) == {"new": 2, "old": 3, "other": 5}
+    assert positions(url, ORDERS, {}, {}) == {"old": 3, "new": 4, "other": 5}
+    assert positions(url, ORDERS, {"new": 4}, {"new": 2, "old": 7}) == {"new": 4, "old": 7, "other": 5}
+    assert positions(url, ORDERS, {"new": 4}, {"new": 4}) == {"new": 4, "other": 5}, "rows above the segments only"
+    assert positions(url, ORDERS, {"new": 4, "late": 1}, {"new": 4}) == {"new": 4, "late": 1, "old": 3, "other": 5}
+
+
+def test_without_stored_positions_every_writer_is_at_the_last_id(tmp_path: Path) -> None:
+    url = make_sqlite(tmp_path / "their.db", "old", "new", "old")
+    assert positions(url, UNSTORED, {}, {}, upto=9) == {"old": 3, "new": 3}
+    assert positions(url, UNSTORED, {}, {"new": 2, "gone": 2}, upto=9) == {"old": 3, "new": 3, "gone": 3}
+    assert positions(make_sqlite(tmp_path / "empty.db"), UNSTORED, {}, {}) == {}
 
 
 def test_a_database_without_such_locks_needs_upto(tmp_path: Path) -> None:
