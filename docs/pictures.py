@@ -136,7 +136,7 @@ WAYS: dict[str, list[str]] = {
         "follower/stream.py:StreamFollower.rows_received",
         "streams/cursor.py:Cursor.rows_received = the next step",
         "follower/stream.py:StreamFollower._apply",
-        "follower/stream.py:StreamFollower._call_function = your function, then the position",
+        "follower/application.py:Application.apply = your function, then the position",
         "storage/transactions.py:Transaction.commit = durable",
         "streams/cursor.py:Cursor.applied = the position has moved",
         "follower/waiters.py:PositionWaiters.moved",

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         UnknownStreamError,
         ValueRefusedError,
     )
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.follower.worker import Worker
     from replication.net.clock import use_monotonic_clock
     from replication.net.protocol import Limits
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import SourceTable, StreamDefinition
     from replication.streams.facts import Fact
     from replication.streams.positions import MultiWriterToken
+    from replication.streams.skips import FailedFact, FailedFactAction
     from replication.streams.typed_rows import Row, TypedStream
     from replication.web.site import make_site
     from replication.wire.commands import ApplicationCommand
@@ -87,6 +88,8 @@ __all__ = [
     "CommitsLostError",
     "ConfigError",
     "Fact",
+    "FailedFact",
+    "FailedFactAction",
     "Keepalive",
     "Limits",
     "LocalProtocolError",
@@ -123,9 +126,11 @@ __all__ = [
 
 _ELSEWHERE = {
     "ApplicationCommand": "replication.wire.commands",
-    "ApplyTransaction": "replication.follower.stream",
+    "ApplyTransaction": "replication.follower.application",
     "CachedFunction": "replication.caches",
     "Fact": "replication.streams.facts",
+    "FailedFact": "replication.streams.skips",
+    "FailedFactAction": "replication.streams.skips",
     "Keepalive": "replication.session.connection",
     "Limits": "replication.net.protocol",
     "Master": "replication.writer.master",

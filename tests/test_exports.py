@@ -22,6 +22,8 @@ PUBLIC = {
     "CommitsLostError",
     "ConfigError",
     "Fact",
+    "FailedFact",
+    "FailedFactAction",
     "Keepalive",
     "Limits",
     "LocalProtocolError",

@@ -121,6 +121,13 @@ def as_tables(status: dict[str, Any]) -> Group:
             if lost := writer.get("lost_and_found"):
                 what = f"{lost} facts were lost on the way here, and found in the database"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
+            if failed := writer.get("failed"):
+                where = f"{stream['name']} {writer['instance']} {failed}"
+                what = f"fact {failed} fails; `replication skip {where}` leaves it out"
+                notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
+            if skipped := writer.get("skipped"):
+                what = f"{skipped} facts are left out; `replication skipped` lists them"
+                notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
         notes += [plain(each) for each in stream.get("notes", ())]
     peers = FittingTable(
         *("CONNECTION", "ADDRESS", "SINCE", "#LINES OUT", "#BYTES OUT", "#QUEUED", "LAST"),

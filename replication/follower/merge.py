@@ -17,10 +17,10 @@ from replication.streams.merge import ApplyMerged, merge
 from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable
 
     from replication.session.connection import Rows
-    from replication.streams.interfaces import ITransaction, WriterStatus
+    from replication.streams.interfaces import WriterStatus
     from replication.wire.commands import Position
 
 ALL: Final = InstanceName("")  # stands for all writers together
@@ -129,23 +129,19 @@ class MergingFollower(StreamFollower):
             await super()._apply(writer, fresh)
 
     async def _apply_merged(self, step: ApplyMerged) -> None:
+        step = self.application.failing.cut(ALL, step)
         if self._first is not None:
             for each, part in step.parts.items():
                 self._first(each, part)
         parts = {each: attrs.evolve(part, facts=await self._new_facts(part)) for each, part in step.parts.items()}
         facts = next(iter(parts.values())).facts if len(parts) == 1 else self._hide(step.facts)
         step = ApplyMerged(parts, facts)
-        writes = [self._write(each, part) for each, part in step.parts.items()]
-        await self._call_function(ALL, self._function_of(ALL, step), writes, parts, partial(self._note_parts, parts))
+        await self.application.apply(ALL, step, parts, self._write, partial(self._note_parts, parts))
         for each, part in step.parts.items():
             self.cursors[each].applied(part)
         self.applied_rows += sum([len(fact.texts) for fact in step.facts])
         for each in step.parts:
             self._moved(self.name, each, self.cursors[each].position)
-
-    async def _note_parts(self, parts: Mapping[InstanceName, Apply], transaction: ITransaction) -> None:
-        for each, part in parts.items():
-            await self._note(each, part, transaction)
 
     def _give_up_missing(self) -> None:
         if self._missing and not self._lifetime.ended:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replication.presence.reporter import PresenceReporter
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
     from replication.writer.master import Master
@@ -39,8 +40,8 @@ class ServedStreams:
     """The streams that a worker follows and writes, for ``web.site``.
 
     ``master`` is the part that writes; None if this worker writes no stream.  ``relay_server`` is the part that serves
-    followers where there is no such master; None if there is, or if nothing is relayed.  ``rows`` are the names of the
-    fields of streams that are described.
+    followers where there is no such master; None if there is, or if nothing is relayed.  ``rows`` are the names of
+    the fields of streams that are described.  ``skips`` are facts that functions cannot take.
     """
 
     role = "worker"
@@ -58,6 +59,7 @@ class ServedStreams:
     _tokens: TokenCodec
     _master: Master | None
     relay_server: RelayServer | None
+    skips: ISkips | None
 
     def writer(self, stream: str | None = None) -> Master:
         """Return the part that writes; NotAWriterError if there is none."""
@@ -233,6 +235,8 @@ class ServedStreams:
                 stopped = writer in follower.errors
                 if lost := follower.lost_and_found[writer]:
                     yield Sample("lost_and_found_total", lost, where)
+                if follower.mode is FollowMode.APPLIED:
+                    yield Sample("facts_skipped_total", follower.application.failing.skipped_total[writer], where)
                 yield Sample("stopped", stopped, where)
         for cache, (info, invalidations) in self._caches.stats().items():
             which = {"cache": cache}

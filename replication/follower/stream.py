@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.logger import Logger
 
-from replication.errors import CatchUpError, ReplicationError, StoreError
+from replication.errors import CatchUpError, ReplicationError
+from replication.follower.application import Application, FailedFactFunction
+from replication.follower.failures import Again, FailingFacts
 from replication.follower.relay import Relay, RelayedCursor
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
@@ -33,13 +35,12 @@ if TYPE_CHECKING:
     from replication.follower.known_tokens import CopiedTokens
     from replication.session.connection import Rows
     from replication.streams.facts import Fact
-    from replication.streams.merge import ApplyMerged
     from replication.wire.commands import Position
 
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
 FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY: Final = 10.0
-_DOING: Final = {CatchUp: "fetching", Check: "checking the history of"}
+_DOING: Final = {CatchUp: "fetching", Check: "checking the history of", Again: "applying again a fact of"}
 
 
 class FollowMode(Enum):
@@ -48,39 +49,6 @@ class FollowMode(Enum):
     APPLIED = "applied"  # a function applies the facts; the position is stored in the same transaction
     COPIED = "copied"  # facts and position are stored
     POSITION_ONLY = "position only"  # nothing is stored; the position is known while the process runs
-
-
-@attrs.define(eq=False, repr=False)
-class ApplyTransaction:
-    """The transaction in which a function applies facts; it also stores the position.
-
-    ``stream`` and ``writer`` name where the facts come from; ``writer`` is empty where facts of several writers come in
-    one order.  On SQLite the transaction holds the database's write lock from its first statement on.
-    """
-
-    stream: StreamName
-    writer: InstanceName
-    _transaction: ITransaction
-    _parts: Mapping[InstanceName, Apply] = attrs.field(factory=dict)
-
-    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run one SQL statement and return its rows.
-
-        ``parameters`` replace ``?`` on SQLite and ``%s`` on PostgreSQL.  StoreError: the database refuses.
-        """
-        return await self._transaction.execute(sql, parameters)
-
-    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
-        """Run one SQL statement once for each item of ``parameters``; StoreError as ``execute``."""
-        await self._transaction.executemany(sql, parameters)
-
-    def writer_of(self, fact: Fact) -> InstanceName:
-        """Return the writer of one of the facts."""
-        return self._writers.get(fact.token, self.writer)
-
-    @cached_property
-    def _writers(self) -> dict[Token, InstanceName]:
-        return {token: writer for writer, part in self._parts.items() for token, _ in part.facts}
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -101,6 +69,7 @@ class StreamFollower:
         known_by_token: whether any writer may send the facts of another one.
         audited: whether the tokens are compared with those in the writers' database.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
+        on_failed: the application's, for a fact that ``function`` cannot take.
         first: is called with a writer and a step before the step is applied, outside its transaction
             (docs/protocol/traps.md 30).
         begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first
@@ -126,6 +95,7 @@ class StreamFollower:
     audited: bool = False
     _function: Callable[..., object] | None = None
     _undo: Callable[..., object] | None = None
+    _on_failed: FailedFactFunction | None = None
     _first: Callable[[InstanceName, Apply | Reset], None] | None = None
     _begin: Callable[[Position], Token] = lambda command: min(command.prev, command.new)
     _access_tokens: bool = False
@@ -139,6 +109,7 @@ class StreamFollower:
     applied_rows: int = attrs.field(init=False, default=0)
     lost_and_found: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts, by writer
     checked: dict[InstanceName, Token] = attrs.field(init=False, factory=dict)  # up to where facts were compared
+    application: Application = attrs.field(init=False)
     _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
     # None: it begins just now.
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
@@ -146,6 +117,17 @@ class StreamFollower:
     _positions: dict[InstanceName, Token] | None = attrs.field(init=False, default=None)
     # What arrives while they are read.
     _early: list[Callable[[], object]] | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        """Make what calls the application's functions."""
+        self.application = Application(
+            stream=self.name,
+            store=self._store,
+            failing=FailingFacts(self.name, self._lifetime),
+            function=self._function,
+            undo=self._undo,
+            on_failed=self._on_failed,
+        )
 
     # ---- what arrives
 
@@ -259,7 +241,9 @@ class StreamFollower:
         cursor = self.cursors[writer]
         error = self.errors.get(writer)
         state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
-        return WriterStatus(writer, cursor.position, cursor.published, state, error, self.lost_and_found[writer])
+        failing, lost = self.application.failing, self.lost_and_found[writer]
+        failed, skipped = failing.failing(writer), failing.counts[writer]
+        return WriterStatus(writer, cursor.position, cursor.published, state, error, lost, failed, skipped)
 
     # ---- inside
 
@@ -267,6 +251,7 @@ class StreamFollower:
         if self.mode is FollowMode.POSITION_ONLY:
             return {}
         if self.mode is FollowMode.APPLIED:
+            await self.application.failing.load(self._store, self._instance_name)
             return dict(await self._store.applied_positions(self.name, self._instance_name))
         await self._store.declare(StreamDefinition(self.name))
         await self._store.claim_tables([self.name], self._instance_name, copy=True)
@@ -284,7 +269,7 @@ class StreamFollower:
 
     def _step(self, writer: InstanceName) -> Any:
         """Return the next step for a writer, or None."""
-        return self.cursors[writer].step()
+        return self.application.failing.retry_of(writer) or self.cursors[writer].step()
 
     def _drive(self, writer: InstanceName) -> None:
         """Start to take the steps of a writer, if there are any and none is being taken."""
@@ -314,13 +299,17 @@ class StreamFollower:
                     await self._check(writer, step)
                 else:
                     async with self._lock:
-                        await self._apply(writer, step)
+                        if isinstance(step, Again):
+                            await self.application.apply_again(step, self.cursors[writer].position, self._write)
+                        else:
+                            await self._apply(writer, step)
             except Exception as error:  # noqa: BLE001 (an application's function may raise anything)
                 if self._lifetime.ended and isinstance(error, CancelledError):
                     return
-                delay = backoff.next()
+                failing = self.application.failing
+                delay = FIRST_RETRY if failing.is_narrowing(writer) else backoff.next()
                 self._stopped(writer, step, error, delay)
-                await self._lifetime.sleep(delay)
+                await failing.pause(writer, delay)
             else:
                 backoff.reset()
                 self.errors.pop(writer, None)
@@ -329,11 +318,13 @@ class StreamFollower:
         what = _DOING.get(type(step), "applying")
         text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {type(error).__name__}: {error}"
         self.failures += 1
-        if self.errors.get(writer) != text:
-            self.errors[writer] = text
-            self.log.error("{text}; next attempt in {delay:.2f} s", text=text, delay=delay)
-            if not isinstance(error, ReplicationError):
-                self.log.failure("the application's function for {stream} raised", stream=self.name)
+        failing, known = self.application.failing, self.errors.get(writer) == text
+        self.errors[writer] = text
+        if not known or failing.found_now(writer):
+            cure = failing.cure(writer)
+            self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
+        if not known and not isinstance(error, ReplicationError):
+            self.log.failure("the application's function for {stream} raised", stream=self.name)
 
     async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""
@@ -358,15 +349,17 @@ class StreamFollower:
         """Apply a step and store the position, in one transaction; then fire the waiters."""
         if isinstance(step, Reset) and self.histories is not None and self._function is not None and self._undo is None:
             await self.histories.check_reset(writer, step.after, step.to)
+        if isinstance(step, Apply):
+            step = self.application.failing.cut(writer, step)
         if self._first is not None:
             self._first(writer, step)
         if isinstance(step, Apply):
             step = attrs.evolve(step, facts=await self._new_facts(step))
-        note = partial(self._note, writer, step)
         if self.mode is FollowMode.POSITION_ONLY:
-            await note(None)
+            await self._note(writer, step, None)
         else:
-            await self._call_function(writer, self._function_of(writer, step), [self._write(writer, step)], {}, note)
+            parts = {writer: step}
+            await self.application.apply(writer, step, parts, self._write, partial(self._note_parts, parts))
         cursor = self.cursors[writer]
         cursor.applied(step)
         if isinstance(step, Reset):
@@ -388,6 +381,10 @@ class StreamFollower:
         if self.known is None or not (self.known_by_token or (late and self.audited)):
             return facts
         return await self.known.new_facts(facts)
+
+    async def _note_parts(self, parts: Mapping[InstanceName, Apply | Reset], transaction: ITransaction) -> None:
+        for each, part in parts.items():
+            await self._note(each, part, transaction)
 
     async def _note(self, writer: InstanceName, step: Apply | Reset, transaction: ITransaction | None) -> None:
         """Note the tokens of a step, if they decide what is applied; an audit forgets them."""
@@ -412,32 +409,3 @@ class StreamFollower:
         return Write(
             self.name, writer, step.upto, step.facts if copying else (), expected=step.after, follower=follower
         )
-
-    def _function_of(self, writer: InstanceName, step: Apply | ApplyMerged | Reset) -> Callable[..., object] | None:
-        """Return what is to be called with the transaction of a step; None if nothing is."""
-        if isinstance(step, Reset):
-            return None if self._undo is None else partial(self._undo, writer, step.to)
-        return None if self._function is None or not step.facts else partial(self._function, step.facts)
-
-    async def _call_function(
-        self,
-        writer: InstanceName,
-        function: Callable[..., object] | None,
-        writes: Sequence[Write],
-        parts: Mapping[InstanceName, Apply],
-        note: Callable[[ITransaction], Coroutine[Any, Any, None]] | None = None,
-    ) -> None:
-        """Call a function of the application, and store ``writes`` and what ``note`` stores in the same transaction."""
-        transaction = self._store.transaction()
-        try:
-            if function is not None:
-                await maybeDeferred(function, ApplyTransaction(self.name, writer, transaction, parts))
-            if note is not None:
-                await note(transaction)
-            await transaction.commit(writes)
-        except BaseException:
-            try:
-                await transaction.rollback()
-            except StoreError as error:
-                self.log.error("cannot roll back {stream}: {error}", stream=self.name, error=str(error))
-            raise

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from replication.caches import Caches
+    from replication.follower.application import FailedFactFunction
     from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import Relay
     from replication.follower.waiters import PositionWaiters
@@ -89,6 +90,7 @@ class FollowedStreams:
     relay: Relay | None = None
     functions: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)
     undo: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)  # functions of on_reset
+    on_failed: dict[StreamName, FailedFactFunction] = attrs.field(init=False, factory=dict)
     copy: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
     _linear: set[StreamName] = attrs.field(init=False, factory=set)
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
@@ -138,8 +140,9 @@ class FollowedStreams:
 
     async def open(self) -> None:
         """Read the stored positions of ``names``, or of the streams with a function; ReplicationError if that fails."""
-        for name in self.undo.keys() - self.functions.keys():
-            raise ConfigError(f"on_reset({name!r}): no function is registered with on({name!r})")
+        for decorator, registered in (("on_reset", self.undo.keys()), ("on_failed_fact", self.on_failed.keys())):
+            for name in registered - self.functions.keys():
+                raise ConfigError(f"{decorator}({name!r}): no function is registered with on({name!r})")
         for name in self.names or self.functions:
             await self._follower(name).open()
 
@@ -304,6 +307,7 @@ class FollowedStreams:
             moved=self._moved,
             function=function,
             undo=self.undo.get(name),
+            on_failed=self.on_failed.get(name),
             histories=None if mode is FollowMode.POSITION_ONLY else self._histories(name, mode),
             known=known,
             known_by_token=definition is not None and definition.known_by_token,

@@ -11,11 +11,13 @@ from twisted.logger import Logger
 
 from replication.caches import CachedFunction, Caches
 from replication.deferreds import Lifetime, StartDeferred, share
-from replication.errors import CommitsLostError, ConfigError, StoppingError, StreamError, decorator_error, is_temporary
+from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.catch_up import CatchUpSources
+from replication.follower.registration import RegistersFunctions
 from replication.follower.relay import make_relay
 from replication.follower.served import ServedStreams
+from replication.follower.skips import FollowedSkips
 from replication.follower.streams import FollowedStreams, described_streams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
@@ -42,20 +44,17 @@ if TYPE_CHECKING:
 
     from twisted.internet.protocol import Factory
 
-    from replication.follower.stream import ApplyTransaction
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
     from replication.writer.stream import StreamWriter
 
-ApplyFunction = TypeVar("ApplyFunction", bound="Callable[[list[Fact], ApplyTransaction], object]")
-ResetFunction = TypeVar("ResetFunction", bound="Callable[[InstanceName, Token, ApplyTransaction], object]")
 P = ParamSpec("P")
 R = TypeVar("R")
 DEFAULT_CONNECT: Final = ("tcp:127.0.0.1:9092",)
 
 
-class Worker:
+class Worker(RegistersFunctions):
     """Follows writers: their facts go to the application's functions, or are copied into the database.
 
     A stream without a function is copied if ``copy``.  Otherwise only its position is followed.
@@ -162,50 +161,6 @@ class Worker:
         self._stop: Deferred[None] | None = None
 
     # ---- functions of the application
-
-    def on(self, stream: str, *, linear: bool = False) -> Callable[[ApplyFunction], ApplyFunction]:
-        """Register a function that applies a stream's facts: ``function(facts, transaction)``.
-
-        ``facts`` are a list of ``Fact`` of one writer, ascending.  ``transaction`` is an ``ApplyTransaction``; it also
-        stores the position.  The function may be plain, ``async`` or return a Deferred.  If it raises, its transaction
-        is rolled back, and it is called again with the same facts and perhaps newer ones.  Other streams go on.
-
-        With ``linear``, the facts of all writers come in one order, that of their tokens, and ``transaction.writer_of``
-        returns the writer of each.  All facts then wait for the slowest writer (docs/protocol/ids.md F1).
-
-        ConfigError: the stream is not followed, or has a function.  StreamError: the worker has started.
-        """
-        if not isinstance(stream, str):
-            raise decorator_error("on() takes the name of a stream", "@worker.on('orders')", stream)
-        name = grammar.stream_name(stream)
-
-        def register(function: ApplyFunction) -> ApplyFunction:
-            if self._start is not None:
-                raise StreamError(f"on({stream!r}): register functions before start()")
-            self._followed.add_function(name, function, linear=linear)
-            return function
-
-        return register
-
-    def on_reset(self, stream: str) -> Callable[[ResetFunction], ResetFunction]:
-        """Register a function that undoes what a stream's function has applied: ``undo(writer, to, transaction)``.
-
-        It is called when the writer's database was restored: the facts of ``writer`` above the ID ``to`` are lost.
-        ``transaction`` is an ``ApplyTransaction``; it also lowers the position.  The function may be plain, ``async``
-        or return a Deferred.  Without it the stream stops then, unless the worker has ``accept_new_history``.
-
-        ConfigError, by ``start``: ``on`` has registered no function.  StreamError: the worker has started.
-        """
-        if not isinstance(stream, str):
-            raise decorator_error("on_reset() takes the name of a stream", "@worker.on_reset('orders')", stream)
-
-        def register(undo: ResetFunction) -> ResetFunction:
-            if self._start is not None:
-                raise StreamError(f"on_reset({stream!r}): register functions before start()")
-            self._followed.undo[grammar.stream_name(stream)] = undo
-            return undo
-
-        return register
 
     def cached(
         self, *function: object, max_entries: int = 10_000, name: str | None = None
@@ -473,6 +428,7 @@ class Worker:
             tokens=TokenCodec(self.store),
             synapse_requests=self._synapse_requests,
             master=self._master,
+            skips=FollowedSkips(self.instance_name, self.store, self._followed),
             relay_server=None if self._relay is None else self._relay.server,
         )
 

@@ -15,17 +15,19 @@ from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
 from replication.storage.tables.histories import get_histories, get_history, put_histories
+from replication.storage.tables.skipped_facts import count_skipped, get_skipped
 from replication.storage.threads import ConnectionThread, ICloses
 from replication.storage.transactions import CallGroup, Transaction, run_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor, Page, Receipt, Write
+    from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _T = TypeVar("_T")
@@ -71,7 +73,33 @@ class HistoryStore:
         await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
 
 
-class SqlStore(ApplicationReader, HistoryStore, Generic[_Connection]):
+class SkippedFactsReader:
+    """Reads the table ``skipped_facts``; ``SqlStore`` has the rest."""
+
+    read: Callable[..., Awaitable[Any]]
+
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        """Return the facts that a follower leaves out, the latest first."""
+        found: list[SkippedFact] = await self.read(
+            lambda database: get_skipped(database, follower, stream, key, states=states, limit=limit)
+        )
+        return found
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        """Return how many facts of each writer a follower leaves out."""
+        found: dict[InstanceName, int] = await self.read(lambda database: count_skipped(database, follower, stream))
+        return found
+
+
+class SqlStore(ApplicationReader, HistoryStore, SkippedFactsReader, Generic[_Connection]):
     """The base of the stores; ``name`` is the database for messages, without a password.
 
     ``table_of`` returns where the database has the facts of a stream.

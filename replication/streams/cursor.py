@@ -37,13 +37,25 @@ _MAX_TOKEN: Final = Token(2**63 - 1)
 class Apply:
     """Apply ``facts``, which may be empty, and move the position from ``after`` to ``upto``, in one transaction.
 
-    ``resets`` is the number of resets of the writer before this step; only the cursor uses it.
+    ``resets`` is the number of resets of the writer before this step; only the cursor uses it.  So is ``late_upto``,
+    the last token of facts that came late, below the position.
     """
 
     facts: Sequence[Fact]
     after: Token
     upto: Token
     resets: int = 0
+    late_upto: Token = attrs.field(default=Token(0), eq=False)
+
+    def first(self, count: int) -> Apply:
+        """Return the step that applies only the first ``count`` facts, at least one."""
+        if count >= len(self.facts):
+            return self
+        facts = self.facts[:count]
+        last = facts[-1].token
+        if self.upto == self.after:
+            return attrs.evolve(self, facts=facts, late_upto=last)
+        return attrs.evolve(self, facts=facts, upto=last)
 
 
 @attrs.frozen
@@ -241,7 +253,7 @@ class Cursor:
         if self.position > self._reset_to:
             return Reset(self.position, self._reset_to, self._resets)
         if self._late:
-            return Apply(self._late, self.position, self.position, self._resets)
+            return Apply(self._late, self.position, self.position, self._resets, self._late[-1].token)
         if self._late_gap is not None and self._late_gap[1] <= self.position:
             return CatchUp(*self._late_gap, self._resets, fresh=True)
         if self.position < self._tail:
@@ -282,7 +294,7 @@ class Cursor:
         if step.after != self.position:
             raise StreamError(f"a step was applied from {step.after}, but the position is {self.position}")
         if isinstance(step, Apply) and step.upto == step.after:
-            self._late = []
+            self._late = [fact for fact in self._late if fact.token > step.late_upto]
         self.position = step.to if isinstance(step, Reset) else step.upto
         if isinstance(step, Reset) and self._checks_history:
             self._unchecked = self.position

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
     from replication.streams.history import History
+    from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
@@ -68,6 +69,8 @@ class Write:
         reset: lower the position to ``upto``, and delete every fact of ``writer`` above it.
         follower: the process whose applied position this is.  There are no facts then, and the stream need not be
             declared.  Where several processes share a database, ``IStreamStore.positions`` lacks this position.
+        skipped: facts that ``follower`` leaves out, or takes up again.  With ``reset``, what is stored of facts above
+            ``upto`` is deleted.
     """
 
     stream: StreamName
@@ -77,6 +80,7 @@ class Write:
     expected: Token | None = None
     reset: bool = False
     follower: InstanceName | None = None
+    skipped: Sequence[SkippedFact] = ()
 
 
 @attrs.frozen
@@ -268,6 +272,25 @@ class IStreamStore(ICatchUp, Protocol):
         """Store the history of a writer in each of these streams, in one transaction; they need not be declared."""
         ...
 
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        """Return what ``Write.skipped`` has stored for a follower, the latest first.
+
+        Of all streams or of one, of all facts or of one, in all states or in some; streams need not be declared.
+        """
+        ...
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        """Return how many facts of each writer a follower leaves out now; the stream need not be declared."""
+        ...
+
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None if external writers can write none."""
         ...
@@ -310,7 +333,8 @@ class WriterStatus:
     ``position`` is the settled ID (on the writer) or the applied position (on a follower).  ``published`` is the
     published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``live``, ``catching up``,
     ``waiting for others``, ``stopped`` or ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is
-    the number of facts that were lost on the way here, and were found in the writers' database.
+    the number of facts that were lost on the way here, and were found in the writers' database.  ``failed`` is the
+    token of the fact that a function cannot take now.  ``skipped`` is the number of facts that are left out.
     """
 
     instance: InstanceName
@@ -319,6 +343,8 @@ class WriterStatus:
     state: str
     error: str | None = None
     lost_and_found: int = 0
+    failed: Token | None = None
+    skipped: int = 0
 
     @property
     def lag(self) -> int:

@@ -33,6 +33,18 @@ class ApplyMerged:
         """The lowest position of these writers."""
         return min(part.after for part in self.parts.values())
 
+    def first(self, count: int) -> ApplyMerged:
+        """Return the step that applies only the first ``count`` facts, at least one."""
+        if count >= len(self.facts):
+            return self
+        facts = self.facts[:count]
+        if any(part.upto == part.after for part in self.parts.values()):  # they came late, and are one writer's
+            return ApplyMerged({writer: part.first(count) for writer, part in self.parts.items()}, facts)
+        upto = facts[-1].token
+        return ApplyMerged(
+            {writer: _cut(part, upto) for writer, part in self.parts.items() if part.after < upto}, facts
+        )
+
 
 def merge(cursors: Mapping[InstanceName, Cursor]) -> ApplyMerged | None:
     """Return the next facts of writers that share one sequence; None if there are none to apply yet.
@@ -58,4 +70,5 @@ def merge(cursors: Mapping[InstanceName, Cursor]) -> ApplyMerged | None:
 
 
 def _cut(step: Apply, upto: Token) -> Apply:
+    upto = min(upto, step.upto)
     return Apply(step.facts[: bisect_right(step.facts, upto, key=_token_of)], step.after, upto, step.resets)

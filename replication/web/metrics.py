@@ -37,6 +37,7 @@ METRICS: Final = {
     "catch_ups_total": "Pages of missed facts requested.",
     "applied_rows_total": "Rows applied.",
     "failures_total": "How often applying or fetching failed.",
+    "facts_skipped_total": "Facts that a function could not take, left out since the start.",
     "lost_and_found_total": "Facts that did not arrive, and were found in the writers' database by the audit.",
     "resets_total": "How often a writer's position went back.",
     "history_checks_total": "How often the history of a writer was compared with the one that was followed.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 
-from replication.web import facts, health, metrics, rooms, status, synapse
+from replication.web import facts, health, metrics, rooms, skips, status, synapse
 from replication.web.request import RequestError
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ ROUTES: Final = (
     Route("GET", "/v1/streams/NAME/updates", "updates", facts.read_updates),
     Route("GET", "/v1/streams/NAME/history", "history", facts.read_history),
     Route("POST", "/v1/streams/NAME/facts", "facts", facts.append_facts),
+    Route("POST", "/v1/streams/NAME/skip", "skip", skips.skip_fact),
+    Route("POST", "/v1/streams/NAME/retry", "retry", skips.retry_fact),
+    Route("GET", "/v1/skipped", "skipped", skips.list_skipped),
     Route("GET", "/v1/connections", "connections", status.list_connections),
     Route("GET", "/v1/users", "users", status.list_users),
     Route("GET", "/v1/users/USER", "user", status.read_user),

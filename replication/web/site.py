@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from replication.streams.merged_page import MergedPage
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
+    from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
     from replication.wire.grammar import InstanceName, Token
@@ -59,6 +60,7 @@ class IServed(Protocol):
     server_name: str
     instance_name: InstanceName
     synapse_requests: SynapseRequests
+    skips: ISkips | None  # None if no function is called here
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer, at most up to its published or applied position (see ``ICatchUp``).

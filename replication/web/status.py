@@ -77,6 +77,8 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
                 "state": each.state,
                 "error": each.error,
                 "lost_and_found": each.lost_and_found,
+                "failed": each.failed,
+                "skipped": each.skipped,
             }
             for each in status.writers
         ],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from replication.presence.tracker import PresenceTracker
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
     from replication.writer.external_writers import ExternalWriters
@@ -49,6 +50,7 @@ class WrittenStreams:
     _subscribers: Subscribers
     _presence: PresenceTracker
     _tokens: TokenCodec
+    skips: ISkips | None = attrs.field(init=False, default=None)  # no function is called here
     _catch_up_rows: int = attrs.field(init=False, default=0)
 
     # ---- facts

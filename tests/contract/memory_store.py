@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.contract import ended, moved, undeclared
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
+from replication.streams.skips import SkipState
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor, IWatch, Page, Receipt, Write
+    from replication.streams.skips import SkippedFact
     from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
@@ -68,6 +72,7 @@ class MemoryStore:
         self._streams: dict[StreamName, _Stream] = {}
         self._receipts: dict[str, tuple[float, Sequence[Token]]] = {}
         self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
+        self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
 
     async def open(self) -> None:
         """Open; facts from before a ``close`` are still there."""
@@ -157,6 +162,32 @@ class MemoryStore:
         for stream, history in histories.items():
             self._histories[stream, writer, follower] = history
 
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        """Return the facts that a follower leaves out, the latest first."""
+        self.check_open()
+        found = [
+            skipped
+            for (of, name, which), skipped in self._skipped.items()
+            if of == follower
+            and stream in (None, name)
+            and key in (None, which)
+            and (not states or skipped.state in states)
+        ]
+        return sorted(found, key=lambda each: (each.changed_at, each.fact.token), reverse=True)[:limit]
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        """Return how many facts of each writer a follower leaves out."""
+        found = await self.skipped_facts(follower, stream, states=[SkipState.SKIPPED], limit=1_000_000)
+        return Counter(each.writer for each in found)
+
     def watch(self) -> IWatch | None:
         """Return None: no other process writes here."""
         return None
@@ -208,6 +239,22 @@ class MemoryStore:
                 raise StoreError(f"there is a receipt {receipt.key!r} already")
             self._receipts[receipt.key] = (now, tuple(receipt.tokens))
         self._streams.update(streams)
+        for write in writes:
+            if write.follower is not None:
+                self._skip(write, write.follower)
+
+    def _skip(self, write: Write, follower: InstanceName) -> None:
+        if write.reset:
+            lost = [
+                key
+                for key in self._skipped
+                if key[:2] == (follower, write.stream) and key[2][0] == write.writer and key[2][1] > write.upto
+            ]
+            for key in lost:
+                del self._skipped[key]
+        now, _ = self.clock.read()
+        for each in write.skipped:
+            self._skipped[follower, each.stream, each.key] = attrs.evolve(each, changed_at=now)
 
     def _stream(self, stream: StreamName) -> _Stream:
         self.check_open()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attrs import evolve
+
 from replication.errors import PositionMovedError, StoreError, UnknownStreamError
 from replication.storage.receipts import ReceiptClock
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Receipt, Write
+from replication.streams.skips import SkippedFact, SkipState
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
 
@@ -110,7 +113,63 @@ class UsesStore(_Case):
         return dict(self.wait(self.store.positions(StreamName(stream))))
 
 
-class StreamStoreContract(UsesStore):
+class SkippedFactsContract(UsesStore):
+    """What a follower leaves out (docs/operations.md, Facts that a function cannot take)."""
+
+    def skipped(self, token: int, state: SkipState = SkipState.SKIPPED, writer: InstanceName = ME) -> SkippedFact:
+        return SkippedFact(ORDERS, writer, fact(token, '["a\\u0000"]', "[1.0]"), state, "ValueError: é", "function")
+
+    def store_skipped(self, *skipped: SkippedFact, upto: int = 9, reset: bool = False) -> None:
+        before = self.wait(self.store.applied_positions(ORDERS, FOLLOWER)).get(ME, Token(0))
+        expected = None if reset else before
+        whole = Write(ORDERS, ME, Token(upto), (), expected, reset, FOLLOWER, skipped)
+        self.wait(self.store.transaction().commit([whole]))
+
+    def found(self, **query: Any) -> list[SkippedFact]:
+        return [*self.wait(self.store.skipped_facts(FOLLOWER, **{"limit": 10, **query}))]
+
+    def test_before_the_first_skip_there_is_none(self) -> None:
+        self.assertEqual((self.found(), self.wait(self.store.skipped_counts(FOLLOWER, ORDERS))), ([], {}))
+        self.store_skipped(upto=5)
+        self.store_skipped(upto=3, reset=True)
+        self.assertEqual(self.found(), [])
+
+    def test_skipped_facts_are_stored_with_the_position_and_the_time(self) -> None:
+        self.store_skipped(self.skipped(3), self.skipped(4))
+        self.assertEqual(self.found(), [evolve(self.skipped(each), changed_at=self.time) for each in (4, 3)])
+        self.assertEqual(self.wait(self.store.applied_positions(ORDERS, FOLLOWER)), {ME: 9})
+        self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 2})
+
+    def test_if_the_position_has_moved_nothing_is_skipped(self) -> None:
+        whole = Write(ORDERS, ME, Token(9), (), Token(7), follower=FOLLOWER, skipped=[self.skipped(8)])
+        with self.assertRaises(PositionMovedError):
+            self.wait(self.store.transaction().commit([whole]))
+        self.assertEqual(self.found(), [])
+
+    def test_they_are_found_by_stream_fact_and_state_the_latest_first(self) -> None:
+        self.store_skipped(self.skipped(3))
+        self.time += 5.0
+        self.store_skipped(self.skipped(2, SkipState.APPLIED))
+        self.assertEqual([each.fact.token for each in self.found()], [2, 3])
+        self.assertEqual([each.fact.token for each in self.found(limit=1)], [2])
+        self.assertEqual([each.fact.token for each in self.found(stream=ORDERS, key=(ME, Token(3)))], [3])
+        self.assertEqual([each.fact.token for each in self.found(states=[SkipState.APPLIED])], [2])
+        self.assertEqual(self.found(stream=StreamName("stock")), [])
+        self.assertEqual(self.found(key=(OTHER, Token(3))), [])
+        self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 1})
+
+    def test_a_later_state_replaces_the_earlier_one(self) -> None:
+        self.store_skipped(self.skipped(3))
+        self.store_skipped(self.skipped(3, SkipState.APPLIED))
+        self.assertEqual([each.state for each in self.found()], [SkipState.APPLIED])
+
+    def test_a_reset_forgets_what_the_writer_has_lost(self) -> None:
+        self.store_skipped(self.skipped(3), self.skipped(5))
+        self.store_skipped(upto=4, reset=True)
+        self.assertEqual([each.fact.token for each in self.found()], [3])
+
+
+class StreamStoreContract(SkippedFactsContract):
     """Facts, positions and receipts: the contract of every store."""
 
     # ---- facts

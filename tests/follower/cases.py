@@ -12,7 +12,8 @@ from replication.deferreds import Lifetime
 from replication.errors import (
     CatchUpError,
 )
-from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.follower.application import ApplyTransaction
+from replication.follower.stream import FollowMode, StreamFollower
 from replication.follower.worker import Worker
 from replication.session.connection import Rows
 from replication.streams.facts import Fact
@@ -24,7 +25,7 @@ from tests.net.test_client import FakeWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import Apply, CatchUp, Reset
 
     First = Callable[[InstanceName, Apply | Reset], None]

@@ -18,7 +18,7 @@ from replication.errors import StoreError
 from replication.follower.audit import LOOK_AGAIN, Audit
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
-from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.follower.stream import FollowMode, StreamFollower
 from replication.session.connection import Rows
 from replication.storage import open_store
 from replication.streams.definitions import StreamDefinition
@@ -33,6 +33,7 @@ from tests.synapse.published import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import CatchUp
 
 US, ONE, TWO = InstanceName("us"), InstanceName("one"), InstanceName("two")

@@ -10,7 +10,7 @@ from replication.deferreds import share
 from replication.errors import CatchUpError, StoreError
 from replication.follower.history import FIRST_RETRY, FollowedHistories
 from replication.follower.merge import MergingFollower
-from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -20,6 +20,7 @@ from tests.follower.cases import MASTER, ORDERS, OTHER, FollowerCase, fact
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replication.follower.application import ApplyTransaction
     from replication.streams.facts import Fact
     from replication.streams.history import History
     from tests.follower.cases import First

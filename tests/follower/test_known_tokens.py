@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
-from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.follower.stream import FollowMode, StreamFollower
 from replication.follower.worker import Worker
 from replication.session.connection import Rows
 from replication.storage import open_store
@@ -24,6 +24,7 @@ from tests.storage.pump import Pump
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import CatchUp
 
 LISTS, US = StreamName("device_lists"), InstanceName("us")

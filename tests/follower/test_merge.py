@@ -16,7 +16,7 @@ from tests.follower.cases import HELLO, MASTER, ORDERS, OTHER, WIRE, FollowerCas
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import Apply, Reset
     from replication.streams.facts import Fact
     from tests.follower.cases import First

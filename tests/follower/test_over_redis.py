@@ -23,7 +23,7 @@ from tests.redis import FakeRedis
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.net.links import IPeer
     from replication.streams.facts import Fact
 

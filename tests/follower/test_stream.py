@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, PositionMovedError, StoreError
-from replication.follower.stream import ApplyTransaction, FollowMode, StreamFollower
+from replication.follower.stream import FollowMode, StreamFollower
 from replication.session.connection import Rows
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Page, Write
@@ -19,6 +19,7 @@ from tests.follower.cases import MASTER, ORDERS, OTHER, FollowerCase, Process, f
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import Apply, Reset
     from replication.streams.facts import Fact
     from replication.wire.grammar import InstanceName
@@ -293,7 +294,7 @@ class ApplyTests(ApplyCase):
         self.assertEqual((kept[0].stream, kept[0].writer), (ORDERS, MASTER))
         self.assertEqual(self.store.executed, ["INSERT …"])
 
-    def test_a_function_that_raises_is_called_again_with_the_same_and_newer_facts(self) -> None:
+    def test_a_function_that_raises_is_called_again_with_the_fact_that_fails(self) -> None:
         self.error = ZeroDivisionError("no")
         with logged() as messages:
             self.rows(fact(2))
@@ -307,7 +308,7 @@ class ApplyTests(ApplyCase):
         self.assertEqual(len(messages), 2)
         self.error = None
         self.process.clock.advance(1.0)
-        self.assertEqual(self.seen, [[2], [2, 3], [2, 3], [2, 3]])
+        self.assertEqual(self.seen, [[2], [2], [2], [2], [3]])
         self.assertEqual((self.stored_position(), self.state()), (3, "live"))
         self.assertEqual(self.follower.failures, 3)
 

@@ -18,7 +18,7 @@ from tests.net.test_client import FakeWriter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.streams.facts import Fact
 
 

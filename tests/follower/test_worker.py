@@ -37,7 +37,7 @@ from tests.storage.pump import Pump
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.net.protocol import ReplicationProtocol
     from replication.streams.facts import Fact
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor, ITransaction, Page, Receipt, Write
+    from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
     from tests.contract.memory_store import MemoryStore
 
@@ -163,6 +164,20 @@ class SimulatedStore:
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
     ) -> None:
         await self.ask("store histories", lambda: self.disk.store_histories(writer, histories, follower))
+
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        return await self.disk.skipped_facts(follower, stream, key, states=states, limit=limit)
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        return await self.disk.skipped_counts(follower, stream)
 
     async def verify(self) -> None:
         """Return: the disk loses nothing."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from replication.follower.stream import ApplyTransaction
+    from replication.follower.application import ApplyTransaction
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
     from replication.streams.history import History

@@ -362,7 +362,7 @@ class FunctionTests(Scenario):
             await waits[-1]
             await applied(facts, txn)
 
-        self.apply.worker._followed._followers[A]._function = wait_first
+        self.apply.worker._followed._followers[A].application.function = wait_first
         self.append(2)
         self.world.advance(2.0)
         self.assertEqual(self.position(self.apply), 1)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from twisted.web.server import Site
 
     from replication.streams.history import Epoch, History
+    from replication.web.skips import ISkips
 
 HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
 ELSEWHERE = IPv4Address("TCP", "192.0.2.7", 40_000)
@@ -59,6 +60,7 @@ class FakeServed:
         self.checking: Deferred[None] | None = None
         self.unwritable = ""
         self.synapse_requests = SynapseRequests()
+        self.skips: ISkips | None = None
         self.unreachable: list[str] = []
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:

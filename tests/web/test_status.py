@@ -33,6 +33,8 @@ def test_a_stream_as_a_json_object() -> None:
                 "state": "writing",
                 "error": None,
                 "lost_and_found": 0,
+                "failed": None,
+                "skipped": 0,
             },
             {
                 "instance": "worker2",
@@ -42,6 +44,8 @@ def test_a_stream_as_a_json_object() -> None:
                 "state": "stopped",
                 "error": "the function raised",
                 "lost_and_found": 0,
+                "failed": None,
+                "skipped": 0,
             },
         ],
         "positions": {"master": 9, "worker2": 7},

@@ -20,6 +20,7 @@ from replication.storage.postgres.holder import DELETE_MARKS, MARKS
 from replication.storage.postgres.ids import PRESENT, STATES, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.tables.skipped_facts import store_skipped
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -362,6 +363,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                     self._add(adding)
                     adding = []
                     self._write(table, write)
+                    store_skipped(self.session, write, batch.now)
         self._add(adding)
         receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
         if receipts:

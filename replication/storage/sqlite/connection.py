@@ -17,6 +17,7 @@ from replication.storage.sqlite.claim import claimed
 from replication.storage.sqlite.commits import VERSION, KnownCommits
 from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
 from replication.storage.sqlite.session import MEMORY, SqliteSession
+from replication.storage.tables.skipped_facts import store_skipped
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def _store(self, batch: Batch) -> None:
         for table, write in batch.writes:
             self._write(table, write)
+            store_skipped(self.session, write, batch.now)
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))

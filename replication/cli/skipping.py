@@ -1,0 +1,125 @@
+"""What ``skip``, ``retry`` and ``skipped`` share: a running worker by HTTP, a stopped one by its database."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import attrs
+
+from replication.cli.output import write_line
+from replication.cli.parser import Parser
+from replication.errors import RemoteProtocolError, StreamError
+from replication.storage.blocking import use_store
+from replication.streams.facts import Fact
+from replication.streams.interfaces import IStreamStore, Write
+from replication.streams.skips import SkippedFact, SkipState
+from replication.web.address import DEFAULT_URL
+from replication.web.skips import describe_skipped
+from replication.wire import grammar
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+DEFAULT_NAME: Final = "worker1"
+
+
+def add_worker_options(parser: Parser) -> None:
+    """Add what names a worker: ``--http`` of a running one, or ``--database`` of a stopped one."""
+    parser.add_http_options()
+    parser.add_argument("--database", metavar="URL", help="the database of a worker that is stopped, instead of --http")
+    parser.add_argument(
+        "--instance-name", metavar="NAME", default=DEFAULT_NAME, help="its name, for PostgreSQL [%(default)s]"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def make_fact_parser(command: str, description: str, epilog: str) -> Parser:
+    """Return the parser of ``skip`` and ``retry``."""
+    parser = Parser(prog=f"replication {command}", description=description, epilog=epilog)
+    parser.add_argument("stream", metavar="STREAM", help="the stream")
+    parser.add_argument("writer", metavar="WRITER", help="the instance name of the fact's writer")
+    parser.add_argument("token", metavar="TOKEN", help="the ID of the fact")
+    add_worker_options(parser)
+    return parser
+
+
+def decide(parser: Parser, arguments: Sequence[str], command: str, requested: SkipState) -> int:
+    """Send what is decided about a fact to the worker, or store it for its next start."""
+    found = parser.parse_args(arguments)
+    check_place(parser, found)
+    try:
+        stream, writer = grammar.stream_name(found.stream), grammar.instance_name(found.writer)
+        token = grammar.token(found.token)
+    except RemoteProtocolError as error:
+        parser.error(str(error))
+    if found.database is None:
+        body = json.dumps({"instance": writer, "token": token}).encode()
+        with closing(parser.open_client(found)) as client:
+            path = f"/v1/streams/{quote(stream, safe='')}/{command}"
+            show(found, client.call("POST", path, body, {"Content-Type": "application/json"}))
+        return 0
+
+    async def request(store: IStreamStore) -> SkippedFact:
+        return await _store_request(store, InstanceName(found.instance_name), stream, (writer, token), requested)
+
+    show(found, describe_skipped(use_store(found.database, request, read_only=False)))
+    return 0
+
+
+def check_place(parser: Parser, found: argparse.Namespace) -> None:
+    """Refuse two places, and a database that does not exist: to open it would create it."""
+    if found.database is None:
+        return
+    if found.http != DEFAULT_URL:
+        parser.error("--http and --database: give one of them")
+    use_store(found.database, _do_nothing, read_only=True)
+
+
+def show(found: argparse.Namespace, fact: dict[str, Any]) -> None:
+    """Print one fact."""
+    if found.json:
+        write_line(json.dumps(fact, separators=(",", ":")))
+        return
+    reason = f": {fact['error']}" if fact["error"] else ""
+    write_line(f"fact {fact['token']} of {fact['stream']} by {fact['instance']}: {fact['state']}{reason}")
+
+
+async def _do_nothing(_: IStreamStore) -> None:
+    """Open and close."""
+
+
+async def _store_request(
+    store: IStreamStore,
+    follower: InstanceName,
+    stream: StreamName,
+    key: tuple[InstanceName, Token],
+    requested: SkipState,
+) -> SkippedFact:
+    """Store a request for the next start of the worker, which must not run now."""
+    writer, token = key
+    await store.claim(follower)  # StoreError: the worker runs
+    positions = await store.applied_positions(stream, follower)
+    if writer not in positions:
+        known = ", ".join(sorted(positions)) or "none"
+        raise StreamError(f"no position of {writer!r} in stream {stream!r} is stored here; known writers: {known}")
+    stored = next(iter(await store.skipped_facts(follower, stream, key, limit=1)), None)
+    fact = SkippedFact(stream, writer, Fact(token, ()), requested)
+    if requested is SkipState.RETRY_REQUESTED:
+        if stored is None or stored.state is SkipState.SKIP_REQUESTED:
+            raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
+        if stored.state is not SkipState.SKIPPED:
+            return stored
+        fact = attrs.evolve(stored, state=requested)
+    elif stored is not None:
+        return stored
+    elif token <= positions[writer]:
+        raise StreamError(f"fact {token} is applied: the position of {writer!r} in {stream!r} is {positions[writer]}")
+    position = positions[writer]
+    write = Write(stream, writer, position, expected=position, follower=follower, skipped=[fact])
+    await store.transaction().commit([write])
+    return (await store.skipped_facts(follower, stream, key, limit=1))[0]

@@ -1,0 +1,230 @@
+"""The functions of the application for one stream, each called in the transaction that stores what follows from it."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.defer import CancelledError, maybeDeferred
+from twisted.logger import Logger
+
+from replication.errors import ConfigError, StoreError
+from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
+from replication.streams.cursor import Apply, Reset
+from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState, describe_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from replication.streams.facts import Fact
+    from replication.streams.interfaces import IStreamStore, ITransaction, Write
+    from replication.streams.merge import ApplyMerged
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+    Note = Callable[[ITransaction], Coroutine[Any, Any, None]]
+    WriteOf = Callable[[InstanceName, Apply | Reset], Write]
+    Call = Callable[["ApplyTransaction"], Coroutine[Any, Any, Sequence[SkippedFact]]]
+
+
+@attrs.define(eq=False, repr=False)
+class ApplyTransaction:
+    """The transaction in which a function applies facts; it also stores the position.
+
+    ``stream`` and ``writer`` name where the facts come from; ``writer`` is empty where facts of several writers come in
+    one order.  On SQLite the transaction holds the database's write lock from its first statement on.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    _transaction: ITransaction
+    _parts: Mapping[InstanceName, Apply] = attrs.field(factory=dict)
+
+    async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one SQL statement and return its rows.
+
+        ``parameters`` replace ``?`` on SQLite and ``%s`` on PostgreSQL.  StoreError: the database refuses.
+        """
+        return await self._transaction.execute(sql, parameters)
+
+    async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Run one SQL statement once for each item of ``parameters``; StoreError as ``execute``."""
+        await self._transaction.executemany(sql, parameters)
+
+    def writer_of(self, fact: Fact) -> InstanceName:
+        """Return the writer of one of the facts."""
+        return self._writers.get(fact.token, self.writer)
+
+    @cached_property
+    def _writers(self) -> dict[Token, InstanceName]:
+        return {token: writer for writer, part in self._parts.items() for token, _ in part.facts}
+
+
+@attrs.frozen
+class FailedFactFunction:
+    """A function of ``@worker.on_failed_fact``, and after how many attempts in a row it is called."""
+
+    function: Callable[[FailedFact, ApplyTransaction], object]
+    attempts: int = DEFAULT_ATTEMPTS
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Application:
+    """Applies steps of one stream.
+
+    Args:
+        stream: its name.
+        store: holds the positions.
+        failing: the facts that the function cannot take.
+        function: ``function(facts, transaction)``; None if there is none, as of a copy.
+        undo: ``undo(writer, to, transaction)``.
+        on_failed: decides about a fact that fails.
+
+    """
+
+    log = Logger()
+
+    _stream: StreamName
+    _store: IStreamStore
+    failing: FailingFacts
+    function: Callable[..., object] | None = None
+    undo: Callable[..., object] | None = None
+    on_failed: FailedFactFunction | None = None
+
+    async def apply(
+        self,
+        line: InstanceName,
+        step: Apply | ApplyMerged | Reset,
+        parts: Mapping[InstanceName, Apply | Reset],
+        write_of: WriteOf,
+        note: Note,
+    ) -> None:
+        """Apply a step, of which each writer has a part.
+
+        ``write_of`` returns what a part stores beside what the function does, and ``note`` stores more.  ``line`` is
+        that of FailingFacts.
+        """
+        work = _Work(self._stream, line, parts, write_of, note)
+        tried: list[Fact] = []  # what the function has received
+        try:
+            await self._commit(work, partial(self._call, step, tried))
+        except Exception as error:
+            if isinstance(step, Reset) or self.function is None:
+                raise
+            failed = self.failing.note(line, tried, work.writer_of, error)
+            if failed is None or self.on_failed is None or failed.attempts < self.on_failed.attempts:
+                raise
+            await self._commit(work, partial(self._decide, self.on_failed, failed))
+
+    async def apply_again(self, again: Again, position: Token, write_of: WriteOf) -> None:
+        """Apply a fact that was skipped; if the function raises, the fact stays skipped, with the new reason."""
+        skipped, error = again.skipped, None
+        writer = skipped.writer
+        part = Apply([skipped.fact], position, position)
+
+        async def call(transaction: ApplyTransaction) -> Sequence[SkippedFact]:
+            assert self.function is not None  # noqa: S101 - else nothing is skipped
+            await maybeDeferred(self.function, [skipped.fact], transaction)
+            return [attrs.evolve(skipped, state=SkipState.APPLIED)]
+
+        async def keep(_: ApplyTransaction) -> Sequence[SkippedFact]:
+            return [attrs.evolve(skipped, state=SkipState.SKIPPED, error=describe_error(error or ValueError()))]
+
+        work = _Work(self._stream, writer, {writer: part}, write_of, _note_nothing)
+        try:
+            await self._transact(work, call)
+        except CancelledError:
+            raise
+        except Exception as raised:  # noqa: BLE001 (an application's function may raise anything)
+            error = raised
+            await self._transact(work, keep)
+        self.failing.end_retry(again, error)
+
+    # ---- inside
+
+    async def _call(
+        self, step: Apply | ApplyMerged | Reset, tried: list[Fact], transaction: ApplyTransaction
+    ) -> Sequence[SkippedFact]:
+        """Call the function for a step; returns the facts that it did not receive."""
+        if isinstance(step, Reset):
+            if self.undo is not None:
+                await maybeDeferred(self.undo, transaction.writer, step.to, transaction)
+            return ()
+        if self.function is None or not step.facts:
+            return ()
+        facts, skipped = self.failing.divide(step.facts, transaction.writer_of)
+        tried += facts
+        if facts:
+            await maybeDeferred(self.function, facts, transaction)
+        return skipped
+
+    async def _decide(
+        self, on_failed: FailedFactFunction, failed: FailedFact, transaction: ApplyTransaction
+    ) -> Sequence[SkippedFact]:
+        """Call the application's function for a fact that fails; raise its error again unless it is to be skipped."""
+        action = await maybeDeferred(on_failed.function, failed, transaction)
+        if not isinstance(action, FailedFactAction):
+            raise ConfigError(
+                f"the function of on_failed_fact({self._stream!r}) returned {action!r:.80}: return "
+                "FailedFactAction.SKIP or FailedFactAction.STOP"
+            ) from failed.error
+        if action is FailedFactAction.STOP:
+            raise failed.error
+        return [
+            SkippedFact(self._stream, failed.writer, failed.fact, SkipState.SKIPPED, failed.reason, "function"),
+        ]
+
+    async def _commit(self, work: _Work, call: Call) -> None:
+        skipped = await self._transact(work, call)
+        if self.function is None:
+            return
+        self.failing.committed(work.line, skipped, sum(len(part.facts) for part in work.of_facts.values()))
+        for writer, part in work.parts.items():
+            if isinstance(part, Reset):
+                self.failing.went_back(writer, part.to)
+
+    async def _transact(self, work: _Work, call: Call) -> Sequence[SkippedFact]:
+        """Call a function, and store the rest in the same transaction; returns what was skipped."""
+        transaction = self._store.transaction()
+        try:
+            skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
+            await work.note(transaction)
+            await transaction.commit(work.writes(skipped))
+        except BaseException:
+            try:
+                await transaction.rollback()
+            except StoreError as error:
+                self.log.error("cannot roll back {stream}: {error}", stream=self._stream, error=str(error))
+            raise
+        return skipped
+
+
+@attrs.frozen(slots=False)
+class _Work:
+    """What one transaction applies and stores; the fields are the parameters of ``Application.apply``."""
+
+    stream: StreamName
+    line: InstanceName
+    parts: Mapping[InstanceName, Apply | Reset]
+    write_of: WriteOf
+    note: Note
+
+    @cached_property
+    def of_facts(self) -> dict[InstanceName, Apply]:
+        """The parts with facts."""
+        return {writer: part for writer, part in self.parts.items() if isinstance(part, Apply)}
+
+    def writer_of(self, fact: Fact) -> InstanceName:
+        """Return the writer of one of the facts."""
+        return next((writer for writer, part in self.of_facts.items() if fact in part.facts), self.line)
+
+    def writes(self, skipped: Sequence[SkippedFact]) -> list[Write]:
+        """Return what is stored beside what the function does."""
+        return [
+            attrs.evolve(self.write_of(writer, part), skipped=[each for each in skipped if each.writer == writer])
+            for writer, part in self.parts.items()
+        ]
+
+
+async def _note_nothing(_: ITransaction) -> None:
+    """Store nothing more."""

@@ -1,0 +1,106 @@
+"""The functions that an application registers for streams, before its worker starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from replication.errors import ConfigError, StreamError, decorator_error
+from replication.follower.application import FailedFactFunction
+from replication.follower.failures import DEFAULT_ATTEMPTS
+from replication.wire import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replication.follower.application import ApplyTransaction
+    from replication.follower.streams import FollowedStreams
+    from replication.streams.facts import Fact
+    from replication.streams.skips import FailedFact
+    from replication.wire.grammar import InstanceName, Token
+
+ApplyFunction = TypeVar("ApplyFunction", bound="Callable[[list[Fact], ApplyTransaction], object]")
+ResetFunction = TypeVar("ResetFunction", bound="Callable[[InstanceName, Token, ApplyTransaction], object]")
+DecideFunction = TypeVar("DecideFunction", bound="Callable[[FailedFact, ApplyTransaction], object]")
+
+
+class RegistersFunctions:
+    """The decorators of a ``Worker`` that register functions for a stream."""
+
+    _followed: FollowedStreams
+    _start: object
+
+    def on(self, stream: str, *, linear: bool = False) -> Callable[[ApplyFunction], ApplyFunction]:
+        """Register a function that applies a stream's facts: ``function(facts, transaction)``.
+
+        ``facts`` are a list of ``Fact`` of one writer, ascending.  ``transaction`` is an ``ApplyTransaction``; it also
+        stores the position.  The function may be plain, ``async`` or return a Deferred.  If it raises, its transaction
+        is rolled back, and it is called again with fewer of the facts, down to one.  Other streams go on.
+
+        With ``linear``, the facts of all writers come in one order, that of their tokens, and ``transaction.writer_of``
+        returns the writer of each.  All facts then wait for the slowest writer (docs/protocol/ids.md F1).
+
+        ConfigError: the stream is not followed, or has a function.  StreamError: the worker has started.
+        """
+        if not isinstance(stream, str):
+            raise decorator_error("on() takes the name of a stream", "@worker.on('orders')", stream)
+        name = grammar.stream_name(stream)
+
+        def register(function: ApplyFunction) -> ApplyFunction:
+            if self._start is not None:
+                raise StreamError(f"on({stream!r}): register functions before start()")
+            self._followed.add_function(name, function, linear=linear)
+            return function
+
+        return register
+
+    def on_reset(self, stream: str) -> Callable[[ResetFunction], ResetFunction]:
+        """Register a function that undoes what a stream's function has applied: ``undo(writer, to, transaction)``.
+
+        It is called when the writer's database was restored: the facts of ``writer`` above the ID ``to`` are lost.
+        ``transaction`` is an ``ApplyTransaction``; it also lowers the position.  The function may be plain, ``async``
+        or return a Deferred.  Without it the stream stops then, unless the worker has ``accept_new_history``.
+
+        ConfigError, by ``start``: ``on`` has registered no function.  StreamError: the worker has started.
+        """
+        if not isinstance(stream, str):
+            raise decorator_error("on_reset() takes the name of a stream", "@worker.on_reset('orders')", stream)
+
+        def register(undo: ResetFunction) -> ResetFunction:
+            if self._start is not None:
+                raise StreamError(f"on_reset({stream!r}): register functions before start()")
+            self._followed.undo[grammar.stream_name(stream)] = undo
+            return undo
+
+        return register
+
+    def on_failed_fact(
+        self, stream: str, *, attempts: int = DEFAULT_ATTEMPTS
+    ) -> Callable[[DecideFunction], DecideFunction]:
+        """Register a function that decides about a fact that a stream's function cannot take: ``decide(failed, txn)``.
+
+        It is called once the fact was given to the stream's function alone, and that has raised ``attempts`` times in
+        a row.  ``failed`` is a ``FailedFact``: its fact, the exception and the number of attempts.  ``txn`` is an
+        ``ApplyTransaction``.  The function returns ``FailedFactAction.SKIP`` or ``FailedFactAction.STOP``; it may be
+        plain, ``async`` or return a Deferred.
+
+        With SKIP, its transaction is committed with the position, and ``replication skipped`` lists the fact
+        (docs/operations.md).  With STOP, or if it raises, its transaction is rolled back, the stream stays stopped, and
+        it is called after each further attempt.
+
+        ConfigError: ``attempts`` is less than 1; or, by ``start``: ``on`` has registered no function.  StreamError: the
+        worker has started.
+        """
+        if not isinstance(stream, str):
+            raise decorator_error(
+                "on_failed_fact() takes the name of a stream", "@worker.on_failed_fact('orders')", stream
+            )
+        if attempts < 1:
+            raise ConfigError(f"on_failed_fact({stream!r}): attempts is {attempts}, and must be 1 or more")
+
+        def register(decide: DecideFunction) -> DecideFunction:
+            if self._start is not None:
+                raise StreamError(f"on_failed_fact({stream!r}): register functions before start()")
+            self._followed.on_failed[grammar.stream_name(stream)] = FailedFactFunction(decide, attempts)
+            return decide
+
+        return register

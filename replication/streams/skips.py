@@ -1,0 +1,83 @@
+"""Facts that a function of the application cannot take, and what was decided about each.
+
+docs/operations.md (Facts that a function cannot take) has the rules.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from replication.streams.facts import Fact
+    from replication.wire.grammar import InstanceName, StreamName, Token
+
+
+class FailedFactAction(Enum):
+    """What a function of ``@worker.on_failed_fact`` returns."""
+
+    SKIP = "skip"  # leave the fact out, and go on with the next one
+    STOP = "stop"  # keep the stream stopped, and call both functions again later
+
+
+@attrs.frozen
+class FailedFact:
+    """A fact that a function could not take: it was given to the function alone, and the function raised.
+
+    ``attempts`` is how often in a row that happened since the process started; ``error`` is the last exception.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    fact: Fact
+    error: Exception
+    attempts: int
+
+    @property
+    def reason(self) -> str:
+        """The exception in one line."""
+        return describe_error(self.error)
+
+
+class SkipState(Enum):
+    """What has become of a fact that was skipped."""
+
+    SKIP_REQUESTED = "skip requested"  # while the worker was stopped; its next start skips the fact
+    SKIPPED = "skipped"
+    RETRY_REQUESTED = "retry requested"  # likewise
+    APPLIED = "applied"  # by a retry
+
+
+@attrs.frozen
+class SkippedFact:
+    """What a follower's database keeps of a fact that was left out.
+
+    Attributes:
+        stream: its name.
+        writer: the instance that wrote the fact.
+        fact: its token and its rows; without rows while the skip is only requested.
+        state: what has become of it.
+        error: why the function could not take it; empty if that is not known.
+        decided_by: ``command``, or ``function`` for one of ``@worker.on_failed_fact``.
+        changed_at: when ``state`` began, in seconds since 1970; the store sets it.
+    """
+
+    stream: StreamName
+    writer: InstanceName
+    fact: Fact
+    state: SkipState
+    error: str = ""
+    decided_by: str = "command"
+    changed_at: float = 0.0
+
+    @property
+    def key(self) -> tuple[InstanceName, Token]:
+        """Which fact of the stream it is."""
+        return self.writer, self.fact.token
+
+
+def describe_error(error: Exception) -> str:
+    """Return an exception in one line."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,391 @@
+"""The fact that a function cannot take is found, skipped once, and taken up again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from twisted.internet.defer import Deferred
+
+from replication.errors import PositionMovedError, StoreError, StreamError
+from replication.follower.application import FailedFactFunction
+from replication.follower.merge import MergingFollower
+from replication.follower.stream import FollowMode, StreamFollower
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Page, Write
+from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState
+from replication.wire.grammar import InstanceName, Token
+from tests.doubles import begin, error_of, logged, now
+from tests.follower.cases import MASTER, ORDERS, OTHER, FollowerCase, fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.follower.application import ApplyTransaction
+    from tests.follower.cases import First
+
+WORKER = InstanceName("worker1")
+
+
+class FailingCase(FollowerCase):
+    """A follower whose function raises for the tokens in ``poison``."""
+
+    mode = FollowMode.APPLIED
+    decide: Callable[[FailedFact, ApplyTransaction], object] | None = None
+
+    def setUp(self) -> None:
+        self.poison: set[int] = set()
+        self.seen: list[list[int]] = []
+        self.failed: list[FailedFact] = []
+        super().setUp()
+        self.at(0, 1)
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        options: dict[str, Any] = {"function": function or self.apply, "first": first, **self.process.arguments}
+        if self.decide is not None:
+            options["on_failed"] = FailedFactFunction(self.decide, attempts=3)
+        return StreamFollower(name=ORDERS, mode=self.mode, **options)
+
+    def apply(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        tokens = [each.token for each in facts]
+        self.seen.append([*tokens])
+        if bad := self.poison.intersection(tokens):
+            raise ValueError(f"cannot take {bad}")
+
+    def restart(self) -> None:
+        self.process.lifetime.end()
+        self.process.lifetime = type(self.process.lifetime)(self.process.clock)
+        self.follower = self.make_follower()
+        now(self.follower.open())
+
+    def until_alone(self, token: int, writer: InstanceName = MASTER) -> None:
+        """Let time pass until a fact fails alone."""
+        for _ in range(20):
+            if self.follower.application.failing.failing(writer) == token:
+                return
+            self.process.clock.advance(0.25)
+        raise AssertionError(f"{token} is not found: {self.seen}")
+
+    def leave_out(self, token: int, writer: InstanceName = MASTER) -> list[Any]:
+        outcome = begin(self.follower.application.failing.request_skip(writer, Token(token)))
+        self.follower.application.failing.wake()
+        return outcome
+
+    def kept(self) -> list[SkippedFact]:
+        return [*now(self.store.skipped_facts(WORKER, limit=100))]
+
+    def states(self) -> list[tuple[int, str]]:
+        return [(each.fact.token, each.state.value) for each in self.kept()]
+
+
+class FindTests(FailingCase):
+    def test_the_fact_that_fails_is_found_and_those_below_it_are_applied(self) -> None:
+        self.poison = {7}
+        with logged() as messages:
+            self.rows(*map(fact, range(2, 10)))
+            self.until_alone(7)
+        self.assertEqual(self.position(), 6)
+        self.assertTrue(any("it is fact 7: `replication skip orders master 7` leaves" in each for each in messages))
+        self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
+        self.flushLoggedErrors(ValueError)
+
+    def test_every_poisoned_fact_among_many_is_found(self) -> None:
+        for poison in range(2, 34):
+            self.seen.clear()
+            self.poison = {poison}
+            self.follower = self.make_follower()
+            self.store._streams.clear()
+            now(self.follower.open())
+            self.at(0, 1)
+            with logged():
+                self.rows(*map(fact, range(2, 34)))
+                self.until_alone(poison)
+            self.assertEqual(self.position(), max(1, poison - 1))
+            self.poison.clear()
+            self.process.clock.advance(10)
+            self.assertEqual(self.position(), 33)
+            applied = [token for tokens in self.seen for token in tokens if poison not in tokens]
+            self.assertEqual(applied[:1], [2] if poison > 2 else applied[:1])
+        self.flushLoggedErrors(ValueError)
+
+    def test_after_a_success_facts_are_applied_together_again(self) -> None:
+        self.poison = {3}
+        with logged():
+            self.rows(*map(fact, range(2, 10)))
+            self.until_alone(3)
+        self.poison.clear()
+        self.seen.clear()
+        self.process.clock.advance(10)
+        self.assertEqual(self.seen, [[3], [4, 5], [6, 7, 8, 9]])
+        self.rows(*map(fact, range(10, 20)))
+        self.rows(*map(fact, range(20, 50)))
+        self.assertEqual(self.seen[-3:], [[*range(10, 18)], [18, 19], [*range(20, 50)]])
+        self.flushLoggedErrors(ValueError)
+
+    def test_what_another_attempt_may_cure_is_no_fault_of_a_fact(self) -> None:
+        for error in (StoreError("locked", temporary=True), PositionMovedError("moved")):
+            self.store.errors["commit"] = error
+            with logged():
+                self.rows(fact(2))
+                self.process.clock.advance(0.25)
+            self.assertIsNone(self.follower.application.failing.failing(MASTER))
+            self.assertIsInstance(error_of(self.skip_error(2)), StreamError)
+
+    def skip_error(self, token: int) -> list[Any]:
+        try:
+            return self.leave_out(token)
+        except StreamError as error:
+            outcome: Deferred[None] = Deferred()
+            outcome.errback(error)
+            return begin(outcome)
+
+    def test_a_late_fact_that_fails_is_found_among_late_ones(self) -> None:
+        self.at(1, 9)
+        self.poison = {5}
+        self.assertTrue(self.follower.cursors[MASTER].found_late([fact(4), fact(5), fact(6)]))
+        with logged():
+            self.follower.resume()
+            self.until_alone(5)
+        self.assertEqual(self.position(), 9)
+        done = self.leave_out(5)
+        self.process.clock.advance(1)
+        self.assertEqual((done, self.seen[-1], self.position()), ([None], [6], 9))
+        self.flushLoggedErrors(ValueError)
+
+
+class SkipTests(FailingCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.poison = {3}
+        with logged():
+            self.rows(fact(2), fact(3, "[1]", "[2]"), fact(4))
+            self.until_alone(3)
+        self.flushLoggedErrors(ValueError)
+
+    def test_the_fact_is_left_out_with_its_rows_and_the_reason_and_the_stream_goes_on(self) -> None:
+        with logged() as messages:
+            done = self.leave_out(3)
+        self.assertEqual((done, self.position(), self.state(), self.seen[-1]), ([None], 4, "live", [4]))
+        (kept,) = self.kept()
+        self.assertEqual((kept.stream, kept.writer, kept.fact), (ORDERS, MASTER, fact(3, "[1]", "[2]")))
+        self.assertEqual((kept.state, kept.error), (SkipState.SKIPPED, "ValueError: cannot take {3}"))
+        self.assertEqual(
+            messages, ["fact 3 of orders by master is skipped, as a command decided: ValueError: cannot take {3}"]
+        )
+        status = self.follower.status(MASTER)
+        self.assertEqual((status.failed, status.skipped), (None, 1))
+
+    def test_a_fact_that_does_not_fail_is_not_skipped(self) -> None:
+        for token, why in ((2, "3 does"), (4, "3 does"), (99, "3 does")):
+            self.assertIn(why, str(self.assertRaises(StreamError, self.leave_out, token)))
+        self.assertIn("no fact of it fails now", str(self.assertRaises(StreamError, self.leave_out, 3, OTHER)))
+
+    def test_the_skip_and_the_position_are_one_transaction(self) -> None:
+        self.store.errors["commit"] = StoreError("locked", temporary=True)
+        with logged():
+            done = self.leave_out(3)
+        self.assertEqual((done, self.kept(), self.position()), ([], [], 2))
+        del self.store.errors["commit"]
+        self.process.clock.advance(10)
+        self.assertEqual((done, self.states(), self.position()), ([None], [(3, "skipped")], 4))
+
+    def test_a_skip_without_a_commit_is_forgotten_at_the_end(self) -> None:
+        self.store.close_gate("commit")
+        self.leave_out(3)
+        self.process.lifetime.end()
+        self.store.errors["commit"] = StoreError("gone")
+        with logged():
+            self.store.open_gate("commit")
+        del self.store.errors["commit"]
+        self.assertEqual(self.states(), [])
+        self.restart()
+        self.assertEqual(self.follower.position(MASTER), 2)
+
+    def test_a_restart_knows_what_was_skipped(self) -> None:
+        self.leave_out(3)
+        self.restart()
+        self.at(4, 4)
+        self.assertEqual(self.follower.status(MASTER).skipped, 1)
+
+    def test_a_writer_that_goes_back_takes_back_what_was_skipped(self) -> None:
+        self.leave_out(3)
+        self.follower.connection_lost("link")
+        with logged():
+            self.at(2, 2)
+        self.assertEqual((self.states(), self.position()), ([], 2))
+        self.poison.clear()
+        self.rows(fact(3, '"another"'))
+        self.assertEqual((self.position(), self.seen[-1]), (3, [3]))
+
+    def test_what_is_skipped_is_noted_as_any_other_fact(self) -> None:
+        """So neither another writer nor the audit brings it back."""
+        notes: list[int] = []
+
+        class Known:
+            async def new_facts(self, facts: Sequence[Fact]) -> Sequence[Fact]:
+                return facts
+
+            async def note(self, transaction: object, writer: object, facts: Sequence[Fact], floor: object) -> None:
+                notes.extend(each.token for each in facts)
+
+        self.follower.known, self.follower.known_by_token = cast("Any", Known()), True
+        self.leave_out(3)
+        self.assertEqual(notes, [3, 4])
+
+
+class RequestedTests(FailingCase):
+    def request(self, *facts: SkippedFact) -> None:
+        position = now(self.store.positions(ORDERS))[MASTER]
+        now(
+            self.store.transaction().commit(
+                [Write(ORDERS, MASTER, position, expected=position, follower=WORKER, skipped=facts)]
+            )
+        )
+
+    def test_a_skip_that_was_requested_before_the_start_is_done_before_the_fact_is_tried(self) -> None:
+        self.request(SkippedFact(ORDERS, MASTER, Fact(Token(3), ()), SkipState.SKIP_REQUESTED))
+        self.restart()
+        self.at(1, 1)
+        with logged() as messages:
+            self.rows(fact(2), fact(3), fact(4))
+        self.assertEqual((self.seen, self.position()), ([[2, 4]], 4))
+        self.assertEqual([each.fact for each in self.kept()], [fact(3)])
+        self.assertIn("its skip was requested before the start", messages[0])
+
+    def test_a_retry_that_was_requested_before_the_start_is_done_once_the_writer_is_connected(self) -> None:
+        self.request(SkippedFact(ORDERS, MASTER, fact(3), SkipState.RETRY_REQUESTED, "old"))
+        self.restart()
+        with logged() as messages:
+            self.at(5, 5)
+            self.process.pages = [Page([], Token(5), limited=False)]
+            self.process.clock.advance(1)
+        self.assertEqual((self.seen, self.states()), ([[3]], [(3, "applied")]))
+        self.assertTrue(any("which was skipped, is applied now" in each for each in messages), messages)
+
+
+class RetryTests(FailingCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.poison = {3}
+        with logged():
+            self.rows(fact(2), fact(3), fact(4))
+            self.until_alone(3)
+            self.leave_out(3)
+        self.flushLoggedErrors(ValueError)
+        self.seen.clear()
+
+    def retry(self) -> list[Any]:
+        outcome = begin(self.follower.application.failing.request_retry(self.kept()[0]))
+        self.follower.resume()
+        return outcome
+
+    def test_a_skipped_fact_is_applied_once_and_the_position_stays(self) -> None:
+        self.poison.clear()
+        with logged():
+            done = self.retry()
+        self.assertEqual((done, self.seen, self.position()), ([None], [[3]], 4))
+        self.assertEqual((self.states(), self.follower.status(MASTER).skipped), ([(3, "applied")], 0))
+        self.rows(fact(5))
+        self.assertEqual(self.seen[-1], [5])
+
+    def test_a_fact_that_fails_again_stays_skipped_with_the_new_reason_and_stops_nothing(self) -> None:
+        with logged():
+            done = self.retry()
+        self.assertIn("stays skipped, the function raised ValueError", str(error_of(done)))
+        self.assertEqual((self.states(), self.state()), ([(3, "skipped")], "live"))
+        self.rows(fact(5))
+        self.assertEqual(self.position(), 5)
+
+    def test_a_retry_is_one_transaction(self) -> None:
+        self.poison.clear()
+        self.store.errors["commit"] = StoreError("locked", temporary=True)
+        with logged():
+            done = self.retry()
+        self.assertEqual((done, self.states()), ([], [(3, "skipped")]))
+        del self.store.errors["commit"]
+        with logged():
+            self.process.clock.advance(1)
+        self.assertEqual((done, self.states()), ([None], [(3, "applied")]))
+
+
+class DecideTests(FailingCase):
+    action: object = FailedFactAction.SKIP
+    raised: Exception | None = None
+
+    async def decide(self, failed: FailedFact, txn: ApplyTransaction) -> object:
+        self.failed.append(failed)
+        await txn.execute("INSERT INTO letters …")
+        if self.raised is not None:
+            raise self.raised
+        return self.action
+
+    def make_it_fail(self) -> list[str]:
+        self.poison = {3}
+        with logged() as messages:
+            self.rows(fact(2), fact(3), fact(4))
+            for _ in range(8):
+                self.process.clock.advance(1)
+        self.flushLoggedErrors(ValueError)
+        return messages
+
+    def test_after_the_attempts_the_function_decides_and_its_effects_are_kept(self) -> None:
+        self.make_it_fail()
+        (failed,) = self.failed
+        self.assertEqual((failed.stream, failed.writer, failed.fact, failed.attempts), (ORDERS, MASTER, fact(3), 3))
+        self.assertIsInstance(failed.error, ValueError)
+        self.assertEqual(self.store.executed, ["INSERT INTO letters …"])
+        self.assertEqual([(each.decided_by, each.error) for each in self.kept()], [("function", failed.reason)])
+        self.assertEqual((self.position(), self.state()), (4, "live"))
+
+    def test_with_stop_the_stream_stays_stopped_and_it_is_called_again(self) -> None:
+        self.action = FailedFactAction.STOP
+        self.make_it_fail()
+        self.assertEqual([each.attempts for each in self.failed], [3, 4, 5])
+        self.assertEqual((self.position(), self.kept(), self.state()), (2, [], "stopped"))
+        self.assertIn("ValueError: cannot take {3}", self.follower.errors[MASTER])
+
+    def test_any_other_answer_is_an_error_and_skips_nothing(self) -> None:
+        self.action = None
+        messages = self.make_it_fail()
+        self.assertEqual((self.position(), self.kept()), (2, []))
+        self.assertTrue(any("returned None: return FailedFactAction.SKIP or" in each for each in messages), messages)
+
+    def test_if_it_raises_nothing_is_skipped(self) -> None:
+        self.raised = KeyError("x")
+        self.make_it_fail()
+        self.assertEqual((self.position(), self.kept()), (2, []))
+        self.assertIn("KeyError", self.follower.errors[MASTER])
+        self.flushLoggedErrors(KeyError)
+
+
+class LinearTests(FailingCase):
+    """All writers of a stream in one order."""
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        return MergingFollower(
+            name=ORDERS,
+            mode=self.mode,
+            function=function or self.apply,
+            first=first,
+            all_positions_received=lambda: True,
+            **self.process.arguments,
+        )
+
+    def test_a_fact_of_one_writer_is_found_and_skipped_among_those_of_all(self) -> None:
+        self.poison = {5}
+        self.at(0, 1, OTHER)
+        with logged():
+            self.rows(fact(2), fact(4), fact(6))
+            self.rows(fact(3), fact(5), fact(7), writer=OTHER)
+            self.at(6, 7)
+            self.until_alone(5, OTHER)
+            done = self.leave_out(5, OTHER)
+        self.assertEqual(done, [None])
+        self.assertEqual((self.position(), self.position(OTHER)), (7, 7))
+        self.assertEqual([(each.writer, each.fact) for each in self.kept()], [(OTHER, fact(5))])
+        applied = [token for tokens in self.seen for token in tokens if 5 not in tokens]
+        self.assertEqual(applied, [2, 3, 4, 6, 7])
+        self.flushLoggedErrors(ValueError)

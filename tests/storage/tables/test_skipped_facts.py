@@ -1,0 +1,49 @@
+"""The table of skipped facts, where the follower's name counts; the contract of stores has the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.storage.blocking import use_store
+from replication.streams.facts import Fact
+from replication.streams.interfaces import IStreamStore, Write
+from replication.streams.skips import SkippedFact, SkipState
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+
+
+async def skip_and_count(store: IStreamStore) -> list[int]:
+    """Skip a fact as one follower, and return how many facts each of two has skipped."""
+    one, two = InstanceName("worker1"), InstanceName("worker2")
+    skipped = [SkippedFact(ORDERS, MASTER, Fact(Token(3), ("[]",)), SkipState.SKIPPED)]
+    write = Write(ORDERS, MASTER, Token(3), expected=Token(0), follower=one, skipped=skipped)
+    await store.transaction().commit([write])
+    return [len(await store.skipped_facts(each, limit=9)) for each in (one, two)]
+
+
+def test_one_process_uses_a_file_under_any_name(tmp_path: Path) -> None:
+    assert use_store(f"sqlite:///{tmp_path}/x.db", skip_and_count, read_only=False) == [1, 1]
+
+
+def test_followers_that_share_a_database_are_apart(postgres: PostgresServer) -> None:
+    with postgres.database() as name:
+        assert use_store(postgres.url(name), skip_and_count, read_only=False) == [1, 0]
+
+
+@pytest.mark.parametrize("token", [2**62])
+def test_a_large_token_is_kept(tmp_path: Path, token: int) -> None:
+    async def skip(store: IStreamStore) -> int:
+        skipped = [SkippedFact(ORDERS, MASTER, Fact(Token(token), ()), SkipState.SKIPPED)]
+        write = Write(ORDERS, MASTER, Token(token), expected=Token(0), follower=MASTER, skipped=skipped)
+        await store.transaction().commit([write])
+        return (await store.skipped_facts(MASTER, limit=9))[0].fact.token
+
+    assert use_store(f"sqlite:///{tmp_path}/x.db", skip, read_only=False) == token
