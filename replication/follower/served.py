@@ -124,7 +124,7 @@ class ServedStreams:
         page = await read_merged_page(self.page, follower.name, after, follower.positions(), limit=limit)
         return page, await self._tokens.encode(page.upto)
 
-    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+    async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts to a stream that is written here; NotAWriterError if none is."""
         return await self.writer(stream).served.append_texts(stream, facts, key)
 

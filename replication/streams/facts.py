@@ -85,7 +85,7 @@ def check_size(texts: Sequence[str]) -> None:
     size = sum(map(len, texts)) + BYTES_IN_PAGE * len(texts)
     if size > MAX_FACT_BYTES:
         found, most, unit = size, MAX_FACT_BYTES, "bytes"
-    elif size > _SMALL and (values := sum(map(grammar.count_values, texts))) > MAX_VALUES:
+    elif size > _SMALL and (values := grammar.count_values(",".join(texts)) + 1 - len(texts)) > MAX_VALUES:
         found, most, unit = values, MAX_VALUES, "values"
     else:
         return

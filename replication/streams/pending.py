@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 from replication.errors import SequenceRegressedError, StreamError
@@ -37,12 +38,8 @@ class PendingIds:
 
     def settled_with(self, ids: Sequence[int]) -> int:
         """Return what ``settled`` would be if these open IDs were complete too."""
-        done = set(ids)
-        reached = self.highest
-        for each in self._order:
-            if each in self._open and each not in done:
-                reached = each - 1
-                break
+        left = filterfalse(set(ids).__contains__, filter(self._open.__contains__, self._order))
+        reached = next(left, self.highest + 1) - 1
         return min(reached, self._floors[0]) if self._floors else reached
 
     @property
@@ -109,10 +106,11 @@ class PendingIds:
     def complete(self, ids: Sequence[int]) -> None:
         """Complete open IDs, committed or rolled back; StreamError if one is not open."""
         open_ids, order = self._open, self._order
-        try:
-            for each in ids:
-                open_ids.remove(each)
-        except KeyError:
-            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once") from None
+        before = len(open_ids)
+        open_ids.difference_update(ids)
+        if before - len(open_ids) < len(ids):
+            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once")
+        if not open_ids:
+            order.clear()
         while order and order[0] not in open_ids:
             order.popleft()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
-
-from twisted.internet.task import deferLater
+from typing import TYPE_CHECKING
 
 from replication.errors import NotAWriterError, RowError
-from replication.web.pages import PAGE_ROWS, encode_page, encode_since, line_of, read_addition, read_additions
+from replication.web.pages import PAGE_ROWS, AddedLines, encode_page, encode_since, read_addition
 from replication.web.request import Answer, RequestError, read_key, read_limit, read_query, read_token
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IReactorTime
-
     from replication.web.request import ApiRequest
     from replication.web.site import IServed
-
-SLICE: Final = 2**20  # bytes of appended facts that are parsed in one turn of the reactor, which must not block others
 
 
 async def read_updates(request: ApiRequest, name: str) -> Answer:
@@ -59,23 +53,11 @@ async def append_facts(request: ApiRequest, name: str) -> Answer:
     if name in request.api.streams_of_rooms:
         raise NotAWriterError(f"stream {name!r} has the events of rooms: POST /v1/rooms/ROOM/events")
     key, body = read_key(request), request.body()
-    by_line = request.media_type == "application/x-ndjson"
-    facts = await _read_lines(request.api.clock, body) if by_line else [read_addition(body)]
+    lines = AddedLines(BytesIO(body)) if request.media_type == "application/x-ndjson" else None
     try:
+        facts = [read_addition(body)] if lines is None else lines
         return Answer.json({"ids": list(await request.api.served.append_texts(name, facts, key))})
     except RowError as error:
-        if by_line and error.fact is not None:
-            raise RequestError(400, f"line {line_of(BytesIO(body), error.fact)}: {error}") from error
+        if lines is not None and error.fact is not None:
+            raise RequestError(400, f"line {lines.number}: {error}") from error
         raise
-
-
-async def _read_lines(clock: IReactorTime, body: bytes) -> list[list[Any]]:
-    """Parse one fact per line, with a turn of the reactor between slices."""
-    facts: list[list[Any]] = []
-    content, count = BytesIO(body), 0
-    while lines := content.readlines(SLICE):
-        if count:
-            await deferLater(clock, 0)
-        facts += read_additions(lines, count + 1)
-        count += len(lines)
-    return facts

@@ -20,7 +20,7 @@ from replication.wire import grammar
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.merged_page import MergedPage
@@ -29,6 +29,8 @@ PAGE_ROWS: Final = 1_000  # rows, if the request has no limit
 MAX_PAGE_ROWS: Final = 10_000
 PAGE_BYTES: Final = 32 * 2**20  # a larger page ends early: clients have a limit of their own
 MAX_ANSWER: Final = 256 * 2**20  # bytes that a client reads; a fact has less (MAX_FACT_BYTES), unless it is older
+
+BLANK: Final = object()  # stands for a line without a fact
 
 _FRAME: Final = 100  # bytes of a page beside its rows
 
@@ -50,7 +52,7 @@ class _Addition(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _decode_raw = msgspec.json.Decoder(_Updates[msgspec.Raw]).decode
-_decode_addition = msgspec.json.Decoder(_Addition).decode
+_decode_addition = msgspec.json.Decoder(_Addition, float_hook=float).decode
 
 
 def encode_page(page: Page, max_bytes: int = PAGE_BYTES) -> bytes:
@@ -195,19 +197,25 @@ def _read_addition_slowly(text: bytes) -> list[Any]:
     raise RemoteProtocolError('not an object {"rows": [row, …]}')
 
 
-def read_additions(lines: Iterable[bytes], first: int = 1) -> list[list[Any]]:
-    """Return the rows of each line that is not blank; an error names the line, counted from ``first``."""
-    facts = []
-    for number, line in enumerate(lines, first):
-        if line.isspace():
-            continue
-        try:
-            facts.append(read_addition(line))
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError(f"line {number}: {error}") from error
-    return facts
+class AddedLines:
+    """The facts of ``application/x-ndjson``, one per line, each parsed when it is reached; BLANK for a blank line.
 
+    ``number`` is the number of the line that was reached last, from 1.  RemoteProtocolError names a wrong line.
+    """
 
-def line_of(lines: Iterable[bytes], fact: int) -> int:
-    """Return the number of the line that held the fact with this index."""
-    return [number for number, line in enumerate(lines, 1) if not line.isspace()][fact]
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = lines
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows of each line."""
+        for line in self._lines:
+            self.number += 1
+            if line.isspace():
+                yield BLANK
+                continue
+            try:
+                rows = read_addition(line)
+            except RemoteProtocolError as error:
+                raise RemoteProtocolError(f"line {self.number}: {error}") from error
+            yield rows

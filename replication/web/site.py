@@ -80,7 +80,7 @@ class IServed(Protocol):
         """
         ...
 
-    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+    async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows, and return their tokens once all are durable.
 
         With a ``key`` that was used before, append nothing and return the tokens of that append.  Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from heapq import merge
-from itertools import groupby
+from itertools import filterfalse, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from replication.errors import NotAWriterError, StoreError
 from replication.logs import TroubleLog
 from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_position
-from replication.streams.facts import Fact, fact_bytes, texts_of
+from replication.streams.facts import Fact, fact_bytes, texts_of, tokens_of
 from replication.streams.ids import StreamIds
 from replication.streams.interfaces import ISequence, IStreamStore, Page, Write
 from replication.streams.memory_log import InMemoryLog
@@ -109,9 +109,9 @@ class PublishedStream:
             return []
         name, settled = self.definition.name, Token(0)
         if not alone or self.ids.sequence is None:
-            settled = self.ids.within_horizon(self.ids.pending.settled_with([token for token, _ in facts]))
+            settled = self.ids.within_horizon(self.ids.pending.settled_with(tokens_of(facts)))
             self._storing[facts[0].token] = settled
-        bare = [token for token, texts in facts if not texts and token > settled]
+        bare = [token for token, _ in filterfalse(itemgetter(1), facts) if token > settled]
         if not bare:
             return [Write(name, self._instance_name, settled, facts)]
         with_rows = [fact for fact in facts if fact.texts]
@@ -127,7 +127,7 @@ class PublishedStream:
                 self.stored = max(self.stored, stored)
                 self.ids.durable = max(self.ids.durable, facts[-1].token)
             if self.ids.horizon is None:
-                self.reorder_buffer.add([fact for fact in facts if fact.texts])
+                self.reorder_buffer.add(list(filter(itemgetter(1), facts)))
         self._publisher.publish()
 
     def acknowledge(self, sender: InstanceName, token: Token) -> None:
@@ -157,6 +157,9 @@ def encode_within(
     limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
 ) -> Sequence[EncodedLines] | None:
     """Return the lines of ``encode_facts``; None if they are too many to queue, and a gap is published instead."""
+    texts = texts_of(facts)
+    if len(texts) > limits.max_queued_lines or sum(map(len, texts)) > limits.max_queued_bytes:
+        return None
     chunks = [*encode_facts(stream, writer, facts, after=after, upto=upto, line_limit=limits.line_limit)]
     size, lines = sum([len(each.data) for each in chunks]), sum([each.lines for each in chunks])
     return None if size > limits.max_queued_bytes or lines > limits.max_queued_lines else chunks

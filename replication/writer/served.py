@@ -94,7 +94,7 @@ class WrittenStreams:
         page = await read_merged_page(self.page, found.definition.name, after, upto, limit=limit)
         return page, await self._tokens.encode(page.upto)
 
-    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+    async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows; see ``StreamWriter.append``."""
         return await self._stream(stream).append(facts, key)
 

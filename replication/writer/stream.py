@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import attrs
 from twisted.internet.task import deferLater
 
 from replication.deferreds import shield
 from replication.errors import RowError, StoreError, StreamError
-from replication.streams.facts import check_rows, check_size, facts_of
+from replication.streams.facts import check_rows, check_size, facts_of, row_bytes
 from replication.streams.interfaces import Receipt
+from replication.web.pages import BLANK
 from replication.writer.reservation import FactTransaction, OpenTransactions, Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from replication.streams.definitions import StreamDefinition
+    from replication.streams.facts import Fact
     from replication.wire.grammar import Token
     from replication.writer.publisher import PublishedStream, Publisher
 
-SLICE_ROWS: Final = 20_000  # that are encoded in one turn of the reactor, which must not block others
+SLICE: Final = 2**20  # bytes that are encoded in one turn of the reactor, which must not block others
+FACT_BYTES: Final = 256  # and so many more for each row and each fact, which takes as long as such a text
+SLICE_ROWS: Final = 5_000  # of one fact that are encoded in one turn
+SLICE_FACTS: Final = 20_000  # that are made in one turn
 
 _first: Callable[[list[Reservation]], Reservation] = itemgetter(0)
 
@@ -65,11 +71,11 @@ class StreamWriter:
             raise StreamError(f"reserve({count}): reserve one ID at least")
         return FactTransaction(self._transactions, self.outgoing, count, list[Reservation])
 
-    async def append(self, facts: Sequence[Sequence[object]], key: str | None = None) -> Sequence[Token]:
+    async def append(self, facts: Iterable[Sequence[object]], key: str | None = None) -> Sequence[Token]:
         """Append facts in one transaction, and return their IDs once all are durable.
 
         Args:
-            facts: each is a list of rows.
+            facts: each is a list of rows.  They are taken a slice at a time, with a turn of the reactor in between.
             key: an idempotency key.  For a day at least, an append with the same key appends nothing and returns the
                 same IDs (docs/http.md, Idempotency keys).
 
@@ -99,38 +105,79 @@ class StreamWriter:
         transaction = FactTransaction(self._transactions, self.outgoing, len(texts), list[Reservation])
         tokens = await transaction.begin()
         receipt = None if key is None else Receipt(key, tokens)
+        large = len(texts) > SLICE_FACTS  # each step then has turns of its own
+        facts: list[Fact] = []
+        for start in range(0, len(texts), SLICE_FACTS):
+            if large:
+                await self._turn()
+            some = slice(start, start + SLICE_FACTS)
+            facts += facts_of(tokens[some], texts[some])
+        if large:
+            await self._turn()
         try:
-            await transaction.commit(facts_of(tokens, texts), receipt)
+            await transaction.commit(facts, receipt)
         except StoreError:
             if key is not None and (known := await self._transactions.store.find_receipt(key)) is not None:
                 return known  # an append with the same key ran beside this one, and committed first
             raise
+        if large:
+            await self._turn()
         return tokens
 
-    async def _encode(self, facts: Sequence[Sequence[object]]) -> list[tuple[str, ...]]:
+    async def _encode(self, facts: Iterable[Any]) -> list[tuple[str, ...]]:
         """Encode facts, with a turn of the reactor between slices."""
-        texts, left = [], SLICE_ROWS
-        for index, rows in enumerate(facts):
-            texts.append(self._encode_fact(index, rows))
-            left -= 1 + len(texts[-1])
+        texts: list[tuple[str, ...]] = []
+        left = SLICE
+        for rows in facts:
+            if rows is BLANK:
+                left -= FACT_BYTES
+            else:
+                large = isinstance(rows, (list, tuple)) and len(rows) > SLICE_ROWS
+                fact = await self._encode_slices(len(texts), rows) if large else self._encode_fact(len(texts), rows)
+                texts.append(fact)
+                left -= FACT_BYTES + (FACT_BYTES + len(fact[0]) if len(fact) == 1 else row_bytes(fact))
             if left <= 0:
-                left = SLICE_ROWS
-                await deferLater(self._transactions.clock, 0)
+                left = SLICE
+                await self._turn()
         return texts
 
+    async def _turn(self) -> None:
+        """Let the reactor do other work."""
+        await deferLater(self._transactions.clock, 0)
+
+    async def _encode_slices(self, index: int, rows: Sequence[object]) -> tuple[str, ...]:
+        """Encode one fact of many rows, with a turn of the reactor between slices."""
+        texts: list[str] = []
+        with self._naming(index):
+            check_rows(len(rows))
+        for start in range(0, len(rows), SLICE_ROWS):
+            with self._naming(index):
+                texts += map(self.definition.encode, rows[start : start + SLICE_ROWS])
+            await self._turn()
+        with self._naming(index):
+            check_size(texts)
+        return tuple(texts)
+
     def _encode_fact(self, index: int, rows: object) -> tuple[str, ...]:
+        if not isinstance(rows, (list, tuple)):
+            raise self._refusal(index, f"a fact is a list of rows, not a {type(rows).__name__}")
+        encode = self.definition.encode
         try:
-            if isinstance(rows, (list, tuple)):
-                encode = self.definition.encode
-                if len(rows) == 1:  # the usual case, in half the time
-                    texts: tuple[str, ...] = (encode(rows[0]),)
-                else:
-                    check_rows(len(rows))
-                    texts = tuple([encode(row) for row in rows])
-                check_size(texts)
-                return texts
-            why, cause = f"a fact is a list of rows, not a {type(rows).__name__}", None
+            # One row is the usual case, in half the time.
+            texts = (encode(rows[0]),) if len(rows) == 1 else tuple([encode(row) for row in rows])
+            check_size(texts)
         except RowError as error:
-            why, cause = str(error), error
+            raise self._refusal(index, str(error)) from error
+        return texts
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        """Let RowError name the fact, and count it."""
+        try:
+            yield
+        except RowError as error:
+            raise self._refusal(index, str(error)) from error
+
+    def _refusal(self, index: int, why: str) -> RowError:
         self.outgoing.refused += 1
-        raise RowError(f"fact {index + 1}: {why}", fact=index) from cause
+        return RowError(f"fact {index + 1}: {why}", fact=index)

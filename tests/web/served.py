@@ -17,6 +17,7 @@ from replication.streams.facts import Fact
 from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
 from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.streams.positions import MultiWriterToken
+from replication.web.pages import BLANK
 from replication.web.site import make_site
 from replication.web.synapse_requests import SynapseRequests
 from replication.wire import grammar
@@ -96,15 +97,17 @@ class FakeServed:
         since = await read_merged_page(self.page, StreamName(stream), after, positions, limit=limit)
         return since, since.upto.encode(numbers)
 
-    async def append_texts(self, stream: str, facts: Sequence[Sequence[object]], key: str | None) -> Sequence[Token]:
+    async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         self._raise(stream)
-        for index, rows in enumerate(facts):
+        appended: list[list[object]] = []
+        for rows in facts:
+            if rows is BLANK:
+                continue
             if ["bad"] in rows:
-                error = RowError("a row has the wrong fields")
-                error.fact = index
-                raise error
-        self.appended.append((stream, [list(rows) for rows in facts], key))
-        return [Token(2 + index) for index in range(len(facts))]
+                raise RowError("a row has the wrong fields", fact=len(appended))
+            appended.append([*rows])
+        self.appended.append((stream, appended, key))
+        return [Token(2 + index) for index in range(len(appended))]
 
     async def check(self) -> None:
         if self.error is not None:

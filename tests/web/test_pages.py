@@ -16,11 +16,11 @@ from replication.streams.facts import BYTES_IN_PAGE, MAX_FACT_BYTES, Fact, check
 from replication.streams.interfaces import Page
 from replication.web import pages
 from replication.web.pages import (
+    BLANK,
+    AddedLines,
     BackwardsPageError,
     encode_page,
-    line_of,
     read_addition,
-    read_additions,
     read_page,
 )
 from replication.wire.grammar import Token, encode_row
@@ -256,13 +256,12 @@ class TestAdditions:
             read_addition(text)
 
     def test_a_line_is_a_fact_and_blank_lines_are_none(self) -> None:
-        lines = [b'{"rows":[1]}\n', b"\n", b'  {"rows":[]} \r\n', b" \t\r\n", b'{"rows":[2,3]}']
-        assert read_additions(lines) == [[1], [], [2, 3]]
-        assert [line_of(lines, fact) for fact in range(3)] == [1, 3, 5]
+        lines = AddedLines([b'{"rows":[1]}\n', b"\n", b'  {"rows":[]} \r\n', b" \t\r\n", b'{"rows":[2,3]}'])
+        assert [(lines.number, rows) for rows in lines] == [(1, [1]), (2, BLANK), (3, []), (4, BLANK), (5, [2, 3])]
 
     def test_a_wrong_line_is_named_by_its_number(self) -> None:
-        with pytest.raises(RemoteProtocolError, match=r'^line 12: the list "rows" is missing$'):
-            read_additions([b'{"rows":[1]}\n', b"\n", b"{}\n"], first=10)
+        with pytest.raises(RemoteProtocolError, match=r'^line 3: the list "rows" is missing$'):
+            list(AddedLines([b'{"rows":[1]}\n', b"\n", b"{}\n"]))
 
 
 def test_a_fact_that_no_client_reads_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -9,8 +10,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from replication.errors import RowError, StoreError, StreamError
 from replication.streams import facts
 from replication.streams.definitions import CACHES
+from replication.web.pages import AddedLines
 from replication.wire.grammar import StreamName, Token
-from replication.writer.stream import SLICE_ROWS
+from replication.writer.stream import FACT_BYTES, SLICE, SLICE_ROWS
 from tests.doubles import FragileStore, SharedStore, begin, error_of, logged, now
 from tests.writer.cases import ME, WriterCase
 
@@ -159,11 +161,32 @@ class AppendTests(WriterCase):
         self.assertEqual(self.notes.outgoing.refused, 2)
         self.assertEqual(self.notes.publisher.ids.pending.highest, 1)
 
-    def test_a_large_append_is_encoded_in_slices(self) -> None:
-        appended = begin(self.notes.append([[1]] * (SLICE_ROWS + 1)))
-        self.assertEqual(appended, [])
+    def append_in_turns(self, facts: Any) -> tuple[Any, int]:
+        """Append; return the outcome, and how many turns of the reactor came in between."""
+        clock = self.process.clock
+        with patch.object(clock, "callLater", wraps=clock.callLater) as call_later:
+            appended = begin(self.notes.append(facts))
+            self.assertEqual(appended, [])
+            clock.advance(0)
+        return appended[0], call_later.call_count
+
+    def test_a_large_append_takes_turns(self) -> None:
+        tokens, turns = self.append_in_turns([[1]] * 45_000)
+        self.assertEqual(len(tokens), 45_000)
+        self.assertGreater(turns, 45_000 * 2 * FACT_BYTES // SLICE)
+
+    def test_lines_are_parsed_when_they_are_encoded_and_blank_ones_take_turns(self) -> None:
+        lines = AddedLines([*[b"\n"] * 45_000, b'{"rows":[1]}'])
+        begin(self.notes.append(lines))
+        self.assertEqual(lines.number, SLICE // FACT_BYTES)
         self.process.clock.advance(0)
-        self.assertEqual(len(appended[0]), SLICE_ROWS + 1)
+        self.assertEqual(lines.number, 45_001)
+
+    def test_a_large_fact_takes_turns(self) -> None:
+        self.assertEqual(self.append_in_turns([[1] * (2 * SLICE_ROWS + 1)]), ([2], 3))
+        refusal, turns = self.append_in_turns([[2], [1] * (2 * SLICE_ROWS) + [{1}]])
+        self.assertEqual((turns, refusal.value.fact, self.notes.outgoing.refused), (2, 1, 1))
+        self.assertIn("fact 2: a row must be JSON", str(refusal.value))
 
     def test_a_slice_is_of_so_many_rows_and_facts(self) -> None:
         """A fact counts as one row more than it has."""
