@@ -9,11 +9,14 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 
+import psycopg
 import pytest
 
 from replication.bench.cluster import find_binaries
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
 from tests.postgres import PostgresServer
-from tests.system.daemons import until
+from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
 from tests.system.test_kills import has, table
 from tests.system.test_restores import SEEN, Database, PostgresDatabase, Shop, SqliteDatabase
 
@@ -152,6 +155,41 @@ def test_a_worker_that_writes_ends_when_its_database_is_restored(tmp_path: Path,
         loses_commits(shop, database.back_up, database.restore, busy=True)
         shop.restart_master(*"new facts")
         are_equal(shop, database, *"abcde", *"new facts")
+
+
+@pytest.mark.parametrize("database", ["an SQLite file", "a database"], indirect=True)
+def test_a_worker_ends_when_its_own_database_is_restored_and_then_continues(tmp_path: Path, database: Database) -> None:
+    """Its supervisor starts it again, and it applies the lost facts once more."""
+    with ExitStack() as stack:
+        master = Daemon(tmp_path, "master", "--stream=orders", "--database=sqlite:///master.db")
+        wire, http = stack.enter_context(fixed_ports(master))
+        options = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", f"--database={database.url}", LOCAL[1])
+        worker = stack.enter_context(Daemon(tmp_path, "worker", *options))
+
+        def has_rows(*rows: str) -> None:
+            until(lambda: found() == [f'"{each}"' for each in rows], "the copy is equal")
+
+        def found() -> list[object]:
+            try:
+                return [row for *_, row in database.rows()]
+            except (sqlite3.OperationalError, psycopg.errors.UndefinedTable):
+                return []  # the worker has not made its table yet
+
+        def put(*rows: str) -> None:
+            append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+        worker.address("HTTP")
+        put(*"abc")
+        has_rows(*"abc")
+        database.back_up()
+        put(*"de")
+        has_rows(*"abcde")
+        database.restore()
+        put("f")
+        assert worker.wait() == 1
+        assert LOST in worker.log
+        worker.start()
+        has_rows(*"abcdef")
 
 
 def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import ConfigError, SchemaError, StoreError
+from replication.errors import CommitsLostError, ConfigError, SchemaError, StoreError
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
@@ -70,6 +70,18 @@ while True:
         pump.wait(commit)
         print(acknowledged, flush=True)
 """
+
+
+class LostCommitsTests(OnPostgres, SynchronousTestCase):
+    def test_the_database_is_not_ready_from_the_loss_on(self) -> None:
+        """Although it was a moment before, and although it can be written."""
+        self.commit(write(2, facts(2)))
+        self.wait(self.store.check())
+        self.sql("DELETE FROM commit_marks")
+        self.end_sessions()
+        error = self.assertRaises(CommitsLostError, self.commit, write(3, facts(3)))
+        for refused in (self.store.check, self.store.stored_positions):
+            self.assertIs(self.assertRaises(CommitsLostError, self.wait, refused()), error)
 
 
 class PostgresTests(OnPostgres, StreamStoreContract, SqlTransactionContract, SynchronousTestCase):

@@ -63,6 +63,7 @@ class RestoreTests(UsesStore, SynchronousTestCase):
         self.back_up()
         for each in lost:
             self.commit(each)
+        self.wait(self.store.check())  # counts for a second, but not after a loss
         self.restore()
         self.is_lost()
 
