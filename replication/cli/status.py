@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     with closing(parser.open_client(found)) as client:
         if not found.watch:
             status = fetch(client)
-            console.print(render(status), soft_wrap=found.json)
+            console.print(render(status), soft_wrap=found.json or not console.is_terminal)
             if found.check and status["not_ready"]:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -47,12 +49,27 @@ class FittingTable:
         self._rows.append([str(each) for each in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, with as many columns as fit."""
+        """Yield the table, with as many columns as fit; where all do, without measuring each cell as rich does."""
+        if options.max_width >= PIPE_WIDTH:
+            yield Segment(self._lines())
+            return
         for count in range(len(self._optional) + 1):
             table = self._table(self._optional[:count])
             if Measurement.get(console, options.update(max_width=PIPE_WIDTH), table).maximum <= options.max_width:
                 break
         yield table
+
+    def _lines(self) -> str:
+        """Return the text that rich makes of the table."""
+        rows = [[title.lstrip("#") for title in self._titles], *[[escape(each) for each in row] for row in self._rows]]
+        columns = []
+        for title, cells in zip(self._titles, zip(*rows, strict=True), strict=True):
+            sizes = [cell_len(each) for each in cells]
+            width = max(sizes)
+            padding = [" " * (width - size) for size in sizes]
+            pairs = zip(cells, padding, strict=True)
+            columns.append([space + cell if title.startswith("#") else cell + space for cell, space in pairs])
+        return "".join(["  ".join(row) + "\n" for row in zip(*columns, strict=True)])
 
     def _table(self, left_out: Sequence[str]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

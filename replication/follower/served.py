@@ -149,11 +149,12 @@ class ServedStreams:
 
     # ---- statuses and metrics
 
-    def stream_statuses(self) -> list[StreamStatus]:
-        """Return the status of every stream."""
-        written = [] if self._master is None else self._master.served.stream_statuses()
+    def stream_statuses(self, only: str | None = None) -> list[StreamStatus]:
+        """Return the status of every stream, or of the stream named ``only``, if there is one."""
+        written = [] if self._master is None else self._master.served.stream_statuses(only)
         statuses = {status.definition.name: status for status in written}
-        for follower in self._followed:
+        followers = [each for each in [self._followed.get(only)] if each] if only else self._followed
+        for follower in followers:
             followed = [follower.status(writer) for writer in follower.cursors]
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))

@@ -25,7 +25,6 @@ from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Reset
 from replication.streams.definitions import CACHES
 from replication.synapse import since_1_159
-from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -110,7 +109,7 @@ class FollowedStreams:
 
     def get(self, name: str) -> StreamFollower | None:
         """Return the follower of a stream, None if nothing was received of it."""
-        return self._followers.get(grammar.stream_name(name))
+        return self._followers.get(StreamName(name))
 
     def wants(self, stream: str) -> bool:
         """Whether a stream is among those to follow."""

@@ -40,9 +40,9 @@ async def read_history(request: ApiRequest, name: str) -> Answer:
 
 def _check_writer(served: IServed, name: str, writer: str) -> None:
     """Raise RequestError if a stream has no such writer here; one that is declared may not have written yet."""
-    for status in served.stream_statuses():
+    for status in served.stream_statuses(name):
         writers = {*status.definition.writers, *(each.instance for each in status.writers)}
-        if status.definition.name == name and writer not in writers:
+        if writer not in writers:
             known = ", ".join(sorted(writers)) or "none"
             raise RequestError(404, f"stream {name!r} has no writer {writer!r:.100} here; its writers: {known}")
 

@@ -89,8 +89,8 @@ class IServed(Protocol):
         """
         ...
 
-    def stream_statuses(self) -> Sequence[StreamStatus]:
-        """Return the status of every stream."""
+    def stream_statuses(self, only: str | None = None) -> Sequence[StreamStatus]:
+        """Return the status of every stream, or of the stream named ``only``, if there is one."""
         ...
 
     def peer_statuses(self) -> Sequence[PeerStatus]:

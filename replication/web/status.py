@@ -12,7 +12,6 @@ from replication.web.request import Answer, RequestError
 if TYPE_CHECKING:
     from replication.streams.interfaces import StreamStatus
     from replication.web.request import ApiRequest
-    from replication.web.site import IServed
 
 
 async def list_streams(request: ApiRequest) -> Answer:
@@ -22,17 +21,13 @@ async def list_streams(request: ApiRequest) -> Answer:
 
 async def read_stream(request: ApiRequest, name: str) -> Answer:
     """Answer with the status of one stream."""
-    if name not in _by_name(request.api.served):
-        await request.api.served.check()  # before a process has started, no stream is known
-    streams = _by_name(request.api.served)
-    if name in streams:
-        return Answer.json(describe_stream(streams[name]))
-    near = did_you_mean(name, streams)
+    served = request.api.served
+    if not served.stream_statuses(name):
+        await served.check()  # before a process has started, no stream is known
+    for status in served.stream_statuses(name):
+        return Answer.json(describe_stream(status))
+    near = did_you_mean(name, [each.definition.name for each in served.stream_statuses()])
     raise RequestError(404, f"no stream {name!r:.100} here{near or '; GET /v1/streams lists all'}")
-
-
-def _by_name(served: IServed) -> dict[str, StreamStatus]:
-    return {each.definition.name: each for each in served.stream_statuses()}
 
 
 async def list_connections(request: ApiRequest) -> Answer:

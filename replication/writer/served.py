@@ -119,12 +119,13 @@ class WrittenStreams:
 
     # ---- statuses and metrics
 
-    def stream_statuses(self) -> list[StreamStatus]:
-        """Return the status of every stream."""
+    def stream_statuses(self, only: str | None = None) -> list[StreamStatus]:
+        """Return the status of every stream, or of the stream named ``only``, if there is one."""
+        writers = [each for each in [self._streams.get(StreamName(only))] if each] if only else self._streams.values()
         oldest: dict[StreamName, tuple[Token, float]] = {}
         for stream, first, age in self._transactions.oldest_first():
             oldest.setdefault(stream.definition.name, (first, age))
-        return [self._status(writer, oldest.get(writer.definition.name)) for writer in self._streams.values()]
+        return [self._status(writer, oldest.get(writer.definition.name)) for writer in writers]
 
     def unreachable_writers(self) -> Sequence[str]:
         """Return nothing: a master follows no writer."""

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from replication.cli.tables import FittingTable, make_console
+from replication.cli.tables import PIPE_WIDTH, FittingTable, make_console
 
 
 def shown(table: FittingTable, width: int) -> str:
@@ -34,6 +34,15 @@ def test_a_cell_has_no_control_character() -> None:
     table = FittingTable("NAME")
     table.add("\x1b[31mred")
     assert shown(table, 80).splitlines()[1].rstrip() == r"\x1b[31mred"
+
+
+def test_a_pipe_gets_the_text_that_rich_makes() -> None:
+    table = FittingTable("NAME", "#SIZE", "一二三", "#", optional=["SIZE"])
+    table.add("a", 1, "\x1b[31mred", "")
+    table.add("一二", 100_000, "", 7)
+    table.add("[bold]é", -1, "x", "  ")
+    assert shown(table, PIPE_WIDTH) == shown(table, PIPE_WIDTH - 1)
+    assert shown(FittingTable("ONE", "#TWO"), PIPE_WIDTH) == shown(FittingTable("ONE", "#TWO"), PIPE_WIDTH - 1)
 
 
 def test_a_pipe_gets_lines_of_full_length() -> None:

@@ -89,6 +89,8 @@ class ServedTests(WorkerCase):
 
     def test_statuses_show_the_applied_position_and_the_connections(self) -> None:
         (status,) = self.worker.served.stream_statuses()
+        self.assertEqual(self.worker.served.stream_statuses(status.definition.name), [status])
+        self.assertEqual(self.worker.served.stream_statuses("no name"), [])
         (writer,) = status.writers
         self.assertEqual((writer.instance, writer.position, writer.published, writer.state), ("master", 5, 5, "live"))
         (peer,) = self.worker.served.peer_statuses()

@@ -123,13 +123,14 @@ class FakeServed:
         if stream == self.unwritable:
             raise NotAWriterError(f"{stream} is written by worker2, not by master")
 
-    def stream_statuses(self) -> list[StreamStatus]:
+    def stream_statuses(self, only: str | None = None) -> list[StreamStatus]:
         here = WriterStatus(InstanceName("master"), Token(9), Token(11), "writing")
         there = WriterStatus(InstanceName("worker2"), Token(7), Token(7), "stopped", "the function raised")
-        return [
+        found = [
             StreamStatus(self.definitions[0], [here, there], 2, (Token(10), 1.5), notes=["stream 'orders': mend it"]),
             *[StreamStatus(each, []) for each in self.definitions[1:]],
         ]
+        return [each for each in found if only in (None, each.definition.name)]
 
     def unreachable_writers(self) -> list[str]:
         return self.unreachable

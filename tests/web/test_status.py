@@ -82,6 +82,18 @@ class StatusTests(ApiTestCase):
     def test_a_stream_by_its_name_is_the_same_object(self) -> None:
         self.assertEqual(self.get("/v1/streams/orders").json, self.get("/v1/streams").json["streams"][0])
 
+    def test_a_stream_by_its_name_is_read_without_the_others(self) -> None:
+        read: list[str | None] = []
+        statuses = self.served.stream_statuses
+
+        def noted(only: str | None = None) -> list[StreamStatus]:
+            read.append(only)
+            return statuses(only)
+
+        self.served.stream_statuses = noted  # type: ignore[method-assign]
+        self.get("/v1/streams/orders")
+        self.assertEqual({*read}, {"orders"})
+
     def test_a_stream_that_is_not_here_is_named(self) -> None:
         self.assert_refused(self.get("/v1/streams/odrers"), 404, "no stream 'odrers' here; did you mean orders?")
         self.assert_refused(self.get("/v1/streams/zz"), 404, "no stream 'zz' here; GET /v1/streams lists all")

@@ -56,6 +56,11 @@ class SharedTests(SharedCase):
         shown = [(each.instance, each.position, each.published, each.state) for each in status.writers]
         self.assertEqual(shown, [("master", 7, 7, "writing"), ("other", 7, 7, "elsewhere")])
 
+    def test_the_status_of_one_stream_is_that_among_all(self) -> None:
+        for status in self.master.served.stream_statuses():
+            self.assertEqual(self.master.served.stream_statuses(status.definition.name), [status])
+        self.assertEqual(self.master.served.stream_statuses("unknown"), [])
+
     def test_statuses_do_not_show_a_removed_writer(self) -> None:
         """Otherwise the position of the removed writer would be the smallest for ever."""
         definition = StreamDefinition("notes", writers=("second", "third"))
