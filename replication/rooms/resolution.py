@@ -39,7 +39,7 @@ def resolve_deepest(states: Sequence[StateMap], fetch: Fetch, room_version: str 
 
     def weight(event_id: str) -> tuple[int, int, str]:
         event = events.get(event_id)  # an event that is not stored yet loses
-        return (0, 0, event_id) if event is None else (event.depth or 0, event.origin_server_ts, event_id)
+        return (-1, 0, event_id) if event is None else (event.depth or 0, event.origin_server_ts, event_id)
 
     return {**agreed, **{key: max(candidates, key=weight) for key, candidates in disputed.items()}}
 

@@ -12,7 +12,7 @@ KNOWN = {
     name: Event.read(
         "!r", {"event_id": name, "type": "t", "prev_event_ids": [], "depth": depth, "origin_server_ts": when}
     )
-    for name, depth, when in (("a", 1, 9), ("b", 2, 1), ("c", 2, 5), ("d", 2, 5))
+    for name, depth, when in (("a", 1, 9), ("b", 2, 1), ("c", 2, 5), ("d", 2, 5), ("first", 0, 0))
 }
 X, Y = ("t", "x"), ("t", "y")
 
@@ -33,7 +33,8 @@ def test_a_key_of_only_some_states_is_kept() -> None:
 
 
 def test_an_event_that_is_not_stored_loses() -> None:
-    assert resolve_deepest([{X: "unknown"}, {X: "a"}], fetch, None) == {X: "a"}
+    for known in ("a", "first"):
+        assert resolve_deepest([{X: "unknown"}, {X: known}], fetch, None) == {X: known}
 
 
 def test_only_a_room_with_a_create_event_is_resolved_by_the_matrix_rules() -> None:
