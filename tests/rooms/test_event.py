@@ -102,14 +102,57 @@ def test_only_member_events_have_a_membership() -> None:
     assert read(type="m.room.member", content={"membership": 1}).membership is None
 
 
-def test_event_id_type_and_prev_event_ids_are_required_and_checked() -> None:
-    for source, why in (
-        ({"type": "t", "prev_event_ids": []}, "event_id is missing"),
-        ({"event_id": "$e", "type": "t"}, "prev_event_ids is missing"),
-        ({"event_id": "$e", "type": "t", "prev_event_ids": [], "room_id": "!other"}, "its room is '!other'"),
-        ({"event_id": "$e", "type": "t", "prev_event_ids": ["$e"]}, "cycle"),
-        ({"event_id": "$e", "type": "t", "prev_event_ids": [str(each) for each in range(21)]}, "at most 20"),
-    ):
-        with pytest.raises(RoomError, match=why):
-            Event.read(ROOM, source)
-    assert len(read(auth_event_ids=[str(each) for each in range(10)]).auth_event_ids) == 10
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"event_id": None}, "event '$e': event_id is missing"),
+        ({"type": None}, "event '$e': type is missing"),
+        ({"prev_event_ids": None}, "event '$e': prev_event_ids is missing"),
+        ({"room_id": "!other"}, "event '$e': its room is '!other', not '!r'"),
+        ({"prev_event_ids": ["$e"]}, "event '$e' names itself in its prev_event_ids: that is a cycle"),
+        ({"prev_event_ids": [*"abcdefghijklmnopqrstu"]}, "event '$e': 21 prev_event_ids; at most 20 are allowed"),
+        ({"auth_event_ids": [*"abcdefghijk"]}, "event '$e': 11 auth_event_ids; at most 10 are allowed"),
+        ({"sender": 1}, "event '$e': sender must be a text of up to 255 characters"),
+        ({"depth": -1}, "event '$e': depth must be a number from 0 to 2**53 - 1, or null"),
+        ({"depth": True}, "event '$e': depth must be a number from 0 to 2**53 - 1, or null"),
+        ({"origin_server_ts": 2**63}, "event '$e': origin_server_ts must be a number of milliseconds"),
+        (
+            {"content": {"x": float("nan")}},
+            "event '$e': content is not JSON: Out of range float values are not JSON compliant",
+        ),
+    ],
+)
+def test_a_refused_event_is_named_with_the_reason(changes: dict[str, Any], why: str) -> None:
+    source = {"event_id": "$e", "type": "t", "prev_event_ids": ["$p"], **changes}
+    given = {name: value for name, value in source.items() if value is not None}
+    with pytest.raises(RoomError) as caught:
+        Event.read(ROOM, given)
+    assert str(caught.value) == why.replace("'$e'", repr(given.get("event_id", "without event_id")))
+
+
+def test_unknown_fields_and_long_ids_are_cut_in_messages() -> None:
+    with pytest.raises(RoomError) as caught:
+        read(event_id="$" * 200, **{"x" * 200: 1})
+    message = str(caught.value)
+    assert message.startswith(f"event '{'$' * 100}': unknown field '{'x' * 100}'; known are event_id, room_id, type, ")
+
+
+def test_the_largest_values_are_taken() -> None:
+    names = [f"{each}" for each in range(20)]
+    event = read(
+        prev_event_ids=names, auth_event_ids=names[:10], depth=MAX_DEPTH, origin_server_ts=2**63 - 1, sender="x" * 255
+    )
+    assert (len(event.prev_event_ids), len(event.auth_event_ids), event.depth) == (20, 10, MAX_DEPTH)
+    assert read(depth=0, origin_server_ts=0, state_key="", state_before=[["t", "", "$a"], "$b"]).state_before == (
+        ("t", "", "$a"),
+        "$b",
+    )
+
+
+def test_an_event_has_its_defaults() -> None:
+    event = Event.read(ROOM, {"event_id": "$e", "type": "t", "prev_event_ids": []})
+    assert event == Event(event_id="$e", room_id=ROOM, type="t")
+    assert event.is_good
+    assert [read(**bad).is_good for bad in ({"outlier": True}, {"rejected": "no"}, {"soft_failed": True})] == [
+        False
+    ] * 3
