@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def resolve(states: Sequence[StateMap], fetch: Fetch, room_version: str | None) -> StateMap:
     """Resolve by the Matrix specification; without ``m.room.create`` by :func:`resolve_deepest`."""
     if room_version is None:
-        return resolve_deepest(states, fetch, room_version)
+        return resolve_deepest(states, fetch, None)
     if room_version == "1":
         return resolve_v1(states, fetch)
     return resolve_v2(states, fetch, room_version)

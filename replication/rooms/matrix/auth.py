@@ -77,7 +77,7 @@ def power_of(user: str, auth: Auth) -> int:
     levels = auth.get((POWER_LEVELS, ""))
     if levels is None:
         create = auth.get((CREATE, ""))
-        creators = () if create is None else (create.content.get("creator", create.sender), create.sender)
+        creators = () if create is None else (create.content.get("creator"), create.sender)
         return CREATOR_POWER if user in creators else 0
     return level_in(levels, user)
 

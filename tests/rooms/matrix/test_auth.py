@@ -259,6 +259,8 @@ def test_without_power_levels_only_the_creator_has_power() -> None:
     assert power_of(ALICE, state(CREATE)) == 100
     assert power_of(BOB, state(CREATE)) == 0
     assert power_of(ALICE, {}) == 0
+    named = event("m.room.create", ALICE, "", content={"creator": BOB})
+    assert [power_of(user, state(named)) for user in (ALICE, BOB, CAROL)] == [100, 100, 0]
     odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: True}, "users_default": "7"})
     assert power_of(BOB, state(CREATE, odd)) == 7
 
