@@ -84,6 +84,7 @@ def test_ev_rows_have_the_fields_of_synapse_1_47() -> None:
     redaction = read(type="m.room.redaction", redacts="$r")
     assert encode_ev(redaction, rejected=None, flag=int)[1][4] == "$r"  # type: ignore[index]
     assert encode_backfill(redaction, rejected=None) == ["$e", ROOM, "m.room.redaction", None, "$r", None]
+    assert encode_backfill(read(redacts="$r"), rejected=None)[4] is None, "only a redaction redacts"
     assert encode_backfill(redaction, rejected="no") == ["$e", ROOM, "m.room.redaction", None, None, None]
     assert encode_state(ROOM, ("t", "k"), None) == ["state", [ROOM, "t", "k", None]]
 

@@ -216,6 +216,21 @@ def test_a_changed_resolver_changes_the_state_of_a_room_with_several_extremities
     assert keeper.tables().current_state(ROOM) == {("note", ""): "a", ("note", "x"): "b"}
 
 
+def test_an_invitation_of_a_local_user_to_a_room_that_is_not_joined_is_stored() -> None:
+    invited = {"outlier": True, "out_of_band_membership": True, "type": "m.room.member"}
+    ours = "@me:local.test"
+    for user, changes, stored in (
+        (ours, {}, {ours: "invite"}),
+        (ours, {"out_of_band_membership": False}, {}),
+        (ours, {"type": "note"}, {}),
+        ("@you:far.test", {}, {}),
+    ):
+        keeper = Keeper()
+        keeper.take(ROOM, [event("a")])
+        keeper.take(ROOM, [event("b", state_key=user, content={"membership": "invite"}, **{**invited, **changes})])
+        assert keeper.tables().local_members(ROOM) == stored, (user, changes)
+
+
 def test_an_event_of_another_room_is_refused() -> None:
     keeper = Keeper()
     keeper.take(ROOM, [event("a")])
