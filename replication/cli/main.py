@@ -32,6 +32,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "streams": "check tables that streams are mapped onto",
     "replay": "write history as segments, on Spark",
     "rooms": "show a room, or draw its graph",
+    "certs": "make an authority and certificates for TLS",
     "bench": "measure this machine",
     "completion": "print a script that completes commands and options in a shell",
 }

@@ -21,6 +21,7 @@ ALONE = [  # pages that need nothing but this package
     "tutorial.md",
     "how-to/embed-in-twisted.md",
     "how-to/use-from-asyncio.md",
+    "how-to/use-tls.md",
     "how-to/keep-rooms.md",
     "how-to/invalidate-caches.md",
     "how-to/share-presence.md",
