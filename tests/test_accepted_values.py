@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ from tests.storage.pump import Pump
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from replication.streams.interfaces import IStreamStore
+    from tests.postgres import PostgresServer
 
 ORDERS, ME = StreamName("orders"), InstanceName("master")
 MAPPED = MappedRows[Any](StreamDefinition("m", table="m", row=["value"]), mark="?", order="rowid")
@@ -111,9 +115,7 @@ class Exits:
         self.pump = Pump()
         self.folder = folder
         self.numbers = count(2)
-        self.store = SqliteStore(str(folder / "facts.db"), self.pump)
-        self.pump.wait(self.store.open())
-        self.pump.wait(self.store.declare(StreamDefinition(ORDERS)))
+        self.store: IStreamStore = SqliteStore(str(folder / "facts.db"), self.pump)
 
     def function(self, some: list[str]) -> list[Any]:
         return Fact(Token(5), tuple(some)).rows
@@ -160,14 +162,41 @@ class Exits:
         return fact.rows
 
 
+class PostgresExit(Exits):
+    """The tables of PostgreSQL."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        from replication.storage.postgres.store import PostgresStore
+
+        super().__init__(folder)
+        self.store = PostgresStore(url, self.pump)
+
+
+@contextmanager
+def opened(ways: Exits) -> Iterator[Exits]:
+    ways.pump.wait(ways.store.open())
+    ways.pump.wait(ways.store.declare(StreamDefinition(ORDERS)))
+    yield ways
+    ways.pump.wait(ways.store.close())
+
+
 @pytest.fixture(scope="module")
 def exits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Callable[[list[str]], list[Any]]]]:
-    ways = Exits(tmp_path_factory.mktemp("exits"))
-    yield [
-        *(ways.function, ways.wire, ways.http_page, ways.http_page_read_by_a_synapse, ways.since),
-        *(ways.database, ways.segment),
-    ]
-    ways.pump.wait(ways.store.close())
+    with opened(Exits(tmp_path_factory.mktemp("exits"))) as ways:
+        yield [
+            *(ways.function, ways.wire, ways.http_page, ways.http_page_read_by_a_synapse, ways.since),
+            *(ways.database, ways.segment),
+        ]
+
+
+@pytest.fixture(scope="module")
+def postgres_exit(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[Callable[[list[str]], list[Any]]]:
+    with postgres.database() as name:
+        ways = PostgresExit(tmp_path_factory.mktemp("exits"), postgres.url(name))
+        with opened(ways):
+            yield ways.database
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES, ids=lambda each: each.__name__)
@@ -184,6 +213,21 @@ def test_what_is_accepted_anywhere_can_be_read_everywhere(
         return
     for leave in exits:
         assert repr(leave(accepted)) == repr([json.loads(text) for text in accepted]), leave
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES, ids=lambda each: each.__name__)
+@given(some=rows_of_a_fact)
+@example(some=['"\\ud800"', "1e999"])
+@example(some=['"\\u0000"'])
+@example(some=[nested(MAX_NESTING)])
+def test_what_is_accepted_anywhere_can_be_read_from_postgresql(
+    postgres_exit: Callable[[list[str]], list[Any]], entrance: Callable[[list[str]], list[str]], some: list[str]
+) -> None:
+    try:
+        accepted = entrance(some)
+    except (RowError, RemoteProtocolError, StoreError):
+        return
+    assert repr(postgres_exit(accepted)) == repr([json.loads(text) for text in accepted])
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES, ids=lambda each: each.__name__)
