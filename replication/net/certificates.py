@@ -63,10 +63,10 @@ class ClientRule:
         try:
             found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
             names = found.value.get_values_for_type(x509.DNSName)
-            if any(DNS_ID(name).verify(pattern) for name in names if "*" not in name for pattern in self._patterns):
-                return None
         except (x509.ExtensionNotFound, ValueError):
             names = []
+        if any(_matches(name, pattern) for name in names for pattern in self._patterns):
+            return None
         of = f"for {', '.join(names)!r:.200}" if names else "without a DNS name"
         return f"the certificate is {of}, which tls.allow does not have"
 
@@ -147,6 +147,14 @@ class TlsEndpoint:
     def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: ARG002, N803 (Twisted's)
         """Return the TLS of a new connection."""
         return SSL.Connection(self._context)
+
+
+def _matches(name: str, pattern: DNSPattern) -> bool:
+    """Return whether a name of a certificate is the one of ``pattern``, or one of those; a name with * is none."""
+    try:
+        return DNS_ID(name).verify(pattern)
+    except ValueError:  # not a host name; or, in old releases, a name without a dot beside a pattern with *
+        return False
 
 
 def _text(error: Exception) -> str:

@@ -43,7 +43,7 @@ class ClientRuleTests(CertificateCase):
     def test_a_name_or_a_pattern_is_accepted(self) -> None:
         self.demand("worker1", "*.Example.com")
         for name in ("worker1", "WORKER1", "worker9.example.com"):
-            client, lines = self.follow(shown=self.authority.issue("shown", "other", name))
+            client, lines = self.follow(shown=self.authority.issue("shown", "other", "*", "a..b", name))
             self.assertTrue(client.greeted, name)
             self.assertEqual(lines, [])
 
