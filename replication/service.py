@@ -34,10 +34,12 @@ from replication.logs import TroubleLog, escape_event
 from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import format_address, has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
+from replication.net.notify import Notifier
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
 from replication.streams.definitions import CACHES
 from replication.urls import hide_arguments, hide_secrets
+from replication.web.health import Health
 from replication.web.site import make_site
 from replication.writer.master import Master
 from replication.writer.rooms import Rooms
@@ -183,7 +185,8 @@ class Daemon(service.Service):
     While the database is in trouble that may pass, the start waits; sockets are open then, and show why.
     With ``drops_privileges`` sockets are opened first, because afterwards this user may not open them.  With
     ``log_errors`` the error of a failed start is logged too, not only written to standard error.  A socket that is not
-    safe is refused, unless ``insecure``.
+    safe is refused, unless ``insecure``.  Through ``notifier`` systemd learns when the start has succeeded, and that
+    the process lives.
     """
 
     log = Logger()
@@ -191,6 +194,7 @@ class Daemon(service.Service):
     reactor: Any
     server: Master | Worker
     sockets: Sequence[Socket]
+    notifier: Notifier
     insecure: bool = attrs.field(default=False, kw_only=True)
     drops_privileges: bool = attrs.field(default=False, kw_only=True)
     log_errors: bool = attrs.field(default=True, kw_only=True)
@@ -201,6 +205,7 @@ class Daemon(service.Service):
     def __attrs_post_init__(self) -> None:
         self._lifetime = Lifetime(self.reactor)
         self._trouble = TroubleLog(self.log)
+        self._health = Health(self.server.served, self.reactor)
         self._endpoints = [each.parse(self.reactor, insecure=self.insecure) for each in self.sockets]
 
     def privilegedStartService(self) -> None:
@@ -220,6 +225,8 @@ class Daemon(service.Service):
         """Close the sockets, then stop the server."""
         service.Service.stopService(self)
         self._stopping = True
+        self.notifier.stopping()
+        self._health.stop()
         self._lifetime.end()
         return defer.Deferred.fromCoroutine(self._stop())
 
@@ -242,7 +249,10 @@ class Daemon(service.Service):
         if self._stopping:
             return
         await self._serve()
+        if self._stopping:
+            return
         self.server.failed.addCallback(self._end_with)
+        self.notifier.ready(self._health.timer_fault, lambda: "; ".join(self._health.stream_faults()) or "ready")
         await self.server.start()
 
     async def _open_database(self) -> None:
@@ -253,7 +263,8 @@ class Daemon(service.Service):
             except StoreError as error:
                 if not error.temporary:
                     raise
-                self._trouble.report(WAITING, error=error, delay=RETRY_AFTER)
+                if self._trouble.report(WAITING, error=error, delay=RETRY_AFTER):
+                    self.notifier.status(WAITING.format(error=error, delay=RETRY_AFTER))
             else:
                 self._trouble.end("the database works, the start goes on")
                 return
@@ -299,6 +310,7 @@ class Daemon(service.Service):
         """End twistd with status 1, so that a supervisor starts it again; do nothing if it is ending already."""
         if not self._stopping:
             self._stopping = True
+            self.notifier.status(str(error))
             atexit.register(_exit_with_status_1, str(error))
             self.reactor.stop()
 
@@ -371,6 +383,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
         reactor,
         server,
         sockets,
+        Notifier(reactor, os.environ),
         insecure=found.insecure,
         drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
         log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),

@@ -27,7 +27,9 @@ from replication import __version__, config, service
 from replication.errors import ConfigError, StoreError
 from replication.follower.worker import Worker
 from replication.net.listening import Socket
+from replication.net.notify import Notifier
 from replication.writer.master import Master
+from tests.web.served import FakeServed
 from twisted import internet
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ class FakeServer:
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
+        self.served = FakeServed()
         self.failed: Deferred[Exception] = Deferred()
         self.opened: Deferred[None] = succeed(None)
         self.running: Deferred[None] = Deferred()
@@ -192,6 +195,7 @@ class DaemonTests(SynchronousTestCase):
         self.events: list[str] = []
         self.reactor = Reactor()
         self.server = FakeServer(self.events)
+        self.notifier = Notifier(self.reactor, {})
         self.stderr = io.StringIO()
         self.patch(sys, "__stderr__", self.stderr)
         self.at_exit: list[tuple[object, ...]] = []
@@ -201,7 +205,7 @@ class DaemonTests(SynchronousTestCase):
         """Return a daemon with a socket per outcome of listening."""
         host = ":interface=db1.example" if risk else ""  # its address is known once it listens
         sockets = [Socket("listen", "the wire", f"tcp:{n}{host}", Factory, risk) for n, _ in enumerate(outcomes)]
-        daemon = service.Daemon(self.reactor, cast("Master", self.server), sockets, **options)
+        daemon = service.Daemon(self.reactor, cast("Master", self.server), sockets, self.notifier, **options)
         endpoints = [FakeEndpoint(self.events, each) for each in outcomes]
         daemon._endpoints = cast("Any", endpoints)
         return daemon
@@ -269,14 +273,14 @@ class DaemonTests(SynchronousTestCase):
 
     def one(self, endpoint: str) -> None:
         socket = Socket("listen", "the wire", endpoint, Factory, "without TLS: do this")
-        service.Daemon(self.reactor, cast("Master", self.server), [socket])
+        service.Daemon(self.reactor, cast("Master", self.server), [socket], self.notifier)
 
     def test_it_is_refused_at_once_if_sockets_are_opened_first(self) -> None:
         port = self.port(IPv4Address("TCP", "10.0.0.1", 1))
         daemon = self.daemon(succeed(port), risk="without TLS", drops_privileges=True)
         daemon.privilegedStartService()
         self.assertEqual(self.events, ["listen", "port closed"])
-        self.start(daemon)
+        daemon.startService()
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
 
@@ -400,7 +404,7 @@ class DaemonTests(SynchronousTestCase):
 
     def test_an_invalid_endpoint_is_named_with_its_key(self) -> None:
         socket = Socket("http", "HTTP", "tpc:1", Factory)
-        error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket])
+        error = self.assertRaises(ConfigError, service.Daemon, self.reactor, self.server, [socket], self.notifier)
         self.assertIn("http: cannot listen on 'tpc:1': write tcp:PORT", str(error))
 
     def test_sighup_opens_log_files_again_and_does_not_kill(self) -> None:

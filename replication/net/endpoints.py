@@ -49,6 +49,8 @@ def describe_endpoint_error(endpoint: str, error: Exception, example: str) -> st
     kind = endpoint.partition(":")[0]
     if kind in {"ssl", "tls"} and not all(find_spec(each) for each in ("OpenSSL", "service_identity")):
         return TLS_CURE
+    if kind == "systemd" and isinstance(error, LookupError):
+        return "systemd has passed no such socket: start the unit with `systemctl`, and its .socket unit too"
     if kind == "tcp" or str(error).startswith("Unknown endpoint type"):
         return f"write {example}"
     return f"not an endpoint ({error})"

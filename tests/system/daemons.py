@@ -58,6 +58,8 @@ class Daemon:
         self.options = options
         self.name = name or role
         self.environment = environment()
+        self.before: Sequence[str] = ()  # a command that runs the rest of its command line
+        self.descriptors: Sequence[int] = ()  # files that are open in it too
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,9 +76,14 @@ class Daemon:
         """Start it; use ``address`` or ``until`` to wait for it."""
         self.starts += 1
         with (self.folder / f"{self.name}-{self.starts}.log").open("wb") as log:
-            command = ["twistd", "-n", "--pidfile=", "replication", self.role, *self.options]
+            command = [*self.before, "twistd", "-n", "--pidfile=", "replication", self.role, *self.options]
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment, stdout=log, stderr=subprocess.STDOUT
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                pass_fds=self.descriptors,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         return self
 
