@@ -227,6 +227,13 @@ class FirstRowTests(ExternalCase):
         self.send(wire, "REPLICATE orders")
         self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
 
+    def test_a_first_row_is_a_gap_where_only_this_process_writes_too(self) -> None:
+        self.insert_first()
+        self.patch(self.store, "watch", lambda: None)
+        wire = self.greeted()
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
+
     def test_a_first_row_that_is_too_large_to_queue_is_a_gap(self) -> None:
         wire = self.greeted("REPLICATE orders")
         with patch("replication.writer.publisher.encode_within", lambda *_, **__: None):

@@ -392,6 +392,15 @@ class SharedIdsTests(WriterCase):
         self.leave(reservation, ZeroDivisionError())
         self.assertEqual(self.process.new_lines(), ["POSITION data master 24 24", "POSITION tags master 24 24"])
 
+    def test_a_burst_of_exactly_the_queue_limit_is_published_whole(self) -> None:
+        for facts, lines in ((10, 21), (11, 2)):
+            reservation, _ = self.hold(self.data)
+            for _ in range(facts):
+                now(self.data.append([[1]]))
+                now(self.tags.append([[1]]))
+            self.leave(reservation, ZeroDivisionError())
+            self.assertEqual(len(self.process.new_lines()), lines)
+
     def test_spilled_facts_are_published_as_a_gap_in_both_streams(self) -> None:
         self.tags.outgoing.reorder_buffer = ReorderBuffer(Token(1), max_bytes=100)
         reservation, _ = self.hold(self.data)

@@ -15,7 +15,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
 from replication.wire.commands import UserIp
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import begin, error_of, now, shown_metrics
 from tests.serving import ORDERS, MasterCase, SharedCase
 
@@ -40,6 +40,23 @@ class SharedTests(SharedCase):
     def test_a_page_of_an_unknown_writer_is_empty(self) -> None:
         page = now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10))
         self.assertEqual(([*page.facts], page.upto, page.limited), ([], 0, False))
+
+    def test_a_page_of_a_stream_without_any_position_is_empty(self) -> None:
+        master = self.make_master(instance_name="second", streams=[StreamDefinition("theirs", writers=("other",))])
+        now(master.start())
+        page = now(master.served.page("theirs", "other", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([], 0))
+        now(master.stop())
+
+    def test_an_in_memory_stream_counts_its_own_ids(self) -> None:
+        """Its facts are only here; a sequence of the database would not know which are complete."""
+        master = self.make_master(instance_name="second", streams=[StreamDefinition("typing", in_memory=True)])
+        now(master.start())
+        self.shared.last_value[StreamName("typing")] = 70
+        appended = begin(master.stream("typing").append([[1]]))
+        self.net.advance(1.0)
+        self.assertEqual((appended, master.stream("typing").shared), ([[2]], False))
+        now(master.stop())
 
     def test_facts_since_a_token_reach_the_positions_that_are_stored_now(self) -> None:
         """A client may have written at the other writer since the last poll."""

@@ -11,7 +11,7 @@ from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
 from replication.streams.definitions import StreamDefinition
 from replication.wire.commands import Error, RemoteServerUp, Replicate
-from tests.doubles import lines_of, logged, now
+from tests.doubles import lines_of, logged, now, shown_metrics
 from tests.serving import ORDERS, POSITIONS, MasterCase
 
 
@@ -200,6 +200,7 @@ class SubscribersTests(MasterCase):
         wire.lost = True
         why = "the peer does not trust the authority of this end's certificate (unknown ca)"
         self.assertEqual(messages, [f"a peer (127.0.0.1:40000): TLS failed: {why}"])
+        self.assertEqual(shown_metrics(self.master.served.samples())["tls_failures_total socket=wire"], 1)
 
     def test_a_fault_is_logged_and_counted_and_closes_only_its_connection(self) -> None:
         one, two = self.greeted(), self.greeted()
