@@ -32,6 +32,7 @@ from tests.storage.pump import Pump
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replication.streams.definitions import Dialect
     from replication.streams.history import History
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
@@ -463,7 +464,8 @@ class DatabaseTests(SynchronousTestCase):
         """A definition may be of SQLite or of PostgreSQL only, as a whole or in some of its tables."""
         columns: dict[str, Any] = {"table": "orders", "row": ["item"]}
         definitions = []
-        for number, dialect in enumerate(("sqlite", "postgresql")):
+        dialects: tuple[Dialect, ...] = ("sqlite", "postgresql")
+        for number, dialect in enumerate(dialects):
             theirs = SourceTable(table="orders", row=["item"], dialect=dialect)
             definitions += [
                 StreamDefinition(f"mapped{number}", dialect=dialect, position_name="", **columns),
