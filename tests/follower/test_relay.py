@@ -624,5 +624,6 @@ class WritingRelayTests(RelayCase):
         self.net.run()
         self.send(writer, rdata(4), rdata(5, stream="stock"))
         self.assertEqual(wire.read(), rdata(2, '["ours"]', writer="worker1") + rdata(4) + rdata(5, stream="stock"))
+        self.assertEqual(self.follow("stock").read(), position(5, 5, "stock"), "only what was asked for")
         self.command(wire, "FEDERATION_ACK sender 5")
         self.assertEqual(self.sent_up(writer)[1:], ["FEDERATION_ACK sender 5"])
