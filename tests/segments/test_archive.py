@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from replication.errors import CatchUpError
 from replication.follower.catch_up import SegmentCatchUp
+from replication.segments import archive as archives
 from replication.segments.archive import Archive
 from replication.segments.files import SegmentReader
 from replication.segments.folders import LocalFolder
@@ -257,6 +258,22 @@ def test_a_checksum_is_compared_once_per_segment(tmp_path: Path, monkeypatch: py
         with pytest.raises(CatchUpError, match="damaged: its lines do not have the checksum of the manifest"):
             page(archive, 0, 58)
     assert checked[2:] == checked[:1], "a damaged file is not read again before it has changed"
+
+
+def test_the_manifest_is_read_again_once_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def noted(folder: LocalFolder) -> Manifest | None:
+        read.append(folder.url)
+        return read_manifest(folder)
+
+    monkeypatch.setattr(archives, "read_manifest", noted)
+    archive = Archive(write_folder(tmp_path, HISTORY, ends=[20, 58]))
+    all_of(archive, 58, 2)
+    assert len(read) == 1
+    write_folder(tmp_path, HISTORY, ends=[20, 58, 60])
+    all_of(archive, 60, 2)
+    assert len(read) == 2
 
 
 def test_pages_that_follow_each_other_are_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ PETS = StreamDefinition(
             joins="LEFT JOIN owners ON owners.id = source.owner",
             where="source.name <> 'hidden'",
         ),
-        SourceTable(table="dogs", id_column="id", kind="dog", row=["name"]),
+        SourceTable(table="dogs", dialect="sqlite", id_column="id", kind="dog", row=["name"]),
         SourceTable(table="birds", dialect="postgresql", kind="bird", row=["name"]),
     ],
 )
