@@ -260,3 +260,32 @@ def test_sighup_reads_certificates_again_and_no_connection_is_lost(scene: Scene)
     connections = ask(f"{here}/metrics")[1]
     assert "replication_connections_total 1.0" in connections, "over its first connection"
     assert worker.terminate() == 0
+
+
+def test_a_relay_shows_its_certificate_to_the_master_and_demands_those_of_its_followers(scene: Scene) -> None:
+    demanding = Demanding(scene)
+    edge = scene.authority.issue("edge", "edge")
+    everywhere = demanding.server.listen().replace("127.0.0.1", "0.0.0.0")
+    certificate, key = demanding.worker.files
+    (scene.folder / "relay.toml").write_text(f"""
+        instance_name = "relay1"
+        connect = ["tls:{demanding.wire}"]
+        catch_up = ["https://{demanding.http}"]
+        listen = ["{everywhere}"]
+        http = "{everywhere}"
+        [tls]
+        certificate = "{certificate}"
+        private_key = "{key}"
+        client_ca = "{scene.authority.certificate}"
+        allow = ["edge"]
+    """)
+    demanding.append('["o1"]', demanding.admin)
+    relay = scene.daemon("worker", "--config=relay.toml", name="relay1")
+    demanding.wire, demanding.http = (
+        f"127.0.0.1:{relay.address(each).rpartition(':')[2]}" for each in ("the wire", "HTTP")
+    )
+    _, here = demanding.follow(edge, "edge")
+    until(lambda: applied(here, 2), "the fact arrives behind the relay")
+    demanding.follow(demanding.worker, "worker2")
+    text = "the certificate is for 'worker1', which tls.allow does not have"
+    until(lambda: text in relay.log, "the relay refuses a certificate that the master accepts")
