@@ -71,7 +71,7 @@ class Lifetime:
 
     def __init__(self, clock: IReactorTime) -> None:
         self.ended = False
-        self._clock = clock
+        self.clock = clock
         self._waiting: set[Deferred[Any]] = set()
 
     def add(self, waiting: Deferred[T]) -> Deferred[T]:
@@ -90,7 +90,7 @@ class Lifetime:
     async def sleep(self, seconds: float) -> None:
         """Return after that many seconds, or as soon as ``end`` is called."""
         with suppress(CancelledError):  # by ``end``
-            await self.add(deferLater(self._clock, seconds))
+            await self.add(deferLater(self.clock, seconds))
 
     def end(self) -> None:
         """Cancel every Deferred that was added, and from now on each that is added."""

@@ -1,4 +1,4 @@
-"""The audit: the facts that were applied are compared with the database of their writers, such as a Synapse's.
+"""The audit: the facts that were applied are compared with the database of their writers, or with a relay.
 
 Redis delivers at most once, and RDATA has no previous token.  So after a later row has arrived, nothing in Redis shows
 that a row was lost.  The database has the row (docs/protocol/redis.md, Audit).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable
 
     from replication.deferreds import Lifetime
-    from replication.follower.catch_up import DatabaseCatchUp
     from replication.follower.stream import StreamFollower
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
+    from replication.streams.interfaces import Page
 
 DEFAULT_INTERVAL: Final = 10.0  # seconds
 LOOK_AGAIN: Final = 1.0  # seconds; what is on its way arrives meanwhile
@@ -38,6 +38,36 @@ _Key = tuple[StreamName, InstanceName]
 _Positions = Mapping[StreamName, Mapping[InstanceName, Token]]
 
 
+class IAuditSource(Protocol):
+    """What has all facts: the database of the writers (``DatabaseCatchUp``), or relays (``RelayedAudit``)."""
+
+    name: str  # for messages
+
+    def audits(self, stream: StreamName) -> bool:
+        """Whether facts of a stream can be compared with it."""
+
+    def stores_positions(self, stream: StreamName) -> bool:
+        """Whether ``stored_positions`` have those of a stream."""
+
+    def state(self, stream: StreamName, writer: InstanceName, position: Token) -> object:
+        """Return what stays the same while no lost fact up to ``position`` is found there; None: it is not known."""
+
+    def settled(self, stream: StreamName, writer: InstanceName) -> Token:
+        """Return the token up to which it finds no lost fact any more."""
+
+    async def stored_positions(self) -> _Positions:
+        """Return the positions of the writers that are stored there."""
+
+    async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token, of a stream without stored positions."""
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of a writer in a range."""
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return a page of facts."""
+
+
 @attrs.frozen
 class _Look:
     """What was seen of one writer: tokens up to its position that were never applied, and where its database is."""
@@ -48,12 +78,12 @@ class _Look:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Audit:
-    """Compares what a process follows with the database of the writers.
+    """Compares what a process follows with what has all facts.
 
     A fact that is missing at two comparisons in a row was lost.  It is fetched, and applied once.
 
     Args:
-        database: of the writers.
+        source: has all facts.
         followers: of all streams; those that are ``audited`` are compared.
         links: to the writers.
         lifetime: of this process.
@@ -63,12 +93,13 @@ class Audit:
 
     log = Logger()
 
-    _database: DatabaseCatchUp
+    _source: IAuditSource
     _followers: Iterable[StreamFollower]
     _links: Iterable[IWriterLink]
     _lifetime: Lifetime
     _interval: float
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
+    _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
     _troubles: dict[str, TroubleLog] = attrs.field(  # by stream; the empty name is for all of them
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(Audit.log, LogLevel.warn))
@@ -81,7 +112,7 @@ class Audit:
 
     async def check(self) -> None:
         """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
-        stored = await self._tried("", self._database.stored_positions())
+        stored = await self._tried("", self._source.stored_positions())
         if stored is None:
             return
         suspects = {}
@@ -91,7 +122,7 @@ class Audit:
         if not suspects:
             return
         await self._lifetime.sleep(LOOK_AGAIN)
-        stored = await self._tried("", self._database.stored_positions())
+        stored = await self._tried("", self._source.stored_positions())
         if stored is not None:
             for follower, found in suspects.items():
                 await self._tried(follower.name, self._look_again(follower, stored, found))
@@ -112,7 +143,7 @@ class Audit:
             if not self._lifetime.ended:
                 what = stream or "streams"
                 self._troubles[stream].report(
-                    "cannot compare {what} with the database: {error}", what=what, error=error
+                    "cannot compare {what} with {source}: {error}", what=what, source=self._source.name, error=error
                 )
             return None
         self._troubles[stream].end()
@@ -128,7 +159,7 @@ class Audit:
             await self._reach(follower, writer, found[writer].reached)
 
     def _audited(self) -> list[StreamFollower]:
-        return [each for each in self._followers if each.audited and each.name in self._database.foreign]
+        return [each for each in self._followers if each.audited and self._source.audits(each.name)]
 
     async def _look(self, follower: StreamFollower, stored: _Positions, *, advance: bool) -> dict[InstanceName, _Look]:
         """Return what is missing of each writer; where nothing is, it need not be compared again after a while."""
@@ -136,23 +167,24 @@ class Audit:
         suspects: dict[InstanceName, _Look] = {}
         complete: dict[InstanceName, Token] = {}
         positions = stored.get(name, {})
-        in_database = positions if self._stores_positions(name) else await self._database.newest(name)
+        in_database = positions if self._source.stores_positions(name) else await self._source.newest(name)
         for writer, cursor in [*follower.cursors.items()]:
             if not cursor.confirmed:
                 continue
             upto = min(cursor.position, positions.get(writer, cursor.position))
             reached = in_database.get(writer, Token(0))
-            missing = await self._missing(follower, writer, follower.checked.get(writer, Token(0)), upto)
+            missing: Collection[Token] = ()
+            state = self._source.state(name, writer, upto)
+            if state is None or state != self._states.get((name, writer)):
+                missing = await self._missing(follower, writer, follower.checked.get(writer, Token(0)), upto)
             if missing or (reached > cursor.published and cursor.linked):
                 suspects[writer] = _Look(missing, reached)
             if not missing:
                 complete[writer] = upto
+                self._states[name, writer] = state
         if advance:
             await self._advance(follower, complete)
         return suspects
-
-    def _stores_positions(self, stream: StreamName) -> bool:
-        return self._database.foreign[stream].stored_name is not None
 
     async def _missing(
         self, follower: StreamFollower, writer: InstanceName, after: Token, upto: Token
@@ -160,7 +192,7 @@ class Audit:
         """Return the tokens in a range that the database has, and that were never applied."""
         if after >= upto or follower.known is None:
             return ()
-        tokens = await self._database.present(follower.name, writer, after=after, upto=upto)
+        tokens = await self._source.present(follower.name, writer, after=after, upto=upto)
         return tokens - await follower.known.find(min(tokens), max(tokens)) if tokens else ()
 
     async def _advance(self, follower: StreamFollower, complete: Mapping[InstanceName, Token]) -> None:
@@ -171,7 +203,8 @@ class Audit:
         before = {writer: follower.checked.get(writer, Token(0)) for writer in complete}
         moved = {}
         for writer, upto in complete.items():
-            last = min(upto, self._complete.get((follower.name, writer), Token(0)))
+            before_that = self._complete.get((follower.name, writer), Token(0))
+            last = min(upto, before_that, self._source.settled(follower.name, writer))
             if last > before[writer]:
                 moved[writer] = last
             self._complete[follower.name, writer] = upto
@@ -192,7 +225,7 @@ class Audit:
         while wanted:
             after = Token(wanted[0] - 1)
             upto = Token(min(wanted[-1], after + PAGE_IDS))
-            page = await self._database.facts(follower.name, writer, after=after, upto=upto, limit=PAGE_IDS)
+            page = await self._source.facts(follower.name, writer, after=after, upto=upto, limit=PAGE_IDS)
             if page.upto <= after:
                 break  # a standby is behind
             facts += [fact for fact in page.facts if fact.token in missing]
@@ -207,7 +240,7 @@ class Audit:
         published = cursor.published
         if reached <= published or not cursor.linked:
             return
-        if self._stores_positions(follower.name):
+        if self._source.stores_positions(follower.name):
             lost = await self._missing(follower, writer, published, reached)
             if cursor.settled(reached):
                 self._found(follower, writer, sorted(lost))
@@ -225,8 +258,9 @@ class Audit:
         follower.lost_and_found[writer] += len(tokens)
         more = len(tokens) - MAX_LOGGED
         self.log.warn(
-            "{count} facts of {stream} by {writer} did not arrive, and are fetched from the database: {tokens}",
+            "{count} facts of {stream} by {writer} did not arrive, and are fetched from {source}: {tokens}",
             count=len(tokens),
+            source=self._source.name,
             stream=follower.name,
             writer=writer,
             tokens=", ".join(map(str, [*tokens][:MAX_LOGGED])) + (f" and {more} more" if more > 0 else ""),

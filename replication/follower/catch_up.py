@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 DATABASES: Final = ("sqlite:", "postgresql:")
 HTTP: Final = ("http://", "https://")
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+MAX_TOKEN: Final = Token(2**63 - 1)
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -47,6 +48,8 @@ class DatabaseCatchUp:
     ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
     tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
     """
+
+    name = "the database"
 
     def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
         dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
@@ -81,6 +84,24 @@ class DatabaseCatchUp:
         """Return the epochs of a writer; empty if this database has none."""
         await self._open()
         return await self._store.history(stream, writer)
+
+    # ---- the source of an audit
+
+    def audits(self, stream: StreamName) -> bool:
+        """Whether another program stores the positions of a stream, or none."""
+        return stream in self.foreign
+
+    def stores_positions(self, stream: StreamName) -> bool:
+        """Whether ``stored_positions`` have those of a stream."""
+        return self.foreign[stream].stored_name is not None
+
+    def state(self, _stream: StreamName, _writer: InstanceName, _position: Token) -> object:
+        """Return None: nothing in the database changes with the facts that it has."""
+        return None
+
+    def settled(self, _stream: StreamName, _writer: InstanceName) -> Token:
+        """Return the largest token: the audit itself knows when a range need not be compared again."""
+        return MAX_TOKEN
 
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         """Return the positions that the other program has stored, of each stream in ``foreign`` that has any."""
@@ -307,6 +328,12 @@ class CatchUpSources:
         if failures:
             raise CatchUpError("; ".join(failures))
         return ()
+
+    def over_http(self, endpoint: str) -> list[HttpCatchUp]:
+        """Return the HTTP sources: those that are configured, or that of the process at an endpoint."""
+        own = self._http_of(endpoint, InstanceName(""))
+        urls = [url for url in self._urls if url.startswith(HTTP)] or ([own] if own else [])
+        return [each for each in map(self._source, urls) if isinstance(each, HttpCatchUp)]
 
     def foreign_database(self) -> DatabaseCatchUp | None:
         """Return the first source that is the database of another program; None if none is."""

@@ -20,7 +20,7 @@ from replication.storage.tables.applied_tokens import (
     note_applied,
     undo_applied,
 )
-from replication.storage.tables.stream_audits import begin_audit, end_audit, put_audited
+from replication.storage.tables.stream_audits import begin_audit, end_audit, put_audited, read_audit
 from replication.storage.transactions import run_transaction
 from replication.streams.facts import tokens_of
 from replication.wire.grammar import InstanceName, Token
@@ -73,6 +73,20 @@ class CopiedTokens:
     async def undo(self, transaction: ITransaction | None, writer: InstanceName, above: Token) -> None:
         """Store in ``transaction``, if there is one, that the facts of a writer above a token are undone."""
 
+    async def open_audit(
+        self, positions: Mapping[InstanceName, Token], *, audited: bool, resumes: bool
+    ) -> dict[InstanceName, Token] | None:
+        """Return up to where each writer was compared; None if there is no audit.
+
+        One that is not ``audited`` now goes on if it ``resumes``; else it ends.
+        """
+        if audited:
+            return await self.begin_audit(positions)
+        if resumes:
+            return await self._read_audit(positions)
+        await self.end_audit()
+        return None
+
     async def begin_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:
         """Return up to where each writer was compared; a first audit begins at ``positions``."""
         return await run_transaction(
@@ -92,6 +106,9 @@ class CopiedTokens:
             self._forget(database, of_writers, floor)
 
         await run_transaction(self._store, store)
+
+    async def _read_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token] | None:
+        return await self._store.read(lambda database: read_audit(database, self._stream, self._follower, positions))
 
     def _forget(self, database: ISqlExecutor, of_writers: Mapping[InstanceName, Token], floor: Token) -> None:
         """Forget nothing: the copy has the tokens."""
@@ -159,9 +176,13 @@ class ReceivedTokens(CopiedTokens):
             self._floor = floor
             self._keep({}, floor)
 
-    async def begin_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:  # noqa: ARG002
-        """Return nothing: an audit begins where the process began to follow a writer."""
-        return {}
+    async def begin_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:
+        """Return ``positions``, where the audit begins."""
+        return {**positions}
+
+    async def end_audit(self) -> None:
+        """Note that there is no audit."""
+        self._tokens.clear()
 
     async def advance_audit(
         self,
@@ -172,6 +193,9 @@ class ReceivedTokens(CopiedTokens):
     ) -> None:
         """Forget tokens."""
         self._keep(of_writers, floor)
+
+    async def _read_audit(self, positions: Mapping[InstanceName, Token]) -> None:
+        """Return None: nothing is stored."""
 
     def _keep(self, of_writers: Mapping[InstanceName, Token], floor: Token) -> None:
         self._tokens = {

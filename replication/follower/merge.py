@@ -139,6 +139,8 @@ class MergingFollower(StreamFollower):
         await self.application.apply(ALL, step, parts, self._write, partial(self._note_parts, parts))
         for each, part in step.parts.items():
             self.cursors[each].applied(part)
+            if part.upto == part.after:
+                self.late[each] += len(part.facts)
         self.applied_rows += sum([len(fact.texts) for fact in step.facts])
         for each in step.parts:
             self._moved(self.name, each, self.cursors[each].position)

@@ -67,7 +67,9 @@ class StreamFollower:
         histories: of the writers; None if nothing is stored.
         known: the tokens that were applied; None if they are not needed.
         known_by_token: whether any writer may send the facts of another one.
-        audited: whether the tokens are compared with those in the writers' database.
+        audited: whether the tokens are compared with those in the writers' database, or at a relay.
+        confirm_audit: is awaited with this follower and a writer before facts of a new connection are applied; it may
+            begin or end the audit.  None if no connection can be to a relay.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
         on_failed: the application's, for a fact that ``function`` cannot take.
         first: is called with a writer and a step before the step is applied, outside its transaction
@@ -93,6 +95,7 @@ class StreamFollower:
     known: CopiedTokens | None = None
     known_by_token: bool = False
     audited: bool = False
+    _confirm_audit: Callable[[StreamFollower, InstanceName], Coroutine[Any, Any, None]] | None = None
     _function: Callable[..., object] | None = None
     _undo: Callable[..., object] | None = None
     _on_failed: FailedFactFunction | None = None
@@ -108,9 +111,10 @@ class StreamFollower:
     failures: int = attrs.field(init=False, default=0)
     applied_rows: int = attrs.field(init=False, default=0)
     lost_and_found: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts, by writer
+    late: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts applied below the position
     checked: dict[InstanceName, Token] = attrs.field(init=False, factory=dict)  # up to where facts were compared
     application: Application = attrs.field(init=False)
-    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
+    lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
     # None: it begins just now.
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
     # None until they are read from the store.
@@ -139,10 +143,11 @@ class StreamFollower:
         self._early = []
         try:
             stored = await self._read_positions()
-            if self.known is not None and self.audited:
-                self.checked = await self.known.begin_audit(stored)
-            elif self.known is not None:
-                await self.known.end_audit()
+            if self.known is not None:
+                begun = await self.known.open_audit(
+                    stored, audited=self.audited, resumes=self._confirm_audit is not None
+                )
+                self.checked, self.audited = begun or {}, begun is not None
         except ReplicationError as error:
             self._early = None
             self.error = str(error)
@@ -243,7 +248,9 @@ class StreamFollower:
         state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
         failing, lost = self.application.failing, self.lost_and_found[writer]
         failed, skipped = failing.failing(writer), failing.counts[writer]
-        return WriterStatus(writer, cursor.position, cursor.published, state, error, lost, failed, skipped)
+        audited = self.checked.get(writer, Token(0)) if self.audited else None
+        known = lost, failed, skipped, audited, self.late[writer]
+        return WriterStatus(writer, cursor.position, cursor.published, state, error, *known)
 
     # ---- inside
 
@@ -298,7 +305,7 @@ class StreamFollower:
                 elif isinstance(step, Check):
                     await self._check(writer, step)
                 else:
-                    async with self._lock:
+                    async with self.lock:
                         if isinstance(step, Again):
                             await self.application.apply_again(step, self.cursors[writer].position, self._write)
                         else:
@@ -338,8 +345,10 @@ class StreamFollower:
     async def _check(self, writer: InstanceName, step: Check) -> None:
         """Compare the histories; if nothing must be undone, store that of the writer."""
         assert self.histories is not None  # noqa: S101 - else the cursor returns no Check
+        if self._confirm_audit is not None:
+            await self._confirm_audit(self, writer)
         common, history = await self.histories.compare(writer, step.after, step.upto)
-        async with self._lock:
+        async with self.lock:
             cursor = self.cursors[writer]
             if cursor.compared(step, common):
                 await self.histories.store(writer, history)
@@ -373,6 +382,8 @@ class StreamFollower:
             )
         else:
             self.applied_rows += sum([len(fact.texts) for fact in step.facts])
+            if step.upto == step.after:
+                self.late[writer] += len(step.facts)
         self._moved(self.name, writer, cursor.position)
 
     async def _new_facts(self, step: Apply) -> Sequence[Fact]:

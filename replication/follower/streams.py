@@ -15,6 +15,7 @@ from replication.follower.audit import Audit
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
+from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
@@ -97,11 +98,21 @@ class FollowedStreams:
     _first_positions: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)
     _announced: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions of followed streams
     _same_name_logged: bool = attrs.field(init=False, default=False)
+    _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found."""
         if self.relay is not None:
             self.relay.all_found = self._all_positions_received
+        if self._audit_interval and self._sources.foreign_database() is None:
+            self._relayed_audit = RelayedAudit(
+                over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
+                links=self._first_positions,
+                endpoints=self._endpoints,
+                followers=self,
+                lifetime=self._lifetime,
+                interval=self._audit_interval,
+            )
 
     def __iter__(self) -> Iterator[StreamFollower]:
         """All followers; their number grows as writers send positions."""
@@ -154,7 +165,7 @@ class FollowedStreams:
         database = self._sources.foreign_database()
         if database is not None and self._audit_interval:
             Audit(
-                database=database,
+                source=database,
                 followers=self,
                 links=self._first_positions,
                 lifetime=self._lifetime,
@@ -223,6 +234,8 @@ class FollowedStreams:
         first = self._first_positions[client]
         if client in self._announced and not first.called:
             first.callback(None)
+        if self._relayed_audit is not None:
+            self._relayed_audit.following(client)
         for follower in self:
             follower.following(client)
             follower.resume()
@@ -289,9 +302,11 @@ class FollowedStreams:
             mode = FollowMode.POSITION_ONLY
         definition, database = self._described.get(name), self._sources.foreign_database()
         used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
-        audited = used and self._audit_interval > 0 and database is not None and name in database.foreign
+        audited = used and self._audit_interval > 0 and database is not None and database.audits(name)
+        relayed = self._relayed_audit if used else None
+        described = definition is not None and (definition.known_by_token or definition.position_name is not None)
         known = None
-        if definition is not None and (definition.known_by_token or definition.position_name is not None):
+        if described or relayed is not None:
             known = _known_tokens(name, mode, self._store, self._instance_name)
         make: Callable[..., StreamFollower] = StreamFollower
         if name in self._linear:
@@ -311,6 +326,7 @@ class FollowedStreams:
             known=known,
             known_by_token=definition is not None and definition.known_by_token,
             audited=audited,
+            confirm_audit=None if relayed is None else relayed.confirm,
             first=self._invalidate_step if name == CACHES else None,
             access_tokens=self._access_tokens,
             relay=self.relay,

@@ -335,6 +335,8 @@ class WriterStatus:
     ``waiting for others``, ``stopped`` or ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is
     the number of facts that were lost on the way here, and were found in the writers' database.  ``failed`` is the
     token of the fact that a function cannot take now.  ``skipped`` is the number of facts that are left out.
+    ``audited`` is the ID up to which the audit has compared: no fact is found below it later.  It is None without an
+    audit.  ``late`` is the number of facts that were applied below the position.
     """
 
     instance: InstanceName
@@ -345,6 +347,8 @@ class WriterStatus:
     lost_and_found: int = 0
     failed: Token | None = None
     skipped: int = 0
+    audited: Token | None = None
+    late: int = 0
 
     @property
     def lag(self) -> int:

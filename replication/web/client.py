@@ -27,7 +27,7 @@ from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the 
 from replication.urls import Url
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from replication.streams.history import History
     from replication.streams.interfaces import Page
-    from replication.wire.grammar import InstanceName, StreamName
 
 PATIENCE: Final = 30.0  # seconds for an answer to begin, and for each further STRIDE of it
 STRIDE: Final = 2**16  # bytes
@@ -60,6 +59,27 @@ class LostAnswerError(CatchUpError):
 
 class _Epochs(msgspec.Struct):
     epochs: list[Epoch]
+
+
+class AuditedWriter(msgspec.Struct, frozen=True):
+    """A writer of a stream at another process: the fields of ``/v1/streams`` that an audit there needs.
+
+    ``audited`` is None if that process does not compare the writer's facts, as before version 0.2.
+    """
+
+    instance: InstanceName
+    position: Token
+    audited: Token | None = None
+    late: int = 0
+
+
+class _AuditedStream(msgspec.Struct):
+    name: StreamName
+    writers: list[AuditedWriter]
+
+
+class _AuditedStreams(msgspec.Struct):
+    streams: list[_AuditedStream]
 
 
 class NotAllowedError(CatchUpError):
@@ -170,6 +190,24 @@ class HttpCatchUp:
             return msgspec.json.decode(response.body, type=_Epochs).epochs
         except msgspec.MsgspecError as error:
             raise CatchUpError(f"{response.url}: not a history: {error}") from error
+
+    async def audited(self) -> dict[StreamName, dict[InstanceName, AuditedWriter]] | None:
+        """Return the writers of each stream, with what the server compares; None if it is a Synapse.
+
+        CatchUpError as ``facts``.
+        """
+        if self._foreign:
+            return None
+        response = await self._get("/v1/streams", {})
+        if response.is_unknown_path():
+            return None
+        if response.code != HTTPStatus.OK:
+            raise response.error()
+        try:
+            streams = msgspec.json.decode(response.body, type=_AuditedStreams).streams
+        except msgspec.MsgspecError as error:
+            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
+        return {each.name: {writer.instance: writer for writer in each.writers} for each in streams}
 
     async def close(self) -> None:
         """Close the kept connections."""

@@ -74,6 +74,8 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
                 "lost_and_found": each.lost_and_found,
                 "failed": each.failed,
                 "skipped": each.skipped,
+                "audited": each.audited,
+                "late": each.late,
             }
             for each in status.writers
         ],

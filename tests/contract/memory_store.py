@@ -28,6 +28,20 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+class _NoTables:
+    """A database without tables, for functions that look for one."""
+
+    dialect: str = "sqlite"
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Find nothing."""
+        return []
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
+        """Raise StoreError: there is no table."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+
 class _Stream:
     """One stream: its facts by token, and the stored positions."""
 
@@ -197,8 +211,8 @@ class MemoryStore:
         return MemoryTransaction(self)
 
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
-        """Raise StoreError: there is no SQL here."""
-        raise StoreError("the memory store has no SQL: use a database")
+        """Run ``function`` on an empty database: this store has none of the tables beside the streams."""
+        return function(_NoTables())
 
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
         """Return the tokens of the receipt that was committed under ``key``; None if there is none."""

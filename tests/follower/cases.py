@@ -69,7 +69,8 @@ class WorkerCase(SynchronousTestCase):
         self.assertEqual(self.net.getDelayedCalls(), [])
 
     def make_worker(self, **options: Any) -> Worker:
-        given: dict[str, Any] = {"server_name": "example.com", "database": self.store, **options}
+        # Without an audit nothing waits for the answer of an HTTP that most of these tests have not.
+        given: dict[str, Any] = {"server_name": "example.com", "database": self.store, "audit_interval": 0, **options}
         return Worker(reactor=self.net, **given)
 
     def serve(self, *scripts: bytes, port: int = WIRE, hangs_up: bool = False) -> FakeWriter:

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.deferreds import Lifetime, share
 from replication.errors import StoreError
 from replication.follower.audit import LOOK_AGAIN, Audit
+from replication.follower.catch_up import MAX_TOKEN
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
@@ -47,7 +48,8 @@ class FakeDatabase:
     def __init__(self, stream: str, *, stores_positions: bool = True) -> None:
         self.stream = StreamName(stream)
         definition = StreamDefinition(stream, position_name=stream if stores_positions else "")
-        self.foreign = {self.stream: definition}
+        self.name = "the database"
+        self._stored_name = definition.stored_name
         self.written: dict[Token, InstanceName] = {}
         self.positions: dict[InstanceName, Token] = {}
         self.asked = Counter[str]()
@@ -61,7 +63,19 @@ class FakeDatabase:
         self.asked["positions"] += 1
         if self.errors:
             raise self.errors.pop()
-        return {self.stream: dict(self.positions)} if self.foreign[self.stream].stored_name else {}
+        return {self.stream: dict(self.positions)} if self._stored_name else {}
+
+    def audits(self, stream: StreamName) -> bool:
+        return stream == self.stream
+
+    def stores_positions(self, stream: StreamName) -> bool:
+        return self._stored_name is not None
+
+    def state(self, stream: StreamName, writer: InstanceName, position: Token) -> object:
+        return None
+
+    def settled(self, stream: StreamName, writer: InstanceName) -> Token:
+        return MAX_TOKEN
 
     async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         self.asked["newest"] += 1
@@ -128,7 +142,7 @@ class Followed:
         )
         self.pump.wait(self.follower.open())
         self.audit = Audit(
-            database=self.database,  # type: ignore[arg-type]
+            source=self.database,
             followers=[self.follower],
             links=[self],  # type: ignore[list-item]
             lifetime=Lifetime(self.clock),

@@ -591,7 +591,8 @@ class DatabaseTests(SynchronousTestCase):
 
     def run_worker(self, script: bytes, *, fails: bool = False, until: int = 0) -> list[list[int]]:
         seen: list[list[int]] = []
-        worker = Worker(server_name="example.com", database=open_store(self.url, self.pump), reactor=self.net)
+        store = open_store(self.url, self.pump)
+        worker = Worker(server_name="example.com", database=store, reactor=self.net, audit_interval=0)
         self.net.serving[WIRE] = FakeWriter(HELLO + script)
 
         @worker.on("orders")
@@ -695,6 +696,7 @@ class WritingTests(SynchronousTestCase):
                 "two": {"connect": f"tcp:127.0.0.1:{port if name == 'two' else other}"},
             },
             reactor=self.net,
+            audit_interval=0,
             **options,
         )
         self.net.serving[port] = worker.factory()

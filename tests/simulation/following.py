@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.history import History
     from replication.streams.interfaces import Page, Write
+    from replication.web.client import HttpCatchUp
     from replication.web.site import IServed
     from tests.simulation.world import World
 
@@ -84,6 +85,10 @@ class SimulatedSources:
 
     def foreign_database(self) -> None:
         """Return None: no other program writes the database."""
+
+    def over_http(self, _endpoint: str) -> list[HttpCatchUp]:
+        """Return none: nothing is compared here."""
+        return []
 
     async def fetch(
         self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from replication.streams.access_tokens import hide_in_row
@@ -12,7 +12,7 @@ from replication.streams.typed_rows import History
 from replication.synapse.since_1_159 import STREAMS
 from tests.synapse.published import NAME, SERVER, UNSENT, final_positions, messages, published_facts
 from tests.synapse.recorded import restore_postgres
-from tests.system.daemons import CHECKOUT, LOCAL, Daemon, get_json, until
+from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,88 @@ def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
             assert sorted(rows.keys() - carried.keys()) == UNSENT.get(stream, []), stream
             if stream in WHOLE:
                 assert {token: rows[token] for token in carried} == carried, stream
+
+
+def test_what_a_relay_finds_late_reaches_each_follower_once_also_after_kills(  # noqa: PLR0915
+    tmp_path: Path, redis: RedisServer, postgres: PostgresServer
+) -> None:
+    """Followers have passed the lost facts before the relay finds them; one is away then; the relay is killed after."""
+    ends = {key: end for key, end in final_positions().items() if key[0] in KEPT}
+    (tmp_path / "effects.py").write_text(APP)
+    configuration = (CHECKOUT / "conf/synapse-redis.toml").read_text()
+    (tmp_path / "idle.toml").write_text(f"audit_interval = 600\n{configuration}")
+    (tmp_path / "audit.toml").write_text(f"audit_interval = 2\n{configuration}")
+    (tmp_path / "behind.toml").write_text("audit_interval = 2\ncopy = true\n")
+    with postgres.database() as name, ExitStack() as stack:
+        url = restore_postgres(postgres, name, NAME)
+        postgres.sql("DELETE FROM stream_positions", database=name)
+        options = (f"--connect={redis.url}", f"--server-name={SERVER}", f"--catch-up={url}")
+        relay = Daemon(tmp_path, "worker", *options, f"--database=sqlite:///{tmp_path}/relay.db", name="relay")
+        relay.options += ("--config=idle.toml",)
+        wire, http = stack.enter_context(fixed_ports(relay))
+
+        def behind(name: str, wire: str, http: str, *options: str) -> Daemon:
+            sources = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
+            follow = (f"--instance-name={name}", f"--server-name={SERVER}", *sources)
+            database = f"--database=sqlite:///{tmp_path}/{name}.db"
+            return Daemon(tmp_path, "worker", "--config=behind.toml", *follow, database, *options, name=name)
+
+        second = behind("second", wire, http)
+        second_wire, second_http = stack.enter_context(fixed_ports(second))
+        near = stack.enter_context(behind("near", wire, http, "--app=effects", LOCAL[1]))
+        away = stack.enter_context(behind("away", wire, http, "--app=effects", LOCAL[1]))
+        far = stack.enter_context(behind("far", second_wire, second_http, "--app=effects", LOCAL[1]))
+        followers = (near, away, far)
+        until(lambda: redis.subscribers(SERVER), "the relay subscribes")
+        sent = [each for each in messages() if each != "REPLICATE "]
+        for start in range(0, len(sent), 500):
+            redis.publish(*sent[start : start + 500], channel=SERVER)
+        for each in followers:
+            address = f"http://{each.address('HTTP')}"
+            until(lambda: ends.items() <= positions(address).items(), f"{each.name} has applied all")  # noqa: B023
+        away.kill()
+        relay.kill()
+        relay.options = (*(each for each in relay.options if each != "--config=idle.toml"), "--config=audit.toml")
+        relay.start()
+        relay.address("HTTP")
+        until(lambda: redis.subscribers(SERVER), "the relay subscribes again")
+        redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
+        until(lambda: found(f"http://{http}") == LOST, "the relay has found what was lost")
+        relay.kill()
+        near.kill()
+        relay.start()
+        relay.address("HTTP")
+        until(lambda: redis.subscribers(SERVER), "the relay subscribes for the third time")
+        redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
+        for each in (near, away):
+            each.start()
+        wanted = {stream: sorted({*published_facts()[stream], *UNSENT[stream]}) for stream in FUNCTIONS}
+        for each in followers:
+            file = tmp_path / f"{each.name}.db"
+            until(lambda: effects(file) == wanted, f"{each.name} has what was lost")  # noqa: B023
+        copied = {stream: rows(tmp_path / "relay.db", stream) for stream in KEPT}
+        for each in (*followers, second):
+            for stream in [stream for stream in KEPT if each is second or stream not in FUNCTIONS]:
+                until(lambda: rows(tmp_path / f"{each.name}.db", stream) == copied[stream], f"{each.name} has {stream}")  # noqa: B023
+        for each in (*followers, second, relay):
+            assert each.terminate() == 0
+        assert [effects(tmp_path / f"{each.name}.db") for each in followers] == [wanted] * len(followers)
+
+
+def effects(file: Path) -> dict[str, list[int]]:
+    """Return the tokens for which a function was called, by stream."""
+    seen: dict[str, list[int]] = {}
+    with closing(sqlite3.connect(file)) as database:
+        for stream, token in database.execute("SELECT stream, token FROM effects ORDER BY token"):
+            seen.setdefault(stream, []).append(token)
+    return seen
+
+
+def rows(file: Path, stream: str) -> list[tuple[int, str, str]]:
+    """Return the rows of a copy."""
+    with closing(sqlite3.connect(file)) as database:
+        select = f'SELECT stream_id, instance_name, row FROM "stream_{stream}" ORDER BY stream_id, ord'
+        return database.execute(select).fetchall()
 
 
 def positions(http: str) -> dict[tuple[str, str], int]:

@@ -35,6 +35,8 @@ def test_a_stream_as_a_json_object() -> None:
                 "lost_and_found": 0,
                 "failed": None,
                 "skipped": 0,
+                "audited": None,
+                "late": 0,
             },
             {
                 "instance": "worker2",
@@ -46,6 +48,8 @@ def test_a_stream_as_a_json_object() -> None:
                 "lost_and_found": 0,
                 "failed": None,
                 "skipped": 0,
+                "audited": None,
+                "late": 0,
             },
         ],
         "positions": {"master": 9, "worker2": 7},

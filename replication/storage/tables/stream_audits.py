@@ -39,22 +39,34 @@ DELETE: Final = f"DELETE FROM stream_audits WHERE {_FOLLOWER}"  # noqa: S608
 BEGUN: Final = InstanceName("")
 
 
-def begin_audit(
+def read_audit(
     database: ISqlExecutor, stream: StreamName, follower: str, positions: Mapping[InstanceName, Token]
-) -> dict[InstanceName, Token]:
-    """Return up to where each writer was compared; where there was no audit, it begins at ``positions``."""
+) -> dict[InstanceName, Token] | None:
+    """Return up to where each writer in ``positions`` was compared; None if there is no audit."""
     if not database.execute(EXISTS[database.dialect]):
-        if database.dialect == "postgresql":
-            database.execute(LOCK)
-        database.execute(CREATE)
+        return None
     found = {
         InstanceName(writer): Token(token)
         for writer, token in database.execute(_sql(database, GET), (stream, follower))
     }
     if not found:
-        put_audited(database, stream, follower, {BEGUN: Token(0), **positions})
-        return {**positions}
+        return None
     return {writer: min(found.get(writer, Token(0)), position) for writer, position in positions.items()}
+
+
+def begin_audit(
+    database: ISqlExecutor, stream: StreamName, follower: str, positions: Mapping[InstanceName, Token]
+) -> dict[InstanceName, Token]:
+    """Return up to where each writer was compared; where there was no audit, it begins at ``positions``."""
+    found = read_audit(database, stream, follower, positions)
+    if found is not None:
+        return found
+    if not database.execute(EXISTS[database.dialect]):
+        if database.dialect == "postgresql":
+            database.execute(LOCK)
+        database.execute(CREATE)
+    put_audited(database, stream, follower, {BEGUN: Token(0), **positions})
+    return {**positions}
 
 
 def put_audited(
