@@ -159,9 +159,14 @@ class Subscribers(Factory):
             self._waiting[peer] = []
 
     def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
-        """Act on commands."""
-        for command in received:
+        """Act on commands; of equal REPLICATEs in one read, on the last: their answers would be the same."""
+        last = {command: place for place, command in enumerate(received) if isinstance(command, Replicate)}
+        for place, command in enumerate(received):
+            if peer not in self._broadcast and self._closed is None:
+                return  # the connection was closed for what came before
             match command:
+                case Replicate() if place < last[command]:
+                    pass
                 case Replicate(streams):
                     if self._waiting is not None and peer in self._waiting:
                         self._waiting[peer] = [*self._waiting[peer], command][-MAX_REPLICATE:]

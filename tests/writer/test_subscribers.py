@@ -52,6 +52,17 @@ class SubscribersTests(MasterCase):
         self.send(one, "REPLICATE")
         self.assertEqual((self.new_lines(one), self.new_lines(two)), (POSITIONS, []))
 
+    def test_a_flood_of_replicate_is_answered_once_per_read(self) -> None:
+        """Otherwise one connection could occupy the process with answers."""
+        wire = self.greeted()
+        self.send(wire, *["REPLICATE"] * 1_000, "REPLICATE orders", *["REPLICATE"] * 1_000)
+        self.assertEqual(self.new_lines(wire), [*(each for each in POSITIONS if " orders " in each), *POSITIONS])
+
+    def test_nothing_that_was_read_is_done_after_the_connection_is_closed(self) -> None:
+        wire, other = self.greeted(), self.greeted()
+        self.send(wire, "REMOTE_SERVER_UP a\r\r", "REMOTE_SERVER_UP b")
+        self.assertEqual(self.new_lines(other), [])
+
     def test_replicate_may_be_sent_again(self) -> None:
         wire = self.greeted("REPLICATE")
         self.append("placed")

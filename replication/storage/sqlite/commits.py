@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import CommitsLostError
 from replication.storage.connection import STORED
+from replication.storage.tables.histories import get_history
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replication.storage.contract import Batch
     from replication.storage.sqlite.session import SqliteSession
     from replication.storage.table import StreamTable
+    from replication.streams.history import History
     from replication.streams.interfaces import Write
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -25,7 +27,7 @@ SCHEMA: Final = "PRAGMA schema_version"  # each restore changes it, and each cha
 
 
 class KnownCommits:
-    """What this process has committed into one file: its positions, and the last fact above one of them.
+    """What this process has committed into one file: positions, histories, and the last fact above a position.
 
     ``on_lost`` is called once, on the thread that commits.
     """
@@ -35,6 +37,7 @@ class KnownCommits:
         self._on_lost = on_lost
         self._positions: dict[tuple[StreamName, InstanceName], Token] = {}
         self._above: tuple[StreamTable[Any], Write] | None = None
+        self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
         self._version = self._schema = 0
 
     def note(self, batches: Sequence[Batch]) -> None:
@@ -46,6 +49,10 @@ class KnownCommits:
                 self._positions[key] = known
                 if write.facts and write.facts[-1].token > known:
                     self._above = table, write
+
+    def note_histories(self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str) -> None:
+        """Note histories that were stored: a backup from before this start has the positions, but another epoch."""
+        self._histories.update({(stream, writer, follower): each for stream, each in histories.items()})
 
     def check(self, session: SqliteSession) -> None:
         """Raise CommitsLostError, in a transaction, if the database has lost one of them."""
@@ -64,8 +71,12 @@ class KnownCommits:
         stored = {(stream, writer): token for stream, writer, token in session.run(STORED)}
         ((schema,),) = session.run(SCHEMA)
         restored, self._schema = schema != self._schema, schema  # perhaps: an application may have made a table
-        return not any(stored.get(key, -1) < known for key, known in self._positions.items()) and (
-            not restored or self._above is None or self._has_last(session, *self._above)
+        if any(stored.get(key, -1) < known for key, known in self._positions.items()):
+            return False
+        if not restored:
+            return True
+        return (self._above is None or self._has_last(session, *self._above)) and all(
+            [*get_history(session, *key)] == [*each] for key, each in self._histories.items()
         )
 
     def _has_last(self, session: SqliteSession, table: StreamTable[Any], write: Write) -> bool:

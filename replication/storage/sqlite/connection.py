@@ -87,7 +87,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         on_lost: Callable[[CommitsLostError], object] = lambda _: None,
     ) -> None:
         super().__init__(SqliteSession(path, read_only=read_only, busy_timeout=busy_timeout), read_only=read_only)
-        self._known = KnownCommits(on_lost)
+        self.known = KnownCommits(on_lost)
         self._foreign = foreign
         self._file: tuple[int, int] | None = None  # device and inode
         self._files: DatabaseFiles | None = None  # of a file that this connection writes
@@ -159,7 +159,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         except BaseException:
             self.rollback()
             raise
-        self._known.note([batch])
+        self.known.note([batch])
         self._count(1)
 
     def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
@@ -186,7 +186,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         except StoreError as error:
             self.rollback()
             return [error] * len(batches)
-        self._known.note(batches)
+        self.known.note(batches)
         self._count(len(batches))
         return [None] * len(batches)
 
@@ -210,7 +210,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         if not self.session.begun:
             self.session.begin("DEFERRED")
             try:
-                self._known.check(self.session)
+                self.known.check(self.session)
             finally:
                 self.rollback()
 
@@ -223,7 +223,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.session.begin()
             if self._files is not None:
                 try:
-                    self._known.check(self.session)
+                    self.known.check(self.session)
                 except StoreError:
                     self.rollback()
                     raise

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorFromThreads
 
     from replication.storage.receipts import ReceiptClock
+    from replication.streams.history import History
     from replication.streams.interfaces import IWatch
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -89,6 +90,13 @@ class SqliteStore(SqlStore[SqliteConnection]):
         mapped = [each for each in found if not copy and each.maps("sqlite") and each.has_one_writer(instance)]
         if mapped:
             await self._write(lambda connection: connection.claim_tables(mapped, instance))
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams."""
+        await super().store_histories(writer, histories, follower)
+        await self._write(lambda connection: connection.known.note_histories(writer, histories, follower))
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""

@@ -14,8 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import CommitsLostError, PositionMovedError
 from replication.storage.sqlite.store import SqliteStore
 from replication.streams.definitions import StreamDefinition
-from replication.wire.grammar import StreamName
-from tests.contract.stream_store import ME, UsesStore, facts, write
+from replication.streams.history import Epoch
+from replication.wire.grammar import StreamName, Token
+from tests.contract.stream_store import ME, ORDERS, UsesStore, facts, write
 
 if TYPE_CHECKING:
     from replication.storage.receipts import ReceiptClock
@@ -81,6 +82,17 @@ class RestoreTests(UsesStore, SynchronousTestCase):
     def test_a_lost_fact_above_an_open_id_is_noticed(self) -> None:
         """The position stays below it."""
         self.loses(write(2, facts(5)))
+
+    def test_a_lost_history_is_noticed(self) -> None:
+        """A backup from before the last start may have all facts and positions."""
+        first = Epoch("first", Token(1), Token(1))
+        self.wait(self.store.store_histories(ME, {ORDERS: [first]}))
+        self.back_up()
+        self.restore()
+        self.wait(self.store.verify())
+        self.wait(self.store.store_histories(ME, {ORDERS: [first, Epoch("second", Token(2), Token(2))]}))
+        self.restore()
+        self.is_lost()
 
     def test_a_lost_fact_is_noticed_by_a_look(self) -> None:
         self.back_up()
