@@ -7,6 +7,7 @@ line.  The field's annotation is its check.  A ConfigError is one line: the file
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -15,6 +16,7 @@ import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
 from replication.net.endpoints import has_tls
+from replication.net.listening import Socket, http_risk, wire_risk
 from replication.session.connection import Keepalive
 from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.streams.typed_rows import TypedStream
@@ -24,7 +26,7 @@ from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 Role = Literal["master", "worker"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -189,6 +191,24 @@ def _check_listen(config: Config, path: str | None) -> None:
     if config.relays and not (config.listen and config.http):
         missing = "http" if config.listen else "listen"
         raise ConfigError(f"{path or '--listen'}: a worker that relays what it follows needs {missing}, too")
+
+
+def sockets_of(found: Config, make_wire: Callable[[], Any], make_http: Callable[..., Any]) -> list[Socket]:
+    """Return the sockets of a daemon: those of ``listen``, then that of ``http``.
+
+    ``make_wire`` makes the factory of the wire, and ``make_http`` that of HTTP, with ``certified``.
+    """
+    demands = found.tls.client_ca is not None
+    make_socket = partial(Socket, client_ca=found.tls.client_ca, allow=found.tls.allow)
+    sockets = [
+        make_socket("listen", "the wire", each, make_wire, wire_risk(each, demands_certificates=demands))
+        for each in found.listen
+    ]
+    if found.http is not None:
+        risk = http_risk(found.http, has_secret=found.secret is not None, demands_certificates=demands)
+        make_site = partial(make_http, certified=demands and has_tls(found.http))
+        sockets.append(make_socket("http", "HTTP", found.http, make_site, risk))
+    return sockets
 
 
 def role_of(path: str) -> Role:

@@ -32,8 +32,7 @@ from replication.errors import ConfigError, ReplicationError, StoreError, did_yo
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import format_address, has_tls
-from replication.net.listening import Socket, http_risk, wire_risk
+from replication.net.endpoints import format_address
 from replication.net.notify import Notifier
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IListeningPort
     from twisted.logger import ILogObserver
 
+    from replication.net.listening import Socket
     from replication.streams.definitions import StreamDefinition
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
@@ -364,20 +364,9 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     given = {key.replace("-", "_"): value for key, value in options.subOptions.items() if key != "config"}
     found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    demands = found.tls.client_ca is not None
-    make_socket = partial(Socket, client_ca=found.tls.client_ca, allow=found.tls.allow)
-    sockets = [
-        make_socket("listen", "the wire", each, server.factory, wire_risk(each, demands_certificates=demands))
-        for each in found.listen
-    ]
-    if found.http is not None:
-        rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
-        certified = demands and has_tls(found.http)
-        make_http = partial(
-            make_site, server.served, secret=found.secret, certified=certified, reactor=reactor, rooms=rooms
-        )
-        risk = http_risk(found.http, has_secret=found.secret is not None, demands_certificates=demands)
-        sockets.append(make_socket("http", "HTTP", found.http, make_http, risk))
+    rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
+    make_http = partial(make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms)
+    sockets = config.sockets_of(found, server.factory, make_http)
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
         reactor,

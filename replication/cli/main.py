@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "skip": "leave out a fact that a worker's function cannot take",
     "retry": "apply a fact that was left out",
     "skipped": "list the facts that a worker has left out",
+    "doctor": "find what is wrong, and name the cure",
     "streams": "check tables that streams are mapped onto",
     "replay": "write history as segments, on Spark",
     "rooms": "show a room, or draw its graph",

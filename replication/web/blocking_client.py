@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
@@ -78,6 +79,8 @@ class HttpClient:
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
+    server_time: float | None = attrs.field(init=False, default=None)  # of the last answer, in seconds
+
     def __attrs_post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         parts = split_url(self.url)
@@ -140,6 +143,7 @@ class HttpClient:
             connection.sock.settimeout(TIMEOUT)
             connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
+            self.server_time = _read_date(response.getheader("Date"))
             answer = response.read(MAX_ANSWER + 1)
             if len(answer) > MAX_ANSWER:
                 connection.close()
@@ -214,3 +218,11 @@ def _tls_context(certificate: tuple[str, str] | None) -> SSLContext:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot use {' and '.join(certificate)}, a certificate and its key: {why}") from error
     return context
+
+
+def _read_date(text: str | None) -> float | None:
+    """Return the time in the header Date of an answer, in seconds; None if it has none."""
+    try:
+        return None if text is None else parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,100 @@
+"""``replication doctor``: find what is wrong, and name the cure (docs/command-line.md).  It changes nothing.
+
+Exit status 0: nothing was found; 1: one line for each finding; 2: it cannot run.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from replication import config
+from replication.cli.findings import Finding
+from replication.cli.output import report, write_line
+from replication.cli.own_checks import check_database, check_files, check_folders, check_sockets
+from replication.cli.parser import Parser
+from replication.cli.peer_checks import check_process, check_wire, check_writers
+from replication.errors import ConfigError
+from replication.urls import Url
+from replication.web.address import DEFAULT_URL, read_secret
+from replication.web.blocking_client import HttpClient
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+MIN_FREE: Final = 256  # MiB
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
+    parser = Parser(
+        prog="replication doctor",
+        description="Find what is wrong with a configuration, its database, its writers and a process that runs.",
+        epilog="It only reads.  Exit status 0: nothing was found; 1: findings; 2: it cannot run.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="the TOML file of a master or worker")
+    parser.add_argument(
+        "--http", metavar="URL", help="the HTTP API of a process that runs; without --config the default"
+    )
+    parser.add_argument("--secret-file", metavar="FILE", help="file with the secret that this API requires")
+    parser.add_certificate_options()
+    parser.add_argument("--connect", metavar="ENDPOINT", action="append", default=[], help="the wire of a writer")
+    parser.add_argument("--server-name", metavar="NAME", default="localhost", help="its server name [%(default)s]")
+    parser.add_argument(
+        "--min-free", metavar="MIB", type=int, default=MIN_FREE, help="MiB that must be free on the disk [%(default)s]"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object: {findings: [{where, what, cure}, …]}")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print one line for each finding."""
+    parser = make_parser()
+    found = parser.parse_args(arguments)
+    if found.config is not None and not Path(found.config).is_file():
+        report(f"replication doctor: there is no file {found.config}: give --config FILE")
+        return 2
+    certificate = parser.certificate_of(found)
+    findings = [*_diagnose(found, certificate)]
+    if found.json:
+        write_line(json.dumps({"findings": [attrs.asdict(each) for each in findings]}, separators=(",", ":")))
+    else:
+        for each in findings:
+            write_line(str(each))
+    return 1 if findings else 0
+
+
+def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) -> Iterator[Finding]:
+    secret_file = found.secret_file
+    if found.config is not None:
+        try:
+            configured = config.load(config.role_of(found.config), found.config)
+        except ConfigError as error:
+            yield Finding(found.config, str(error), "correct this key or file; the daemon does not start before")
+            return
+        secret_file = secret_file or configured.secret_file
+        sockets = config.sockets_of(configured, _no_factory, _no_factory)
+        yield from check_files([configured.secret_file, configured.redis_password_file])
+        yield from check_sockets(sockets, insecure=configured.insecure)
+        yield from check_database(configured, found.min_free * 2**20)
+        yield from check_folders(configured)
+        yield from check_writers(configured, certificate)
+    for each in found.connect:
+        yield from check_wire(Url(each), found.server_name)
+    if found.http is None and (found.config is not None or found.connect):
+        return
+    try:
+        secret = None if secret_file is None else read_secret(secret_file)
+        with closing(HttpClient(found.http or DEFAULT_URL, secret, certificate=certificate)) as client:
+            yield from check_process(client)
+    except ConfigError as error:
+        yield Finding(found.http or DEFAULT_URL, str(error), "correct the option")
+
+
+def _no_factory(*_: Any) -> Any:
+    """Stand for the factory of a socket that is never opened."""

@@ -1,0 +1,158 @@
+"""Checks of ``replication doctor`` on this machine: files, certificates, the database and folders.  They only read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from replication.cli.findings import Finding
+from replication.errors import CatchUpError, ConfigError, ReplicationError, SchemaError, StoreError
+from replication.follower.catch_up import DATABASES, HTTP
+from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
+from replication.segments.folders import open_folder
+from replication.segments.manifest import MANIFEST, read_manifest
+from replication.storage import path_of
+from replication.storage.blocking import use_store
+from replication.storage.mapping_checks import check
+from replication.storage.sqlite.session import MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from replication.config import Config
+    from replication.net.listening import Socket
+    from replication.streams.interfaces import IStreamStore
+
+RENEW_BEFORE: Final = timedelta(days=14)
+MAX_CLOCK_DIFFERENCE: Final = 60.0  # seconds
+_READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
+
+
+def check_files(files: Sequence[str | None]) -> Iterator[Finding]:
+    """Find files with a secret that other users may read."""
+    for each in files:
+        if each is None or not Path(each).exists():
+            continue
+        mode = Path(each).stat().st_mode
+        if mode & _READABLE_BY_OTHERS:
+            yield Finding(each, f"other users may read this secret (mode {stat.S_IMODE(mode):o})", f"chmod 600 {each}")
+
+
+def check_sockets(sockets: Sequence[Socket], *, insecure: bool) -> Iterator[Finding]:
+    """Find endpoints to listen on that a start refuses, and certificates that have expired or soon will."""
+    for each in sockets:
+        try:
+            each.parse(None, insecure=insecure)
+        except ConfigError as error:
+            yield Finding(each.key, str(error), "correct this endpoint, or its files")
+            continue
+        if has_tls(each.endpoint):
+            _, named = split_endpoint(each.endpoint, *SSL_ARGUMENTS)
+            key = named.get("privateKey", "server.pem")
+            yield from check_files([key])
+            yield from _check_certificate(Path(named.get("certKey", key)))
+
+
+def _check_certificate(file: Path) -> Iterator[Finding]:
+    """Find that a certificate is not valid now, or soon."""
+    from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415 - an extra; parse() has used it
+
+    from replication.net.tls import why_not_valid  # noqa: PLC0415 - likewise
+
+    certificate = load_pem_x509_certificate(file.read_bytes())
+    until = certificate.not_valid_after_utc
+    why = why_not_valid(certificate)
+    if why is None and until - datetime.now(UTC) < RENEW_BEFORE:
+        why = f"the certificate expires on {until:%Y-%m-%d}"
+    if why is not None:
+        yield Finding(str(file), why, "renew it, and send SIGHUP to the process")
+
+
+def check_database(config: Config, min_free: int) -> Iterator[Finding]:
+    """Find what is wrong with the database: whether it can be read and written, versions, space, mapped tables."""
+    shown, path = str(config.database), path_of(config.database)
+    if path == MEMORY:
+        return
+    if path is not None:
+        yield from _check_place(Path(path), min_free)
+        if not Path(path).exists():
+            return  # the first start makes it
+    try:
+        database_time, warnings = use_store(config.database, _read_clock, read_only=True)
+    except SchemaError as error:
+        yield Finding(shown, str(error), "start the daemon of the version that the message names")
+        return
+    except (StoreError, ConfigError) as error:
+        yield Finding(shown, str(error), "correct the URL, or let the database answer and be readable by this user")
+        return
+    for warning in warnings:
+        yield Finding(shown, warning, "do as the message advises")
+    if abs(database_time - time.time()) > MAX_CLOCK_DIFFERENCE:
+        what = f"its clock differs from this machine's by {database_time - time.time():.0f} s"
+        yield Finding(shown, what, "set both clocks, for example by NTP")
+    streams = [each for each in config.streams if each.table is not None or each.tables]
+    if config.role == "master" and streams:
+        yield from _check_mappings(config)
+
+
+def _check_place(file: Path, min_free: int) -> Iterator[Finding]:
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        yield Finding(str(folder), "there is no such folder, so the database cannot be made", f"mkdir -p {folder}")
+        return
+    for each in (file, folder) if file.exists() else (folder,):
+        if not os.access(each, os.W_OK):
+            yield Finding(str(each), "this user may not write there", "run the daemon as its owner, or change the mode")
+    free = shutil.disk_usage(folder).free
+    if free < min_free:
+        what = f"{free // 2**20} MiB are free on this disk, less than {min_free // 2**20} MiB"
+        yield Finding(str(folder), what, "delete what may be deleted (docs/operations.md), or use a larger disk")
+
+
+def _check_mappings(config: Config) -> Iterator[Finding]:
+    streams = [each for each in config.streams if each.table is not None or each.tables]
+    try:
+        found = check(config.database, streams, config.streams)
+    except ReplicationError as error:
+        yield Finding(str(config.database), str(error), "let the database answer")
+        return
+    for each in found:
+        if each.error is not None:
+            yield Finding(f"stream {each.stream}", each.error, "correct the mapping or the table as the message says")
+        for warning in each.warnings:
+            yield Finding(f"stream {each.stream}", warning, "do as the message advises")
+
+
+def check_folders(config: Config) -> Iterator[Finding]:
+    """Find catch-up folders that have no segments, or that cannot be read."""
+    for each in config.catch_up:
+        if each.startswith((*DATABASES, *HTTP)):
+            continue
+        cure = "name a folder that `replication replay --out` has written"
+        try:
+            folder = open_folder(each)
+            manifest = read_manifest(folder)
+        except (CatchUpError, ConfigError, StoreError) as error:
+            yield Finding(str(each), str(error), cure)
+            continue
+        if manifest is None:
+            yield Finding(folder.url, f"it has no {MANIFEST}, so it is no folder of segments", cure)
+        elif faults := manifest.faults():
+            yield Finding(f"{folder.url}/{MANIFEST}", faults[0], "replication replay into another folder")
+        elif missing := [part.name for part in manifest.segments if folder.size(part.name) is None]:
+            yield Finding(
+                f"{folder.url}/{missing[0]}", "this segment is missing", "restore it, or write another folder"
+            )
+
+
+async def _read_clock(store: IStreamStore) -> tuple[float, Sequence[str]]:
+    """Return the time of the database's machine, in seconds, and the warnings of the store."""
+    warnings = list(store.warnings)
+    clock = {"sqlite": "SELECT 0.0", "postgresql": "SELECT extract(epoch FROM clock_timestamp())"}
+    ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
+    return float(seconds) or time.time(), warnings

@@ -1,0 +1,221 @@
+"""Mistakes between processes, planted with real ones and found."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from replication.cli import peer_checks
+from replication.cli.main import main
+from replication.cli.peer_checks import check_process, check_wire
+from replication.urls import Url
+from replication.web.blocking_client import HttpClient
+from tests.certificates import DAY, Authority, Identity
+from tests.system.daemons import LOCAL, Daemon, append, until
+from tests.system.test_skips import APP, command, follow, order, writer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HTTP = "--http=tcp:0:interface=127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the daemons."""
+    return tmp_path_factory.mktemp("daemons")
+
+
+@pytest.fixture(scope="module")
+def master(folder: Path) -> Iterator[Daemon]:
+    """Start a master that requires a secret."""
+    (folder / "secret").write_text("xyz")
+    (folder / "secret").chmod(0o600)
+    with Daemon(folder, "master", "--stream=orders", "--secret-file=secret", *LOCAL) as daemon:
+        daemon.address("HTTP")
+        yield daemon
+
+
+def wire(endpoint: str, server_name: str = "localhost") -> list[str]:
+    return [str(each) for each in check_wire(Url(endpoint), server_name)]
+
+
+def test_a_writer_that_can_be_followed_is_no_finding(master: Daemon) -> None:
+    assert wire(f"tcp:{master.address('the wire')}") == []
+    assert wire("unix:/x") == []
+
+
+def test_a_closed_port_is_found() -> None:
+    assert "cannot connect: Connection refused; cure: start the writer" in wire("tcp:127.0.0.1:1")[0]
+
+
+def test_an_http_port_and_a_silent_one_are_found(master: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_checks, "PATIENCE", 0.5)
+    (found,) = wire(f"tcp:{master.address('HTTP')}")
+    assert "no SERVER line arrives; cure: name a writer's --listen port; is this its --http port?" in found
+
+
+def test_another_server_name_is_found(master: Daemon) -> None:
+    (found,) = wire(f"tcp:{master.address('the wire')}", "example.com")
+    assert "its server name is 'localhost', not 'example.com'" in found
+
+
+@contextmanager
+def listening(greeting: bytes, identity: Identity | None = None) -> Iterator[int]:
+    """Serve one greeting to each connection, with TLS if there is an identity."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with suppress(OSError), closing(connection):
+                        if identity is None:
+                            connection.sendall(greeting)
+                            continue
+                        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                        context.load_cert_chain(identity.certificate, identity.key)
+                        with context.wrap_socket(connection, server_side=True) as secured:
+                            secured.sendall(greeting)
+
+        thread = Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_another_program_is_found() -> None:
+    for greeting, found in ((b"220 mail\r\n", "it sends '220 mail', which is no SERVER line"), (b"", "it closes the")):
+        with listening(greeting) as port:
+            assert found in wire(f"tcp:127.0.0.1:{port}")[0]
+
+
+def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    good = authority.issue("good", "127.0.0.1")
+    for identity, found in (
+        (good, None),
+        (authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "certificate has expired"),
+        (authority.issue("young", "127.0.0.1", valid=(DAY, 2 * DAY)), "certificate is not yet valid"),
+        (authority.issue("host", "other.example"), "IP address mismatch"),
+        (Authority(tmp_path, "stranger").issue("strange", "127.0.0.1"), "its certificate is refused"),
+    ):
+        with listening(b"SERVER localhost\n", identity) as port:
+            lines = wire(f"tls:127.0.0.1:{port}")
+            assert (not lines) if found is None else (found in lines[0]), lines
+    with listening(b"SERVER localhost\n") as port:
+        assert "TLS fails" in wire(f"tls:127.0.0.1:{port}")[0]
+
+
+def doctor(folder: Path, *words: str) -> tuple[int, str]:
+    done = command(folder, "doctor", *words)
+    return done.returncode, done.stdout
+
+
+def worker_file(folder: Path, master: Daemon, http: str = "", **keys: str) -> str:
+    lines = [f'{key} = "{value}"' for key, value in keys.items()]
+    writer = f'connect = "tcp:{master.address("the wire")}"\nhttp = "{http or "http://" + master.address("HTTP")}"'
+    (folder / "worker.toml").write_text("\n".join([*lines, "[writers.master]", writer, ""]))
+    return "--config=worker.toml"
+
+
+def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, master: Daemon) -> None:
+    assert doctor(folder, worker_file(folder, master, secret_file="secret", stream="orders")) == (0, "")
+    (folder / "other").write_text("abc")
+    (folder / "other").chmod(0o600)
+    for found, options in (
+        ("stream oders: no writer has it; cure: correct stream; did you mean orders?", {"stream": "oders"}),
+        ("this writer has the instance name of this worker, 'master'", {"instance_name": "master"}),
+        ("a wrong secret", {"secret_file": "other"}),
+        ("is a wire port, not HTTP", {"http": f"http://{master.address('the wire')}"}),
+        ("start the process, or correct the URL", {"http": "http://127.0.0.1:1"}),
+    ):
+        status, output = doctor(folder, worker_file(folder, master, **{"secret_file": "secret", **options}))
+        assert (status, found in output, output.count("\n")) == (1, True, 1), output
+
+
+def test_two_processes_with_one_name_are_found(folder: Path, master: Daemon) -> None:
+    host, port = master.address("the wire").split(":")
+    url = (f"--http=http://{master.address('HTTP')}", "--secret-file=secret")
+    with ExitStack() as stack:
+        for _ in range(2):
+            twin = stack.enter_context(closing(socket.create_connection((host, int(port)))))
+            twin.sendall(b"NAME twin\nREPLICATE\n")
+            twin.recv(10)
+        until(lambda: "2 connections have the instance name 'twin'" in doctor(folder, *url)[1], "both are known")
+    until(lambda: doctor(folder, *url) == (0, ""), "both are gone")
+
+
+def test_a_stopped_stream_and_skipped_facts_are_found(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    with (
+        Daemon(tmp_path, "master", "--stream=orders", *LOCAL) as master,
+        Daemon(tmp_path, "worker", *follow(master), "--app=shop", HTTP) as worker,
+    ):
+        append(master.address("HTTP"), "orders", [order(bad=True)])
+        url = f"--http=http://{worker.address('HTTP')}"
+        until(lambda: writer_of(worker.address("HTTP")).get("failed") == 2, "it fails")
+        status, output = doctor(tmp_path, url)
+        assert (status, output.count("\n")) == (1, 2)
+        assert "it is not ready: stream orders of master is stopped" in output
+        assert "its function cannot take fact 2: applying orders of master after" in output
+        assert "or replication skip orders master 2" in output
+        assert command(tmp_path, "skip", "orders", "master", "2", url).returncode == 0
+        until(lambda: doctor(tmp_path, url)[1].count("\n") == 1, "one finding is left")
+        assert "facts that were skipped: 1; cure: `replication skipped` lists them" in doctor(tmp_path, url)[1]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as a worker that lags, and whose clock is an hour late."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Return the header Date."""
+        return super().date_time_string(time.time() - 3600)
+
+    def do_GET(self) -> None:
+        """Answer any call."""
+        writer = {"instance": "master", "lag": 5000, "error": None}
+        answer: dict[str, Any] = {
+            "role": "worker",
+            "status": "ok",
+            "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing"]}],
+            "connections": [],
+        }
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the standard library
+        """Log nothing."""
+
+
+def test_a_wrong_clock_and_a_lag_that_does_not_fall_are_found() -> None:
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        with closing(HttpClient(f"http://127.0.0.1:{server.server_port}")) as client:
+            found = [str(each) for each in check_process(client)]
+        server.shutdown()
+        thread.join(10)
+    assert "its clock differs from this machine's by -3600 s" in found[0].replace("-3601", "-3600")
+    assert found[1] == "stream orders: an index is missing; cure: do as the message advises"
+    assert "it lags by 5000 IDs, and the lag does not fall" in found[2]
+
+
+def test_without_a_process_the_default_url_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--http", "http://127.0.0.1:1"]) == 1
+    assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().out
+    assert main(["doctor", "--connect", "tcp:127.0.0.1:1"]) == 1
