@@ -28,7 +28,7 @@ from replication.errors import CatchUpError, ConfigError, ReplicationError, RowE
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import default_http_url, show_certificate
+from replication.net.endpoints import default_http_url, is_redis, show_certificate
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
 from replication.session.encoder import encode_facts
@@ -101,6 +101,11 @@ def main(arguments: Sequence[str]) -> int:
     """Print facts until interrupted."""
     parser = make_parser()
     found = parser.parse_args(arguments)
+    if is_redis(found.endpoint):
+        parser.error(
+            "it follows no Redis: start a worker that follows it and has listen=tcp:HOST:PORT, and tail that worker "
+            "(docs/how-to/relay.md)"
+        )
     certificate = parser.certificate_of(found)
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 

@@ -38,6 +38,14 @@ def test_without_an_endpoint_it_follows_the_default_port() -> None:
     assert tail.make_parser().parse_args([]).endpoint == "tcp:127.0.0.1:9092"
 
 
+def test_a_redis_is_refused_with_the_cure_and_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        tail.main(["redis://us:secret@127.0.0.1:6379"])
+    shown = capsys.readouterr().err
+    assert (ended.value.code, "secret" in shown) == (2, False)
+    assert "replication tail: it follows no Redis: start a worker that follows it" in shown
+
+
 def refuse(client: Any) -> None:
     """Let an attempt to connect, as MemoryReactor keeps it, fail."""
     client[2].clientConnectionFailed(None, Failure(error.ConnectionRefusedError()))
