@@ -1,0 +1,162 @@
+"""A master of version 0.1.0 is replaced by today's while followers stay and a client appends: no fact is lost or twice.
+
+The code of 0.1.0 comes from the history of the checkout.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.bench.cluster import free_ports
+from tests.system.daemons import CHECKOUT, PATIENCE, Daemon, environment, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+COMMIT = "ba82766e5877a19d65a6667bbc4bea99a6fbd322"  # the last one of 0.1.0
+APP = """
+def register(worker):
+    @worker.on("orders")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS applied (n INTEGER PRIMARY KEY, token INTEGER UNIQUE)")
+        for fact in facts:
+            await txn.execute("INSERT INTO applied (token) VALUES (?)", [fact.token])
+"""
+
+
+class Appending(threading.Thread):
+    """A client that appends one fact after the other, each again until it is acknowledged; ``ids`` has the answers."""
+
+    def __init__(self, http: str) -> None:
+        super().__init__()
+        self.url = f"http://{http}/v1/streams/orders/facts"
+        self.ids: list[int] = []
+        self.retries = 0
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        while not self.ending.is_set():
+            number = len(self.ids)
+            body = json.dumps({"rows": [[f"o{number}", "placed"]]}).encode()
+            headers = {"Content-Type": "application/json", "Idempotency-Key": f"order {number}"}
+            try:
+                with urllib.request.urlopen(
+                    urllib.request.Request(self.url, body, headers), timeout=PATIENCE
+                ) as answer:
+                    self.ids += json.load(answer)["ids"]
+            except OSError:  # the connection is refused or reset, or the answer is 503
+                self.retries += 1
+                time.sleep(0.02)
+
+    def end(self) -> list[int]:
+        """Return the IDs once the last append is acknowledged."""
+        self.ending.set()
+        self.join(PATIENCE)
+        return self.ids
+
+
+@pytest.fixture
+def yesterday(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which ``twistd`` runs version 0.1.0."""
+    git = shutil.which("git")
+    archive = ["archive", COMMIT, "replication", "twisted"]
+    found = subprocess.run([git, *archive], cwd=CHECKOUT, check=False, capture_output=True) if git else None
+    if found is None or found.returncode:
+        pytest.skip("version 0.1.0 is missing: this needs git, and a checkout with its whole history")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as tar:
+        tar.extractall(tmp_path / "0.1.0", filter="data")
+    variables = {**environment(), "PYTHONPATH": str(tmp_path / "0.1.0")}
+    show = [sys.executable, "-c", "import replication; print(replication.__version__)"]
+    shown = subprocess.run(show, cwd=tmp_path, env=variables, check=True, capture_output=True, text=True)
+    assert shown.stdout == "0.1.0\n"
+    return variables
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield "sqlite:///shop.db"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    with server.database() as name:
+        yield server.url(name)
+
+
+def test_followers_stay_while_the_master_is_replaced_by_todays(
+    tmp_path: Path, yesterday: dict[str, str], database: str
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    wire, http = (f"127.0.0.1:{port}" for port in free_ports(2))
+    listen = [f"--{key}=tcp:{at.split(':')[1]}:interface=127.0.0.1" for key, at in (("listen", wire), ("http", http))]
+
+    def master(name: str) -> Daemon:
+        return Daemon(tmp_path, "master", "--stream=orders", f"--database={database}", *listen, name=name)
+
+    def worker(name: str) -> Daemon:
+        options = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", f"--instance-name={name}", "--app=app")
+        return Daemon(tmp_path, "worker", *options, name=name)
+
+    with ExitStack() as stack:
+        old = master("old")
+        old.environment = yesterday
+        stack.enter_context(old)
+        assert old.address("HTTP") == http
+        earlier, later = worker("earlier"), worker("later")
+        earlier.environment = yesterday
+        for each in (earlier, later):
+            stack.enter_context(each)
+        client = Appending(http)
+        client.start()
+        stack.callback(client.end)
+        for each in (earlier, later):
+            until(partial(has_applied, tmp_path, each, 20), f"{each.name} follows 0.1.0")
+        assert old.terminate() == 0
+        before = len(client.ids)
+        new = stack.enter_context(master("new"))
+        assert new.address("HTTP") == http
+        until(lambda: len(client.ids) >= before + 20, "appends go on")
+        assert earlier.terminate() == 0  # the last process of 0.1.0
+        earlier.environment = environment()
+        earlier.start()
+        before = len(client.ids)
+        until(lambda: len(client.ids) >= before + 20, "appends go on")
+        ids = client.end()
+        assert ids == [*range(2, len(ids) + 2)]
+        assert client.retries, "the client saw the change"
+        for each in (earlier, later):
+            until(partial(has_applied, tmp_path, each, len(ids)), f"{each.name} has all")
+            assert applied(tmp_path, each) == ids
+        assert (later.starts, later.ended) == (1, False)
+        for each in (earlier, later, new):
+            assert each.terminate() == 0
+
+
+def applied(folder: Path, worker: Daemon) -> list[int]:
+    """Return the IDs in the order in which a worker's function had them; none before the first."""
+    with closing(sqlite3.connect(folder / f"replication-{worker.name}.db", timeout=30)) as database:
+        try:
+            return [each for (each,) in database.execute("SELECT token FROM applied ORDER BY n")]
+        except sqlite3.OperationalError:
+            return []
+
+
+def has_applied(folder: Path, worker: Daemon, count: int) -> bool:
+    """Return whether the function had so many facts."""
+    return len(applied(folder, worker)) >= count
