@@ -174,7 +174,7 @@ class MissingWriterTests(LinearCase):
         self.follower.resume()
         with logged() as messages:
             self.process.clock.advance(PATIENCE)
-        self.assertIn("does not wait for other", messages[0])
+        self.assertEqual(messages[0], "orders does not wait for other: no connected writer has that name")
         self.assertEqual(self.seen, [(6, MASTER)])
 
     def test_a_writer_that_sent_a_position_in_time_is_waited_for(self) -> None:

@@ -20,7 +20,7 @@ from replication.web.site import make_site
 from replication.wire.commands import COMMANDS, ApplicationCommand
 from replication.wire.grammar import Token
 from replication.writer.master import Master
-from tests.doubles import FragileStore, Net, Wire, begin, connect, error_of, lines_of, logged, now
+from tests.doubles import FragileStore, Net, Wire, begin, connect, error_of, lines_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, HTTP, MASTER, ORDERS, WIRE, WorkerCase, contents, fact, position, rdata
 from tests.net.test_client import FakeWriter
 from tests.redis import FakeRedis
@@ -459,6 +459,8 @@ class CommandTests(RelayCase):
         with logged():
             self.command(wire, "CLEAR_USER_SYNC abcde\r\r")
         self.assertIn(b"ERROR", wire.read())
+        shown = shown_metrics(self.worker.served.samples())
+        self.assertEqual(shown["faults_total kind=bad line"], 1)
 
 
 class CircleTests(SynchronousTestCase):

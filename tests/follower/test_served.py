@@ -66,7 +66,8 @@ class ServedTests(WorkerCase):
 
     def test_a_stream_that_is_not_copied_is_not_served(self) -> None:
         error = error_of(begin(self.worker.served.page("unknown", None, after=0, upto=None, limit=1)))
-        self.assertIsInstance(error, UnknownStreamError)
+        assert isinstance(error, UnknownStreamError)
+        self.assertEqual((str(error), error.stream), ("no copy of stream 'unknown' is kept here", "unknown"))
 
     def test_a_worker_without_writes_refuses_appends(self) -> None:
         error = error_of(begin(self.worker.served.append_texts("orders", [[1]], None)))

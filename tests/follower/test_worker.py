@@ -113,8 +113,9 @@ class CommandTests(WorkerCase):
         self.assertEqual(self.worker.served.users_syncing(), {})
         with self.worker.user_syncing("@u:h"):
             self.assertEqual([*self.worker.served.users_syncing()[self.worker._reporter.instance_id]], ["@u:h"])
-        with self.assertRaisesRegex(NotAWriterError, "does not store where '@u:h' was seen: send"):
+        with self.assertRaisesRegex(NotAWriterError, "does not store where '@u:h' was seen: send") as caught:
             now(self.worker.served.places_of("@u:h"))
+        self.assertEqual(caught.exception.instance, "worker1")
 
     def test_a_command_is_sent_to_all_writers(self) -> None:
         self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9192"])
