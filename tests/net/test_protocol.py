@@ -359,6 +359,12 @@ class HalfCloseable(Wire):
     def loseWriteConnection(self) -> None:
         self.ended = True
 
+    def readConnectionLost(self, reason: object) -> None:
+        """Do nothing: only the reactor calls it."""
+
+    def writeConnectionLost(self, reason: object) -> None:
+        """Do nothing: only the reactor calls it."""
+
 
 class LingerTests(SynchronousTestCase):
     def make(self, role: Role = Role.MASTER) -> None:
@@ -369,7 +375,7 @@ class LingerTests(SynchronousTestCase):
 
     def test_after_a_fault_input_is_discarded_until_the_peer_closes(self) -> None:
         self.make()
-        self.protocol.pauseProducing()  # type: ignore[no-untyped-call]
+        self.protocol.pauseProducing()
         self.protocol.fail(Fault("Failed to keep up", "slow peer"))
         self.assertEqual(
             (self.wire.ended, self.wire.disconnecting, self.wire.producerState), (True, False, "producing")
