@@ -27,6 +27,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "catchup": "all facts of a master to the function of a new worker",
     "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",
     "rooms": "events of rooms persisted, and read",
+    "scale": "the growth with streams, connections and open IDs",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
 

@@ -49,7 +49,7 @@ def measure(options: BenchOptions) -> Iterator[Series]:
 
 
 async def _serve(reactor: Any, folder: str) -> BenchMaster:
-    _allow_open_files()
+    allow_open_files()
     return await serve_master(reactor, database_in(folder, "master"))
 
 
@@ -74,14 +74,14 @@ def _connection_memory(peers: int) -> float:
     """Return the bytes of memory per connection."""
     with TemporaryDirectory(prefix="replication-bench-") as folder, ChildProcess(_serve, folder) as master:
         address = master.call(address_of)
-        before = _resident(master, "VmRSS")
+        before = resident(master, "VmRSS")
         with ChildProcess(_connect, address, peers) as connections:
             connections.call(len)  # all are connected
-            return (_resident(master, "VmRSS") - before) / peers
+            return (resident(master, "VmRSS") - before) / peers
 
 
 def _connect(_: object, address: MasterAddress, peers: int) -> list[socket.socket]:
-    _allow_open_files()
+    allow_open_files()
     opened = []
     for _ in range(peers):
         peer = socket.create_connection(("127.0.0.1", address.wire))
@@ -99,13 +99,13 @@ def _growth(batches: int) -> float:
     with TemporaryDirectory(prefix="replication-bench-") as folder, ChildProcess(_serve, folder) as master:
         address: MasterAddress = master.call(address_of)
         master.call(_append, batches // 4)  # warm-up: the memory that appending needs by itself
-        before = _resident(master, "VmRSS")
+        before = resident(master, "VmRSS")
         with socket.create_connection(("127.0.0.1", address.wire)):
             master.call(_append, batches)
-        return float(_resident(master, "VmHWM") - before)
+        return float(resident(master, "VmHWM") - before)
 
 
-def _resident(child: ChildProcess, which: str) -> int:
+def resident(child: ChildProcess, which: str) -> int:
     """Return the resident memory of a process in bytes: VmRSS is the current value, VmHWM the peak."""
     status = Path(f"/proc/{child.pid}/status")
     if not status.exists():
@@ -116,7 +116,7 @@ def _resident(child: ChildProcess, which: str) -> int:
     return int(found[1]) * 1024
 
 
-def _allow_open_files() -> None:
+def allow_open_files() -> None:
     """Raise this process's limit of open files to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -21,10 +21,11 @@ def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure each number of outstanding IDs."""
     pairs = options.size(500_000, 500)
     for outstanding in (1, 100, 10_000):
-        yield from rates(f"{outstanding:,} outstanding", "pairs", options, _reserve_and_complete, outstanding, pairs)
+        yield from rates(f"{outstanding:,} outstanding", "pairs", options, reserve_and_complete, outstanding, pairs)
 
 
-def _reserve_and_complete(outstanding: int, pairs: int) -> Sample:
+def reserve_and_complete(outstanding: int, pairs: int) -> Sample:
+    """Return the rate of ``pairs`` of calls while ``outstanding`` IDs are open."""
     chance = random.Random(outstanding)  # noqa: S311 (nothing is secret)
     indexes = [chance.randrange(outstanding) for _ in range(pairs)]
     pending = PendingIds(1)
