@@ -81,7 +81,7 @@ class HealthTests(ApiTestCase):
 
     def test_a_process_is_ready_if_its_store_answers_and_nothing_stands_still(self) -> None:
         self.served.definitions = self.served.definitions[1:]
-        self.served.stream_statuses = lambda only=None: [StreamStatus(each, []) for each in self.served.definitions]  # type: ignore[method-assign, misc]
+        self.served.stream_statuses = lambda only=None: [StreamStatus(each, []) for each in self.served.definitions]  # type: ignore[method-assign]
         answer = self.ready()
         self.assertEqual((answer.code, answer.json), (200, {"status": "ready"}))
 
