@@ -24,47 +24,52 @@ if TYPE_CHECKING:
     from replication.wire.commands import Position
 
 ALL: Final = InstanceName("")  # stands for all writers together
-PATIENCE: Final = 5.0  # seconds to wait for a writer with a stored position, once each connection has sent positions
+PATIENCE: Final = 5.0  # seconds to wait for a known writer, once its connection has sent positions of others
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MergingFollower(StreamFollower):
     """Follows all writers of one stream, in the order of their tokens.
 
-    The writers of a connection are those in its POSITIONs.  While the connection is lost they are waited for; once it
-    is followed again, only those that have sent a POSITION again are: another one was renamed or removed.  Facts that a
-    new writer wrote before this process followed it may be applied after larger tokens.
+    The writers of a connection are those in its POSITIONs.  While the connection is lost they are waited for.  Once it
+    is followed again, those that have sent no POSITION again are waited for PATIENCE: the first positions may come in
+    several reads.  After that they count as renamed or removed, and this is logged.  Facts that such a writer, or a new
+    one, wrote before this process followed it may be applied after larger tokens.
 
     ``all_positions_received`` returns whether every connection has sent its positions; the rest is StreamFollower's.
     """
 
     _all_positions_received: Callable[[], bool]
     _writers: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)  # by connection
-    # Those of a connection that was lost, until it is followed again.
+    # Those of a connection that was lost, until they send a position on it or PATIENCE ends.
     _former: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)
-    # Writers with a stored position that have sent none yet.
-    _missing: set[InstanceName] = attrs.field(init=False, factory=set)
-    _waiting: bool = attrs.field(init=False, default=False)  # for those, PATIENCE at most
+    # Known writers that have sent no position, though connections have; with the wait for each, once it has begun.
+    _missing: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
 
     async def open(self) -> None:
         """Read the stored positions; their writers are waited for."""
         await super().open()
-        self._missing = {*(self._positions or ())} - {ALL, *self._present()}
+        self._missing = dict.fromkeys({*(self._positions or ())} - {ALL, *self._present()})
 
     def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
         """Process a POSITION, which also names a writer that the connection brings."""
         self._writers.setdefault(connection, set()).add(command.instance)
-        self._missing.discard(command.instance)
+        self._former.get(connection, set()).discard(command.instance)
+        self._missing.pop(command.instance, None)
         super().position_received(connection, command, can_go_back=can_go_back)
 
     def connection_lost(self, connection: Hashable) -> None:
         """Drop the incomplete facts of a connection; its writers have to send positions again."""
-        self._former.setdefault(connection, set()).update(self._writers.pop(connection, ()))
+        former = self._former.setdefault(connection, set())
+        former.update(self._writers.pop(connection, ()))
+        for writer in former:
+            self._missing.pop(writer, None)
         super().connection_lost(connection)
 
     def following(self, connection: Hashable) -> None:
-        """Process the end of the first positions: former writers of the connection are not waited for."""
-        self._former.pop(connection, None)
+        """Process the first positions of a connection: its other former writers are missing."""
+        former = self._former.get(connection, set()).difference(*self._writers.values())
+        self._missing.update(dict.fromkeys(former))
 
     def rows_received(self, connection: Hashable, rows: Rows) -> bool:
         """Process consecutive RDATA; a connection pauses for this process, never for another writer."""
@@ -73,10 +78,11 @@ class MergingFollower(StreamFollower):
     def resume(self) -> None:
         """Do what is to be done; give up waiting for missing writers after PATIENCE."""
         super().resume()
-        if self._missing and not self._waiting and self._all_positions_received():
-            self._waiting = True
-            sleeping = Deferred.fromCoroutine(self._lifetime.sleep(PATIENCE))
-            sleeping.addCallback(lambda _: self._give_up_missing())
+        new = [writer for writer, wait in self._missing.items() if wait is None]
+        if new and self._all_positions_received():
+            wait = Deferred.fromCoroutine(self._lifetime.sleep(PATIENCE))
+            self._missing.update(dict.fromkeys(new, wait))
+            wait.addCallback(lambda _: self._give_up_missing(wait))
 
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return the status of one writer."""
@@ -145,12 +151,16 @@ class MergingFollower(StreamFollower):
         for each in step.parts:
             self._moved(self.name, each, self.cursors[each].position)
 
-    def _give_up_missing(self) -> None:
-        if self._missing and not self._lifetime.ended:
+    def _give_up_missing(self, wait: Deferred[None]) -> None:
+        missing = {writer for writer, waited in self._missing.items() if waited is wait}
+        if missing and not self._lifetime.ended:
             self.log.warn(
                 "{stream} does not wait for {writers}: no connected writer has that name",
                 stream=self.name,
-                writers=", ".join(sorted(self._missing)),
+                writers=", ".join(sorted(missing)),
             )
-            self._missing.clear()
+            for writer in missing:
+                del self._missing[writer]
+            for former in self._former.values():
+                former.difference_update(missing)
             self.resume()

@@ -157,6 +157,13 @@ class MissingWriterTests(LinearCase):
         self.follower = self.make_follower()
         now(self.follower.open())
 
+    def give_up(self) -> None:
+        """Let the time end in which a missing writer is waited for."""
+        self.follower.resume()
+        with logged() as messages:
+            self.process.clock.advance(PATIENCE)
+        self.assertIn(f"does not wait for {OTHER}", messages[0])
+
     def test_a_writer_of_the_last_run_is_waited_for(self) -> None:
         self.restart(MASTER, OTHER)
         self.at(4, 4, MASTER, "one")
@@ -192,6 +199,8 @@ class MissingWriterTests(LinearCase):
         self.follower.following("two")
         self.rows(fact(2), link="one")
         self.at(1, 2, InstanceName("renamed"), "two")
+        self.assertEqual(self.seen, [])
+        self.give_up()
         self.assertEqual(self.seen, [(2, MASTER)])
 
     def test_facts_that_a_renamed_writer_sent_before_are_applied_in_order(self) -> None:
@@ -202,6 +211,7 @@ class MissingWriterTests(LinearCase):
         self.follower.following("two")
         self.rows(fact(2), fact(4), link="one")
         self.at(1, 4, InstanceName("renamed"), "two")
+        self.give_up()
         self.assertEqual(self.seen, [(2, MASTER), (3, OTHER), (4, MASTER)])
 
     def test_every_writer_of_one_connection_is_waited_for(self) -> None:
@@ -223,7 +233,37 @@ class MissingWriterTests(LinearCase):
         self.rows(fact(2), link="one")
         self.assertEqual(self.seen, [])
         self.follower.following("one")
+        self.give_up()
+        self.assertEqual(self.seen, [(2, MASTER)])
+
+    def test_the_positions_of_a_connection_may_come_in_several_reads(self) -> None:
+        self.at(1, 1, MASTER, "one")
+        self.at(1, 1, OTHER, "one")
+        self.follower.connection_lost("one")
+        self.process.pages = [Page([], Token(3), limited=False)]
+        self.at(3, 3, MASTER, "one")
+        self.follower.following("one")
         self.follower.resume()
+        self.process.clock.advance(PATIENCE - 1)
+        self.assertEqual(self.position(MASTER), 1)
+        self.at(1, 1, OTHER, "one")
+        self.rows(fact(2), writer=OTHER, link="one")
+        self.at(2, 3, OTHER, "one")
+        self.assertEqual((self.seen, self.position(MASTER)), ([(2, OTHER)], 3))
+
+    def test_each_loss_of_a_connection_begins_a_new_wait(self) -> None:
+        self.at(1, 1, MASTER, "one")
+        self.at(1, 1, OTHER, "one")
+        for _ in range(3):
+            self.follower.connection_lost("one")
+            self.process.clock.advance(PATIENCE)
+            self.at(1, 1, MASTER, "one")
+            self.follower.following("one")
+            self.follower.resume()
+            self.process.clock.advance(PATIENCE - 1)
+        self.rows(fact(2), link="one")
+        self.assertEqual(self.seen, [])
+        self.give_up()
         self.assertEqual(self.seen, [(2, MASTER)])
 
     def test_a_lost_connection_is_waited_for(self) -> None:
