@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 
 from replication.errors import StoreError
+from tests.contract.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -14,10 +16,9 @@ if TYPE_CHECKING:
     from replication.errors import CommitsLostError
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor, ITransaction, Page, Receipt, Write
+    from replication.streams.interfaces import ISequence, ISqlExecutor, ITransaction, Page, Receipt, Write
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
-    from tests.contract.memory_store import MemoryStore
 
 T = TypeVar("T")
 
@@ -56,6 +57,33 @@ class Operation(Generic[T]):
     def land(self) -> None:
         """Do it without returning: the process is killed meanwhile."""
         finish(self._work())
+
+
+class SharedDisk(MemoryStore):
+    """The database of several writers: each stream has a sequence.  ``holders`` has the last claim of each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holders: dict[InstanceName, SimulatedStore] = {}
+        self._last_values: defaultdict[StreamName, int] = defaultdict(lambda: 1)
+
+    async def allocate(self, stream: StreamName, count: int) -> Sequence[int]:
+        """Return the next IDs of the sequence."""
+        first = self._last_values[stream] + 1
+        self._last_values[stream] += count
+        return range(first, first + count)
+
+
+class SimulatedSequence:
+    """An ISequence of a ``SharedDisk``, as one process uses it."""
+
+    def __init__(self, store: SimulatedStore, disk: SharedDisk, stream: StreamName) -> None:
+        self._store = store
+        self._disk = disk
+        self._stream = stream
+
+    async def allocate(self, count: int) -> Sequence[int]:
+        return await self._store.ask(f"allocate {count}", lambda: self._disk.allocate(self._stream, count))
 
 
 class SimulatedStore:
@@ -141,12 +169,16 @@ class SimulatedStore:
 
     async def claim(self, instance: InstanceName) -> None:
         await self.disk.claim(instance)
+        if isinstance(self.disk, SharedDisk):
+            self.disk.holders[instance] = self
 
     async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
-        return await self.disk.claimed_elsewhere(names)
+        holders = self.disk.holders if isinstance(self.disk, SharedDisk) else {}
+        return {name for name in names if name in holders and not (holders[name].killed or holders[name].closed)}
 
-    def sequence(self, stream: StreamName) -> None:
+    def sequence(self, stream: StreamName) -> ISequence | None:
         self.disk.sequence(stream)
+        return SimulatedSequence(self, self.disk, stream) if isinstance(self.disk, SharedDisk) else None
 
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
         return await self.ask(f"recall {key}", lambda: self.disk.find_receipt(key))

@@ -20,11 +20,11 @@ from replication.streams.facts import fact_bytes
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.simulation.disk import finish
 from tests.simulation.host import LIMITS, PORT, SERVER_NAME, Host
-from tests.simulation.invariants import FollowerHistory
+from tests.simulation.invariants import FollowerHistory, LinearOrder
 from tests.simulation.writing import MasterHost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from twisted.python.failure import Failure
 
@@ -95,8 +95,7 @@ class SimulatedSources:
     ) -> Page:
         """Return a page of at most ``page_rows`` rows; while ``pages_held``, it waits."""
         host = self._host
-        asked, served = self._asked(writer)
-        assert endpoint == f"tcp:{asked}:{PORT}"
+        asked, served = self._asked(endpoint)
         request = PageRequest(asked, host)
         page = Deferred.fromCoroutine(
             served.page(stream, writer, after=step.after, upto=step.upto, limit=min(limit, host.page_rows))
@@ -111,18 +110,20 @@ class SimulatedSources:
             failure.trap(ReplicationError)
             request.error = failure.getErrorMessage()
 
-        def deliver_answer(_: None) -> None:
+        def deliver_answer() -> None:
             if not host.pages_held:
                 request.deliver_answer()
 
-        page.addCallbacks(answered, failed).addCallback(deliver_answer).addErrback(host.world.broken)
+        # An answer needs a turn of the reactor: hundreds of pages in one call would be too deep a recursion.
+        page.addCallbacks(answered, failed).addCallback(lambda _: host.reactor.callLater(0, deliver_answer))
+        page.addErrback(host.world.broken)
         return await request.answer
 
     page = fetch
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs that the master or relay has, as its HTTP API does."""
-        asked, served = self._asked(writer)
+        asked, served = self._asked(endpoint)
         if isinstance(asked, MasterHost) and not asked.master._opened:
             raise CatchUpError("no answer")
         try:
@@ -130,10 +131,13 @@ class SimulatedSources:
         except UnknownStreamError as error:
             raise CatchUpError(str(error)) from error
 
-    def _asked(self, writer: InstanceName) -> tuple[Host, IServed]:
-        """Return the host that is asked for facts of ``writer``, and what its HTTP API serves."""
+    def _asked(self, endpoint: str | None) -> tuple[Host, IServed]:
+        """Return the master or relay that listens at ``endpoint``, and what its HTTP API serves."""
         host, world = self._host, self._host.world
-        asked: MasterHost | WorkerHost = world.workers[host.relay] if host.relay else world.masters[writer]
+        senders: Iterable[MasterHost | WorkerHost] = (
+            [world.workers[host.relay]] if host.relay else world.masters.values()
+        )
+        (asked,) = [each for each in senders if endpoint == f"tcp:{each}:{PORT}"]
         if host.pages_fail or not asked.running or {host.name, asked.name} & world.network.unplugged:
             raise CatchUpError("no answer")
         return asked, asked.worker.served if isinstance(asked, WorkerHost) else asked.master.served
@@ -196,6 +200,7 @@ class WorkerHost(Host):
         self.relay = world.relays.get(name)  # the name of the relay that it follows
         self.relays = name in world.relays.values()  # whether it is one
         self.applied: dict[tuple[StreamName, InstanceName], FollowerHistory] = {}
+        self.orders = {StreamName(each): LinearOrder(f"{name}/{each}") for each in functions if each in world.linear}
         self.raising: set[str] = set()
         self.hanging: set[str] = set()
         self.hung: list[Deferred[None]] = []
@@ -315,7 +320,7 @@ class WorkerHost(Host):
             self.reactor.listen(PORT, worker.factory())
         worker._followed._sources = SimulatedSources(self)  # type: ignore[assignment]
         for stream in self.functions:
-            worker.on(stream)(self._apply)
+            worker.on(stream, linear=stream in self.orders)(self._apply)
         starting = worker.start()
         starting.addErrback(lambda failure: self._not_started(worker, failure)).addErrback(self.world.broken)
 
@@ -340,14 +345,19 @@ class WorkerHost(Host):
             hang: Deferred[None] = Deferred()
             self.hung.append(hang)
             await hang
-        await txn.executemany("note", [(txn.stream, txn.writer, fact) for fact in facts])
+        await txn.executemany("note", [(txn.stream, txn.writer_of(fact), fact) for fact in facts])
         if txn.stream in self.raising:
             raise ValueError("a bug of the application")
 
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
-        (write,) = writes
-        assert not write.reset, f"I3: {self} sets {write.stream} back to {write.upto}"
-        assert all(note[:2] == (write.stream, write.writer) for note in notes), f"I4: mixed writers: {notes}"
-        copied = self.mode(write.stream) is FollowMode.COPIED
-        facts = write.facts if copied else [fact for _, _, fact in notes]
-        self.applied_by(write.stream, write.writer).move(write.upto, facts)
+        (stream,) = {write.stream for write in writes}
+        assert len(writes) == 1 or stream in self.orders, f"{self} commits {stream} of several writers: {writes}"
+        sources = {(stream, write.writer) for write in writes}
+        assert all(note[:2] in sources for note in notes), f"I4: other writers: {notes}"
+        if stream in self.orders:
+            self.orders[stream].apply([note[1:] for note in notes])
+        for write in writes:
+            assert not write.reset, f"I3: {self} sets {stream} back to {write.upto}"
+            copied = self.mode(stream) is FollowMode.COPIED
+            facts = write.facts if copied else [fact for _, writer, fact in notes if writer == write.writer]
+            self.applied_by(stream, write.writer).move(write.upto, facts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from twisted.python.failure import Failure
+
 from replication.net.protocol import Limits
 from replication.wire.grammar import InstanceName
 from tests.contract.memory_store import MemoryStore
@@ -26,10 +28,10 @@ LIMITS = Limits(line_limit=LINE_LIMIT, max_queued_bytes=1_000, max_queued_lines=
 class Host(ABC):
     """A host, which outlives its processes; ``running`` is set while it has one."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, disk: MemoryStore | None = None) -> None:
         self.world = world
         self.name = InstanceName(name)
-        self.disk = MemoryStore()
+        self.disk = disk or MemoryStore()
         finish(self.disk.open())
         self.running = False
 
@@ -40,7 +42,7 @@ class Host(ABC):
         """Start a process; while ``held``, operations of its disk wait."""
         self.running = True
         self.reactor = SimulatedReactor(self.world.network, self.name)
-        self.store = SimulatedStore(self.disk, self._landed)
+        self.store = SimulatedStore(self.disk, self._record)
         self.store.held = held
         self._start()
 
@@ -52,6 +54,13 @@ class Host(ABC):
         self.world.remains.append((self.store, [*self.store.waiting], self._killed()))
         self.store.killed = True
         self.store.waiting.clear()
+
+    def _record(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
+        try:
+            self._landed(writes, notes)
+        except AssertionError:
+            self.world.broken(Failure())
+            raise
 
     @property
     @abstractmethod

@@ -136,3 +136,23 @@ class FollowerHistory:
     def lacks(self) -> list[Fact]:
         """Return the published facts that are not applied."""
         return self.history.between(self.position, self.history.published)
+
+
+class LinearOrder:
+    """The order in which a follower has durably applied the facts of all writers of one stream.
+
+    ``excused`` are writers that the follower has stopped to wait for, which it logs: their facts may come late.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last = Token(0)
+        self.excused: set[InstanceName] = set()
+
+    def apply(self, facts: Iterable[tuple[InstanceName, Fact]]) -> None:
+        """Record the facts of a durable transaction, with their writers."""
+        for writer, (token, _) in facts:
+            assert token > self.last or writer in self.excused, (
+                f"I17: {self.name}: {token} of {writer} is applied after {self.last}"
+            )
+            self.last = max(token, self.last)

@@ -131,9 +131,17 @@ class Pipe:
         self.delivered = bytearray()
         self.held = False
 
+    @property
+    def quiet(self) -> bool:
+        """Whether both ends are connected, with nothing on the way and nothing to be closed."""
+        source = self.source
+        return source.connected and not (source.outgoing or self.carried or source.disconnecting)
+
     def take(self, window: int) -> bool:
         """Move bytes into the kernel while it has room; return whether any moved."""
         source = self.source
+        if not (source.outgoing or source.disconnecting):
+            return False
         room = max(0, window - len(self.carried))
         taken = source.outgoing[:room]
         self.carried += taken
@@ -162,11 +170,8 @@ class Connection:
         self.server = server
         self.up = Pipe(client, server)
         self.down = Pipe(server, client)
+        self.pipes = self.up, self.down
         self.dead = False
-
-    @property
-    def pipes(self) -> tuple[Pipe, Pipe]:
-        return self.up, self.down
 
     def cut(self, noticed_by: Iterable[Transport]) -> None:
         """Drop all bytes in flight and all later ones; notify some ends."""
@@ -300,9 +305,11 @@ class Network:
             yield self.clock.seconds()
 
     def _run_due_calls(self) -> bool:
-        due = any(each.getTime() <= self.clock.seconds() for each in self.clock.getDelayedCalls())
+        now = self.clock.seconds()
+        if not any(each.getTime() <= now for each in self.clock.getDelayedCalls()):
+            return False
         self.clock.advance(0)
-        return due
+        return True
 
     # ---- connections
 
@@ -361,6 +368,8 @@ class Network:
         moved = False
         for connection in list(self.connections):
             for pipe in connection.pipes:
+                if pipe.quiet:
+                    continue
                 moved |= pipe.take(self.window)
                 if pipe.held or connection.dead or (pipe.target.open and pipe.target.resting):
                     continue

@@ -20,6 +20,7 @@ from replication.follower.relay import RelayedCursor
 from replication.streams.cursor import Cursor
 from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import InstanceName
+from tests.simulation.disk import SharedDisk
 from tests.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerHost
 from tests.simulation.host import LIMITS
 from tests.simulation.invariants import WireCheck
@@ -58,6 +59,7 @@ class World:
         workers: Mapping[str, tuple[Sequence[str] | None, Sequence[str]]] = WORKERS,
         relays: Mapping[str, str] = NO_RELAYS,  # for each worker that follows a relay, its name
         without_copies: Sequence[str] = (),  # workers that store no copies
+        linear: Sequence[str] = (),  # streams of all masters, which share a database; functions need linear order
     ) -> None:
         self.trace: list[str] = []
         self.failures: list[str] = []  # logged bugs, and failed checks in callbacks
@@ -65,8 +67,9 @@ class World:
         self.page_requests: list[PageRequest] = []
         self.network = Network(high_water=300, window=300)
         self.network.on_connected = self._watch
-        self.masters = {InstanceName(name): MasterHost(self, name, streams) for name, streams in masters.items()}
-        self.relays, self.without_copies = relays, without_copies
+        disk = SharedDisk() if linear else None
+        self.masters = {InstanceName(name): MasterHost(self, name, streams, disk) for name, streams in masters.items()}
+        self.relays, self.without_copies, self.linear = relays, without_copies, linear
         self.workers = {name: WorkerHost(self, name, *what) for name, what in workers.items()}
         self._watches: list[WireCheck] = []
         self._serial = count(1)
@@ -153,6 +156,8 @@ class World:
         assert not lags, f"I10: after {within} s: {lags}"
         for worker in self.workers.values():
             worker.check_disk()
+            for order in worker.orders.values():
+                order.excused.clear()
         return self.network.clock.seconds() - since
 
     def lags(self) -> list[str]:
@@ -160,7 +165,7 @@ class World:
         lags = [each for worker in self.workers.values() for each in worker.lags()]
         for master in self.masters.values():
             for status in master.master.served.stream_statuses():
-                (writer,) = status.writers
+                (writer,) = [each for each in status.writers if each.instance == master.name]
                 if status.open_count or writer.published != writer.position:
                     lags.append(f"{master} has {status} open")
         return lags + [f"connection {each.number} is dead" for each in self.network.connections if each.dead]
@@ -209,6 +214,10 @@ class World:
         return sum(each.lines for each in self._watches)
 
     def _logged(self, event: LogEvent) -> None:
+        if event["log_format"].startswith("{stream} does not wait for {writers}"):
+            for worker in self.workers.values():
+                if event["log_source"] in worker.worker._followed:
+                    worker.orders[event["stream"]].excused |= set(event["writers"].split(", "))
         ours = event["log_namespace"].startswith("replication.")
         if ours and event["log_level"] is LogLevel.critical and "application's function" not in event["log_format"]:
             failure = event.get("log_failure")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from replication.streams.interfaces import Write
     from replication.writer.reservation import Reservation
+    from tests.contract.memory_store import MemoryStore
     from tests.simulation.world import World
 
 
@@ -96,10 +97,10 @@ class Job:
 
 
 class MasterHost(Host):
-    """A host with a master that writes ``streams``."""
+    """A host with a master that writes ``streams``; masters may share a ``disk``."""
 
-    def __init__(self, world: World, name: str, streams: Sequence[str]) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, streams: Sequence[str], disk: MemoryStore | None = None) -> None:
+        super().__init__(world, name, disk)
         self.streams = streams
         self.histories = {StreamName(each): WriterHistory(f"{name}/{each}") for each in (*streams, CACHES)}
         self.jobs: list[Job] = []
