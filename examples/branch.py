@@ -6,7 +6,7 @@ from twisted.internet import defer, endpoints, task
 
 from replication import StreamDefinition, Worker
 
-PORTS = {"north": 9291, "south": 9292}
+PORTS = {"north": 9291, "south": 9391}
 
 
 async def main(reactor, name):

@@ -29,7 +29,7 @@ from tests.system.terminals import PATIENCE, Terminal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9292)  # that the pages use
+PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9391)  # that the pages use
 # Commands that a page leaves running.
 GO_ON = re.compile(
     r"(SSL_CERT_FILE=\S+ )?twistd -n --pidfile=|replication tail|"
