@@ -148,3 +148,30 @@ def test_facts_are_applied_once_and_in_order_however_they_are_received(
         each.position_received("link", each.published, Token(last))
     take()
     assert [each.token for each in came] == [*range(2, last + 1)]
+
+
+def test_the_first_facts_of_a_step_move_each_writer_no_further() -> None:
+    first, second = at(1, 1), at(1, 1)
+    receive(first, 2, 5)
+    receive(second, 3, 4, 6)
+    together = merge({ONE: first, TWO: second})
+    assert together is not None
+    assert together.first(9) is together
+    part = together.first(2)
+    assert part.facts == [fact(2), fact(3)]
+    assert part.parts == {
+        ONE: Apply([fact(2)], Token(1), Token(3)),
+        TWO: Apply([fact(3)], Token(1), Token(3)),
+    }
+
+
+def test_the_first_of_late_facts_move_no_position() -> None:
+    cursor = at(9, 9)
+    assert cursor.found_late([fact(3), fact(4), fact(5)])
+    late = merge({ONE: cursor})
+    assert late is not None
+    part = late.first(2)
+    assert part.facts == [fact(3), fact(4)]
+    assert {writer: (each.facts, each.after, each.upto) for writer, each in part.parts.items()} == {
+        ONE: ([fact(3), fact(4)], 9, 9)
+    }
