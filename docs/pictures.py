@@ -118,7 +118,7 @@ WAYS: dict[str, list[str]] = {
         "streams/ids.py:StreamIds.reserve = your block runs",
         "writer/reservation.py:Reservation.write = your block ends",
         "writer/reservation.py:FactTransaction.commit",
-        "storage/transactions.py:Transaction.commit = durable",
+        "storage/store.py:SqlStore.commit = durable",
         "writer/publisher.py:PublishedStream.complete",
         "writer/publisher.py:Publisher.publish > release",
         "streams/reorder_buffer.py:ReorderBuffer.release = every smaller ID is complete",

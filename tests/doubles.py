@@ -311,8 +311,8 @@ class SharedStore(FragileStore):
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return dict(self.followers.get((stream, follower), {}))
 
-    def commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
-        super().commit([each for each in writes if each.follower is None], receipt)
+    def land(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        super().land([each for each in writes if each.follower is None], receipt)
         for each in writes:
             if each.follower is not None:
                 self.followers.setdefault((each.stream, each.follower), {})[each.writer] = each.upto
@@ -321,7 +321,7 @@ class SharedStore(FragileStore):
         """Let another process allocate IDs and store its position."""
         name = StreamName(stream)
         self.last_value[name] = max(self.last_value.get(name, 1), upto)
-        self.commit([Write(name, InstanceName(writer), Token(upto))], None)
+        self.land([Write(name, InstanceName(writer), Token(upto))], None)
 
 
 class _Sequence:

@@ -163,9 +163,5 @@ class SqlConnection(Generic[_Session]):
         if not self.session.begun:
             self.session.begin()
 
-    def _count(self, batches: int) -> None:
-        self.commits += batches
-        self.transactions += 1
-
     def _sql(self, sql: str) -> str:
         return sql.replace("?", self.MARK)

@@ -50,8 +50,8 @@ class WriteProof:
         if (error := await share(self._proving)) is not None:
             raise error
 
-    def note(self, batches: Sequence[Batch], outcomes: Sequence[Exception | None]) -> None:
-        """Note the outcomes of commits; what fails because of a value is no reason."""
+    def noted(self, outcomes: list[Exception | None], batches: Sequence[Batch]) -> list[Exception | None]:
+        """Note the outcomes of commits, and return them; what fails because of a value is no reason."""
         of_facts = [
             outcome
             for batch, outcome in zip(batches, outcomes, strict=True)
@@ -60,6 +60,7 @@ class WriteProof:
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
         if of_facts:
             self._failed = (errors[0], self._monotonic()) if len(errors) == len(of_facts) else None
+        return outcomes
 
     async def _prove(self, now: float) -> Exception | None:
         try:

@@ -193,6 +193,12 @@ class SqlStore(ApplicationReader, HistoryStore, SkippedFactsReader, Generic[_Con
         """Return a transaction that has not begun."""
         return Transaction(self)
 
+    def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> Deferred[None]:
+        """Commit together with all commits that wait.  To cancel the Deferred ends the waiting, not the commit."""
+        batch = self.batch(writes, receipt)
+        self._checked(self._writer)
+        return self._group.add(batch)
+
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function``, which only reads, on one snapshot."""
         return await self._read(lambda connection: connection.read(function))
@@ -208,11 +214,6 @@ class SqlStore(ApplicationReader, HistoryStore, SkippedFactsReader, Generic[_Con
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
         tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
         return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read())
-
-    def commit_in_group(self, batch: Batch) -> Deferred[None]:
-        """Commit together with all commits that wait.  To cancel the Deferred ends the waiting, not the commit."""
-        self._checked(self._writer)
-        return self._group.add(batch)
 
     def check_statement(self, sql: str) -> None:
         """Raise StoreError if the application may not run this statement in a transaction."""
@@ -279,11 +280,6 @@ class SqlStore(ApplicationReader, HistoryStore, SkippedFactsReader, Generic[_Con
             return await writer.run(work)
 
     def _commit_together(self, batches: Sequence[Batch]) -> Deferred[list[Exception | None]]:
-        assert self._writer is not None  # noqa: S101 - commit_in_group has checked it
+        assert self._writer is not None  # noqa: S101 - commit has checked it
         committing = self._writer.run(lambda connection: connection.commit_together(batches))
-
-        def note(outcomes: list[Exception | None]) -> list[Exception | None]:
-            self._proof.note(batches, outcomes)
-            return outcomes
-
-        return committing.addCallback(note)
+        return committing.addCallback(self._proof.noted, batches)

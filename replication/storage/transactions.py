@@ -94,16 +94,15 @@ class Transaction:
         return self._connection
 
     async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        if self._connection is None:
+            await self._store.commit(writes, receipt)
+            return
         try:
             batch = self._store.batch(writes, receipt)
         except UnknownStreamError:
-            if self._connection is not None:
-                await self._run_last(self._connection, lambda connection: connection.rollback())
+            await self._run_last(self._connection, lambda connection: connection.rollback())
             raise
-        if self._connection is not None:
-            await self._run_last(self._connection, lambda connection: connection.commit(batch))
-        else:
-            await self._store.commit_in_group(batch)
+        await self._run_last(self._connection, lambda connection: connection.commit(batch))
 
     async def _run_last(
         self, connection: ConnectionThread[SqlConnection[Any]], work: Callable[[SqlConnection[Any]], None]

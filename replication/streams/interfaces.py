@@ -12,7 +12,7 @@ import attrs
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
@@ -297,6 +297,10 @@ class IStreamStore(ICatchUp, Protocol):
 
     def transaction(self) -> ITransaction:
         """Return a transaction that has not begun.  If it has no statements, its commit joins a group commit."""
+        ...
+
+    def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> Awaitable[None]:
+        """Commit as a transaction without statements does, together with all commits that wait."""
         ...
 
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:

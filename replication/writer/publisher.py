@@ -234,12 +234,13 @@ class Publisher:
         """Send to all subscribers what has settled since the last call."""
         if self._busy:
             return
-        ids, settled = self.ids, self.ids.settled
+        ids = self.ids
         if ids.horizon is not None:
             (stream,) = self.streams
-            if ids.horizon_known and settled > stream.published:
-                self._run(self._publish_from_store(stream, stream.published, settled))
+            if ids.horizon_known and ids.settled > stream.published:
+                self._run(self._publish_from_store(stream, stream.published, ids.settled))
             return
+        settled = Token(ids.pending.settled)
         if len(self.streams) > 1:
             self._publish_in_one_order(min(settled, ids.durable))
         else:

@@ -204,7 +204,8 @@ class FactTransaction(Generic[T]):
     async def commit(self, facts: Sequence[Fact], receipt: Receipt | None = None) -> None:
         """Store a fact for each ID, and the cache invalidations; complete the IDs, also if that fails."""
         try:
-            self.check_open()
+            if self._ended is not None:
+                raise self._ended_error()  # noqa: TRY301 (its IDs are completed, too)
             alone = self._transaction is not None  # without statements, a commit is shared with others that wait
             self._ended = "complete: write inside its 'async with' block"
             committed = {self.stream: facts}
@@ -212,7 +213,7 @@ class FactTransaction(Generic[T]):
                 committed |= await self._reserve_invalidation()
             writes = [write for stream, some in committed.items() for write in stream.writes(some, alone=alone)]
             if writes or receipt is not None or alone:  # else everything lives in memory
-                await (self._transaction or self._all.store.transaction()).commit(writes, receipt)
+                await (self._transaction or self._all.store).commit(writes, receipt)
         except BaseException:
             self._complete_all({})
             raise

@@ -210,6 +210,10 @@ class MemoryStore:
         """Return a transaction that has not begun."""
         return MemoryTransaction(self)
 
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        """Commit as a transaction without statements does."""
+        await self.transaction().commit(writes, receipt)
+
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function`` on an empty database: this store has none of the tables beside the streams."""
         return function(_NoTables())
@@ -237,7 +241,7 @@ class MemoryStore:
         if self.closed:
             raise StoreError("the memory store is not open")
 
-    def commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+    def land(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         """Store all of it, or nothing."""
         streams: dict[StreamName, _Stream] = {}
         for write in writes:
@@ -302,7 +306,7 @@ class MemoryTransaction:
             raise ended(self._end)
         self._store.check_open()
         self._end = "rolled back"
-        self._store.commit(writes, receipt)
+        self._store.land(writes, receipt)
         self._end = "committed"
 
     async def rollback(self) -> None:

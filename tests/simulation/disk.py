@@ -164,6 +164,9 @@ class SimulatedStore:
     def transaction(self) -> ITransaction:
         return SimulatedTransaction(self)
 
+    async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
+        await self.transaction().commit(writes, receipt)
+
     async def read(self, function: Callable[[ISqlExecutor], T]) -> T:
         return await self.disk.read(function)
 

@@ -67,18 +67,18 @@ class ProofTests(SynchronousTestCase):
     def test_a_failed_commit_of_facts_counts_until_one_succeeds(self) -> None:
         self.check()
         self.commits[0].callback(None)
-        self.proof.note([FACTS, FACTS], [FULL, FULL])
+        self.proof.noted([FULL, FULL], [FACTS, FACTS])
         self.assertIs(error_of(self.check()), FULL)
-        self.proof.note([POSITION], [None])
+        self.proof.noted([None], [POSITION])
         self.assertIs(error_of(self.check()), FULL)
-        self.proof.note([FACTS, FACTS], [FULL, None])
+        self.proof.noted([FULL, None], [FACTS, FACTS])
         self.assertEqual(self.check(), [None])
 
     def test_a_failed_commit_of_facts_counts_for_ten_seconds(self) -> None:
-        self.proof.note([FACTS], [FULL])
+        self.proof.noted([FULL], [FACTS])
         self.clock.advance(FAILURE_LIFE)
         self.assertEqual(self.check(), [])
 
     def test_a_refused_value_and_a_position_are_no_reason(self) -> None:
-        self.proof.note([FACTS, POSITION], [ValueRefusedError("too long"), FULL])
+        self.proof.noted([ValueRefusedError("too long"), FULL], [FACTS, POSITION])
         self.assertEqual(self.check(), [])

@@ -273,7 +273,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         except BaseException:
             self.rollback()
             raise
-        self._count(1)
+        self.commits += 1
+        self.transactions += 1
 
     def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
         """Store batches in one transaction, and return the outcome of each, None for success.
@@ -296,7 +297,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                     return [error] * len(batches)
                 half = len(batches) // 2
                 return self.commit_together(batches[:half]) + self.commit_together(batches[half:])
-            self._count(len(batches))
+            self.commits += len(batches)
+            self.transactions += 1
             return [None] * len(batches)
 
     def check(self) -> None:
@@ -363,7 +365,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                     self._add(adding)
                     adding = []
                     self._write(table, write)
-                    store_skipped(self.session, write, batch.now)
+                    if write.skipped or write.reset:
+                        store_skipped(self.session, write, batch.now)
         self._add(adding)
         receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
         if receipts:

@@ -160,7 +160,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.rollback()
             raise
         self.known.note([batch])
-        self._count(1)
+        self.commits += 1
+        self.transactions += 1
 
     def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
         """Store batches in one transaction, and return the outcome of each, None for success.
@@ -187,7 +188,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.rollback()
             return [error] * len(batches)
         self.known.note(batches)
-        self._count(len(batches))
+        self.commits += len(batches)
+        self.transactions += 1
         return [None] * len(batches)
 
     def check(self) -> None:
@@ -264,7 +266,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def _store(self, batch: Batch) -> None:
         for table, write in batch.writes:
             self._write(table, write)
-            store_skipped(self.session, write, batch.now)
+            if write.skipped or write.reset:
+                store_skipped(self.session, write, batch.now)
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))

@@ -26,7 +26,7 @@ class DatabaseFiles:
     """The files of the open database ``path``: itself and its WAL.
 
     ``database`` and ``wal`` are descriptors of them, which stay the caller's.  With each commit come ``check_sizes``
-    and ``check_places``: they take about 10 microseconds.
+    and ``check_commit``: they take about 10 microseconds.
     """
 
     def __init__(self, path: str, database: int, wal: int) -> None:
@@ -52,33 +52,30 @@ class DatabaseFiles:
             self._emptied = True
         self._size, self._wal_size, self._wal_header = size, wal_size, header
 
-    def check_places(self) -> None:
-        """Raise StoreError unless both files have their names."""
-        self._size, self._wal_size = self._size_of(0, MOVED), self._size_of(1, _WAL_MOVED)
-
     def check_commit(self) -> None:
-        """Check after a commit, before it is acknowledged; after an error every later check fails.
+        """Raise StoreError unless both files have their names, and the WAL its header: after a commit.
 
-        Otherwise this process would go on beyond a commit whose outcome is unknown.
+        It comes before the commit is acknowledged.  After an error every later check fails.  Otherwise this process
+        would go on beyond a commit whose outcome is unknown.
         """
         try:
-            self.check_places()
+            sizes = []
+            for which, missing in enumerate((MOVED, _WAL_MOVED)):
+                opened = self._opened[which]
+                try:
+                    found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
+                except OSError as error:
+                    raise self._error(which, missing) from error
+                if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
+                    raise self._error(which, missing)
+                sizes.append(found.st_size)
+            self._size, self._wal_size = sizes
             if self._emptied and not os.pread(self._wal, HEADER, 0).startswith(MAGIC):
                 raise self._error(1, _TRUNCATED)
             self._emptied = False
         except StoreError as error:
             self._lost = error
             raise
-
-    def _size_of(self, which: int, missing: str) -> int:
-        opened = self._opened[which]
-        try:
-            found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
-        except OSError as error:
-            raise self._error(which, missing) from error
-        if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
-            raise self._error(which, missing)
-        return found.st_size
 
     def _is_whole(self, size: int) -> bool:
         """Whether a file that has become smaller has all its pages, as after a VACUUM of another process."""
@@ -100,7 +97,7 @@ def watched(path: str, database: int) -> Iterator[DatabaseFiles]:
     try:
         files = DatabaseFiles(path, database, wal)
         files.check_sizes()
-        files.check_places()
+        files.check_commit()
         yield files
     finally:
         os.close(wal)  # SQLite has no lock on it

@@ -85,7 +85,7 @@ class SqliteSession:
     def run(self, sql: str, parameters: Any = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:  # noqa: ARG002
         """Run one statement and return all its rows."""
         try:
-            return self.database.execute(sql, parameters).fetchall()
+            return (self._database or self.database).execute(sql, parameters).fetchall()
         except _ERRORS as error:
             raise self.refusal(error) from error
 
@@ -95,7 +95,7 @@ class SqliteSession:
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement once per item of ``parameters``."""
         try:
-            self.database.executemany(sql, parameters)
+            (self._database or self.database).executemany(sql, parameters)
         except _ERRORS as error:
             raise self.refusal(error) from error
 

@@ -97,7 +97,7 @@ def count_skipped(database: ISqlExecutor, follower: str, stream: StreamName) -> 
 
 def store_skipped(database: ISqlExecutor, write: Write, now: float) -> None:
     """Store the skipped facts of a write, at a time in seconds; forget those that a writer has lost."""
-    if write.follower is None or not (write.skipped or write.reset):
+    if write.follower is None:
         return
     follower = _follower(database, write.follower)
     exists = bool(database.execute(EXISTS[database.dialect]))
