@@ -91,13 +91,32 @@ class HasDatabase(_Case):
         """Let every COMMIT wait, when it is on disk already, for a missing standby (``SyncRep``)."""
         self.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         self.sql("SELECT pg_reload_conf()")
-        until(lambda: self.sql("SHOW synchronous_standby_names") == [("nobody",)], "the server has read it")
+        until(self._commits_wait, "the server has read it")
         try:
             yield
         finally:
             self.sql("ALTER SYSTEM RESET synchronous_standby_names")
             self.sql("SELECT pg_reload_conf()")
             until(lambda: self.sql("SHOW synchronous_standby_names") == [("",)], "the server has read it")
+
+    def _commits_wait(self) -> bool:
+        """Whether a COMMIT waits for a standby.  The checkpointer must have read the setting, not only sessions."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as probe:
+            pid = probe.info.backend_pid
+            committing = Thread(target=probe.execute, args=("SELECT pg_logical_emit_message(true, 'probe', '')",))
+            committing.start()
+
+            def waits() -> bool:
+                found = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = %s"
+                return bool(self.sql(found, pid))
+
+            until(lambda: not committing.is_alive() or waits(), "the commit has ended, or waits")
+            found = waits()
+            self.sql("SELECT pg_cancel_backend(%s)", pid)
+            committing.join()
+        return found
 
 
 class OnPostgres(HasDatabase, UsesStore):
