@@ -8,13 +8,15 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     config.py    TOML and options become a frozen Config; an unknown key is an error that names the nearest known key
     bench/       `replication bench`: a file for each scenario
     follower/    following writers: worker.py (wiring), streams.py, stream.py, merge.py, catch_up.py,
-                 waiters.py; relay.py serves what is followed, audit.py compares it with a Synapse's database
+                 waiters.py; application.py and failures.py call functions, and find a fact that one cannot take;
+                 relay.py serves what is followed, audit.py compares it with a Synapse's database
     writer/      writing streams: master.py (life cycle), stream.py, reservation.py, publisher.py, subscribers.py
     presence/    users that sync and users last seen: reporter.py (worker), tracker.py (writer)
     spark/       everything that needs PySpark: the replay job and the data source
     segments/    history as files of RDATA lines: made from tables, listed in a manifest, read for catch-up
     caches.py    functions whose results the caches stream invalidates
-    net/         Twisted TCP: protocol.py (LineReceiver), client.py (one writer), redis.py (a Synapse's), broadcast.py
+    net/         Twisted TCP: protocol.py (LineReceiver), client.py (one writer), redis.py (a Synapse's), broadcast.py,
+                 listening.py, certificates.py (TLS that demands them), notify.py (systemd)
     web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
     storage/     IStreamStore twice: sqlite/, postgres/; tables beside the streams in tables/
     deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime

@@ -309,7 +309,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         self.session.begin()
         try:
             self.session.run(TOUCH)
-            self.session.run("COMMIT")  # without a mark: nobody waits for its outcome
+            self.session.run("COMMIT")  # without a mark: no caller waits for its outcome
         finally:
             self.rollback()
 
