@@ -66,6 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         for each in findings:
             write_line(str(each))
+        if not findings:
+            report("replication doctor: nothing was found")
     return 1 if findings else 0
 
 
