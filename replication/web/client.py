@@ -11,14 +11,15 @@ from urllib.parse import quote, urlencode
 import attrs
 import msgspec
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone, ResponseFailed
+from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IPolicyForHTTPS
+from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE, CatchUpError
@@ -48,6 +49,8 @@ PATIENCE: Final = 30.0  # seconds for an answer to begin, and for each further S
 STRIDE: Final = 2**16  # bytes
 BODY_LIMIT: Final = MAX_ANSWER  # bytes; eight times PAGE_BYTES
 CONNECT_PATIENCE: Final = 10.0  # seconds
+# Seconds between attempts at the addresses of a host.  Twisted's 0.3 also delays the answer that nothing listens.
+ATTEMPT_DELAY: Final = 0.02
 IDLE: Final = 50  # seconds that an unused connection is kept: less than the 60 of Twisted's servers
 SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
 GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
@@ -155,7 +158,7 @@ class HttpCatchUp:
             pool.cachedConnectionTimeout = IDLE
         self._pool = pool
         policy = BrowserLikePolicyForHTTPS() if certificate is None else _ShowingPolicy(*certificate)
-        self._agent = Agent(reactor, policy, pool=pool, connectTimeout=CONNECT_PATIENCE)
+        self._agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, policy), pool)
         self._foreign = False
         self._rows: dict[tuple[StreamName, InstanceName], int] = {}  # of the next page, once an answer was lost
 
@@ -268,6 +271,23 @@ class HttpCatchUp:
             is_lost = tls is None and not isinstance(error, (ConnectError, NotImplementedError))
             raise (LostAnswerError if is_lost else CatchUpError)(f"{url}: {tls or _why(error, cause)}") from error
         return _Response(url, response.code, response.headers.getRawHeaders(b"location", [b""])[0], text)
+
+
+@implementer(IAgentEndpointFactory)
+@attrs.frozen
+class _Endpoints:
+    """Makes endpoints as Twisted's Agent does, but tries the addresses of a host sooner after each other."""
+
+    reactor: Any
+    policy: IPolicyForHTTPS
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        """Return an endpoint for the host and the port of a URL."""
+        host = uri.host.decode("ascii")
+        endpoint = HostnameEndpoint(self.reactor, host, uri.port, timeout=CONNECT_PATIENCE, attemptDelay=ATTEMPT_DELAY)
+        if uri.scheme == b"http":
+            return endpoint
+        return wrapClientTLS(self.policy.creatorForNetloc(uri.host, uri.port), endpoint)
 
 
 @implementer(IPolicyForHTTPS)

@@ -27,7 +27,7 @@ from zope.interface import alsoProvides
 from replication.errors import CatchUpError, ConfigError, StoreError
 from replication.streams.history import Epoch
 from replication.web import client as module
-from replication.web.client import CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
+from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
 from replication.web.site import make_site
 from replication.wire.grammar import Token
 from tests.certificates import DAY, Authority, Connections, Identity
@@ -89,7 +89,7 @@ class Network:
 
     def refuse(self, why: Exception) -> None:
         self._completer.failOnce(Failure(why))
-        self.reactor.advance(1)  # the endpoint tries the next address
+        self.reactor.advance(ATTEMPT_DELAY)  # the endpoint looks for a next address
 
 
 class OwnSiteTests(CatchUpContract):
