@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
 
+from replication.deferreds import Lifetime
 from replication.errors import PositionMovedError, StoreError, StreamError
 from replication.follower.application import FailedFactFunction
+from replication.follower.failures import FailingFacts
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
+from replication.streams.cursor import Apply
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page, Write
 from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from replication.follower.application import ApplyTransaction
     from tests.follower.cases import First
 
-WORKER = InstanceName("worker1")
+WORKER, LINE = InstanceName("worker1"), InstanceName("")
 
 
 class FailingCase(FollowerCase):
@@ -86,7 +92,9 @@ class FindTests(FailingCase):
             self.rows(*map(fact, range(2, 10)))
             self.until_alone(7)
         self.assertEqual(self.position(), 6)
-        self.assertTrue(any("it is fact 7: `replication skip orders master 7` leaves" in each for each in messages))
+        error = "applying orders of master after 6: ValueError: cannot take {7}"
+        cure = "it is fact 7: `replication skip orders master 7` leaves it out"
+        self.assertIn(f"{error}; next attempt in 0.25 s; {cure}", messages)
         self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
         self.flushLoggedErrors(ValueError)
 
@@ -177,9 +185,13 @@ class SkipTests(FailingCase):
         self.assertEqual((status.failed, status.skipped), (None, 1))
 
     def test_a_fact_that_does_not_fail_is_not_skipped(self) -> None:
-        for token, why in ((2, "3 does"), (4, "3 does"), (99, "3 does")):
-            self.assertIn(why, str(self.assertRaises(StreamError, self.leave_out, token)))
-        self.assertIn("no fact of it fails now", str(self.assertRaises(StreamError, self.leave_out, 3, OTHER)))
+        for token, writer, why in (
+            (2, MASTER, "3 does"),
+            (99, MASTER, "3 does"),
+            (3, OTHER, "no fact of it fails now"),
+        ):
+            error = self.assertRaises(StreamError, self.leave_out, token, writer)
+            self.assertEqual(str(error), f"fact {token} of stream 'orders' by {writer!r} does not fail: {why}")
 
     def test_the_skip_and_the_position_are_one_transaction(self) -> None:
         self.store.errors["commit"] = StoreError("locked", temporary=True)
@@ -251,7 +263,8 @@ class RequestedTests(FailingCase):
             self.rows(fact(2), fact(3), fact(4))
         self.assertEqual((self.seen, self.position()), ([[2, 4]], 4))
         self.assertEqual([each.fact for each in self.kept()], [fact(3)])
-        self.assertIn("its skip was requested before the start", messages[0])
+        why = "its skip was requested before the start"
+        self.assertEqual(messages, [f"fact 3 of orders by master is skipped, as a command decided: {why}"])
 
     def test_a_retry_that_was_requested_before_the_start_is_done_once_the_writer_is_connected(self) -> None:
         self.request(SkippedFact(ORDERS, MASTER, fact(3), SkipState.RETRY_REQUESTED, "old"))
@@ -261,7 +274,7 @@ class RequestedTests(FailingCase):
             self.process.pages = [Page([], Token(5), limited=False)]
             self.process.clock.advance(1)
         self.assertEqual((self.seen, self.states()), ([[3]], [(3, "applied")]))
-        self.assertTrue(any("which was skipped, is applied now" in each for each in messages), messages)
+        self.assertIn("fact 3 of orders by master, which was skipped, is applied now", messages)
 
 
 class RetryTests(FailingCase):
@@ -290,9 +303,12 @@ class RetryTests(FailingCase):
         self.assertEqual(self.seen[-1], [5])
 
     def test_a_fact_that_fails_again_stays_skipped_with_the_new_reason_and_stops_nothing(self) -> None:
-        with logged():
+        with logged() as messages:
             done = self.retry()
-        self.assertIn("stays skipped, the function raised ValueError", str(error_of(done)))
+        reason = "ValueError: cannot take {3}"
+        self.assertEqual(str(error_of(done)), f"fact 3 stays skipped, the function raised {reason}")
+        self.assertEqual(messages, [f"fact 3 of orders by master stays skipped: {reason}"])
+        self.assertEqual(self.kept()[0].error, reason)
         self.assertEqual((self.states(), self.state()), ([(3, "skipped")], "live"))
         self.rows(fact(5))
         self.assertEqual(self.position(), 5)
@@ -349,7 +365,9 @@ class DecideTests(FailingCase):
         self.action = None
         messages = self.make_it_fail()
         self.assertEqual((self.position(), self.kept()), (2, []))
-        self.assertTrue(any("returned None: return FailedFactAction.SKIP or" in each for each in messages), messages)
+        wrong = "the function of on_failed_fact('orders') returned None: "
+        right = "return FailedFactAction.SKIP or FailedFactAction.STOP"
+        self.assertTrue(any(f"ConfigError: {wrong}{right}; next" in each for each in messages), messages)
 
     def test_if_it_raises_nothing_is_skipped(self) -> None:
         self.raised = KeyError("x")
@@ -389,3 +407,107 @@ class LinearTests(FailingCase):
         applied = [token for tokens in self.seen for token in tokens if 5 not in tokens]
         self.assertEqual(applied, [2, 3, 4, 6, 7])
         self.flushLoggedErrors(ValueError)
+
+
+class FailingFactsTests(SynchronousTestCase):
+    """What is known of failing facts, without a follower: several writers in one line, as in linear order."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.failing = FailingFacts(ORDERS, Lifetime(self.clock))
+
+    def note_failure(self, *tokens: int, writer: InstanceName = MASTER, line: InstanceName = LINE) -> FailedFact | None:
+        return self.failing.note(line, [*map(fact, tokens)], lambda _: writer, ValueError("no"))
+
+    def size(self, line: InstanceName = LINE) -> int:
+        """How many of twenty facts may be applied at once."""
+        return len(self.failing.cut(line, Apply([*map(fact, range(2, 22))], Token(1), Token(21))).facts)
+
+    def skipped(self, token: int, writer: InstanceName = MASTER) -> SkippedFact:
+        return SkippedFact(ORDERS, writer, fact(token), SkipState.SKIPPED)
+
+    def test_attempts_are_counted_while_the_same_fact_fails_alone(self) -> None:
+        tries = [(2, MASTER), (2, MASTER), (2, MASTER), (2, OTHER), (3, OTHER), (3, OTHER)]
+        found = [self.note_failure(token, writer=writer) for token, writer in tries]
+        self.assertEqual([each and each.attempts for each in found], [1, 2, 3, 1, 1, 2])
+        self.failing.committed(LINE, [], 1)
+        self.assertEqual((again := self.note_failure(3, writer=OTHER)) and again.attempts, 1)
+
+    def test_a_fact_that_fails_is_found_only_if_it_was_alone(self) -> None:
+        self.assertIsNone(self.note_failure(2, 3))
+        self.assertEqual((self.failing.failing(MASTER), self.failing.cure(LINE)), (None, ""))
+        self.assertEqual((self.failing.is_narrowing(LINE), self.failing.found_now(LINE)), (True, False))
+        self.note_failure(2)
+        self.assertEqual((self.failing.failing(MASTER), self.failing.failing(OTHER)), (2, None))
+        self.assertEqual((self.failing.is_narrowing(LINE), self.failing.found_now(LINE)), (False, True))
+        self.note_failure(2)
+        self.assertFalse(self.failing.found_now(LINE))
+
+    def test_half_as_many_facts_are_applied_after_a_failure_and_twice_as_many_after_a_success(self) -> None:
+        sizes = [self.size()]
+        for count in (20, 10, 5, 2, 1):
+            self.note_failure(*range(2, 2 + count))
+            sizes.append(self.size())
+        self.assertEqual(sizes, [20, 10, 5, 2, 1, 1])
+        sizes.clear()
+        for rows in (1, 2, 4, 7):
+            self.failing.committed(LINE, [], rows)
+            sizes.append(self.size())
+        self.assertEqual(sizes, [2, 4, 8, 20], "the last step was not full: all that was there was applied")
+
+    def test_each_line_has_its_own_limit(self) -> None:
+        self.note_failure(*range(2, 22), line=MASTER)
+        self.assertEqual((self.size(MASTER), self.size(OTHER)), (10, 20))
+
+    def test_only_the_requested_facts_of_a_step_are_left_out(self) -> None:
+        facts, writers = [fact(2), fact(3), fact(4)], {2: MASTER, 3: OTHER, 4: MASTER}
+        divide = partial(self.failing.divide, facts, lambda each: writers[each.token])
+        self.assertEqual(divide(), (facts, []))
+        self.note_failure(3, writer=OTHER)
+        begin(self.failing.request_skip(OTHER, Token(3)))
+        (kept, (skipped,)) = divide()
+        self.assertEqual(kept, [fact(2), fact(4)])
+        self.assertEqual((skipped.key, skipped.error, skipped.state), ((OTHER, 3), "ValueError: no", SkipState.SKIPPED))
+        self.assertEqual(self.failing.divide([fact(9)], lambda _: MASTER), ([fact(9)], []))
+
+    def test_facts_that_a_writer_has_lost_are_forgotten(self) -> None:
+        waiting: dict[tuple[InstanceName, int], list[Any]] = {}
+        for line, (writer, token) in enumerate([(MASTER, 4), (MASTER, 5), (OTHER, 6)]):
+            self.note_failure(token, writer=writer, line=InstanceName(str(line)))
+            waiting[writer, token] = begin(self.failing.request_skip(writer, Token(token)))
+            self.failing._failed.clear()
+            begin(self.failing.request_retry(self.skipped(token + 10, writer)))
+        self.failing.went_back(MASTER, Token(14))
+        self.assertEqual(waiting, {(MASTER, 4): [], (MASTER, 5): [], (OTHER, 6): []})
+        self.assertEqual([*self.failing._retries], [(MASTER, 14), (OTHER, 16)])
+        self.failing.went_back(MASTER, Token(4))
+        self.assertEqual(str(error_of(waiting[MASTER, 5])), "master went back to 4, and has lost fact 5")
+        self.assertEqual((waiting[MASTER, 4], waiting[OTHER, 6]), ([], []))
+        self.assertEqual(self.failing._skips, {(MASTER, 4), (OTHER, 6)})
+        self.assertEqual([*self.failing._retries], [(OTHER, 16)])
+
+    def test_a_retry_is_that_of_its_writer(self) -> None:
+        begin(self.failing.request_retry(self.skipped(5, OTHER)))
+        self.assertIsNone(self.failing.retry_of(MASTER))
+        again = self.failing.retry_of(OTHER)
+        assert again is not None
+        self.assertEqual((again.skipped.key, again.after), ((OTHER, 5), 4))
+
+    def test_skips_are_counted_by_writer_and_a_retry_takes_one_back(self) -> None:
+        with logged():
+            self.failing.committed(LINE, [self.skipped(2), self.skipped(3), self.skipped(4, OTHER)], 3)
+            begin(self.failing.request_retry(self.skipped(2)))
+            again = self.failing.retry_of(MASTER)
+            assert again is not None
+            self.failing.end_retry(again, None)
+        self.assertEqual(self.failing.skipped_total, {MASTER: 2, OTHER: 1})
+        self.assertEqual(self.failing.counts, {MASTER: 1, OTHER: 1})
+        self.assertIsNone(self.failing.retry_of(MASTER))
+
+    def test_a_pause_ends_with_its_time_or_with_a_request(self) -> None:
+        ended = [begin(self.failing.pause(line, seconds)) for line, seconds in ((MASTER, 1.0), (OTHER, 9.0))]
+        self.clock.advance(1.0)
+        self.assertEqual(ended, [[None], []])
+        self.failing.wake()
+        self.assertEqual(ended, [[None], [None]])
+        self.assertEqual(self.clock.getDelayedCalls(), [])

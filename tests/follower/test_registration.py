@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from replication.errors import ConfigError, StreamError
+from replication.follower.failures import DEFAULT_ATTEMPTS
 from replication.streams.skips import FailedFactAction
 from tests.doubles import begin, error_of
-from tests.follower.cases import HELLO, WorkerCase, position
+from tests.follower.cases import HELLO, ORDERS, WorkerCase, position
 
 
 def stop(failed: object, txn: object) -> FailedFactAction:
     return FailedFactAction.STOP
+
+
+class DecoratorTests(WorkerCase):
+    """What ``on``, ``on_reset`` and ``on_failed_fact`` have in common."""
+
+    NAMES = ("on", "on_reset", "on_failed_fact")
+
+    def test_each_takes_the_name_of_a_stream(self) -> None:
+        for name in self.NAMES:
+            with self.assertRaises(ConfigError) as caught:
+                getattr(self.worker, name)(stop)
+            wrong = f"{name}() takes the name of a stream: write @worker.{name}('orders') above stop"
+            self.assertEqual(str(caught.exception), wrong)
+
+    def test_each_is_refused_after_the_start_and_before_it_returns_the_function(self) -> None:
+        self.serve(HELLO + position(1, 1))
+        decorators = {name: getattr(self.worker, name)("orders") for name in self.NAMES}
+        for decorate in decorators.values():
+            self.assertIs(decorate(stop), stop)
+        self.start()
+        for name, decorate in decorators.items():
+            with self.assertRaises(StreamError) as caught:
+                decorate(stop)
+            self.assertEqual(str(caught.exception), f"{name}('orders'): register functions before start()")
 
 
 class OnFailedFactTests(WorkerCase):
@@ -20,15 +43,11 @@ class OnFailedFactTests(WorkerCase):
         error = error_of(begin(self.worker.start()))
         self.assertEqual(str(error), "on_failed_fact('orders'): no function is registered with on('orders')")
 
-    def test_it_takes_the_name_of_a_stream_and_a_number_of_attempts(self) -> None:
-        with self.assertRaisesRegex(ConfigError, "above stop"):
-            self.worker.on_failed_fact(cast("Any", stop))
-        with self.assertRaisesRegex(ConfigError, "must be 1 or more"):
+    def test_it_takes_a_number_of_attempts(self) -> None:
+        with self.assertRaises(ConfigError) as caught:
             self.worker.on_failed_fact("orders", attempts=0)
-
-    def test_it_is_registered_before_the_start(self) -> None:
-        self.apply()
-        self.serve(HELLO + position(1, 1))
-        self.start()
-        with self.assertRaises(StreamError):
-            self.worker.on_failed_fact("orders")(stop)
+        self.assertEqual(str(caught.exception), "on_failed_fact('orders'): attempts is 0, and must be 1 or more")
+        for attempts in (1, DEFAULT_ATTEMPTS):
+            options = {} if attempts == DEFAULT_ATTEMPTS else {"attempts": attempts}
+            self.worker.on_failed_fact("orders", **options)(stop)
+            self.assertEqual(self.worker._followed.on_failed[ORDERS].attempts, attempts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -17,12 +17,13 @@ from replication.follower.known_tokens import AppliedTokens, CopiedTokens, Recei
 from replication.follower.relayed_audit import PATIENCE, RelayedAudit
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.storage import open_store
+from replication.streams.cursor import Cursor
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
 from replication.web.client import AuditedWriter
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.doubles import logged
-from tests.follower.test_audit import ONE, US, FakeDatabase, Followed
+from tests.doubles import begin, error_of, logged, now
+from tests.follower.test_audit import ONE, TWO, US, FakeDatabase, Followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -262,3 +263,217 @@ class RelayedAuditTests(SynchronousTestCase):
         with logged() as messages:
             behind.check()
         self.assertEqual((messages, behind.source.audit), ([], None))
+
+
+class Peer:
+    """The HTTP of one peer: ``answer`` is what it has compared, ``pages`` are the last tokens of its pages."""
+
+    def __init__(self, answer: object = None) -> None:
+        self.answer, self.asked = answer, 0
+        self.pages: list[int] = []
+        self.requests: list[tuple[str, str, int, int, int]] = []
+
+    async def audited(self) -> Any:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        self.requests.append((stream, writer, after, upto, limit))
+        last = Token(self.pages.pop(0))
+        return Page([Fact(last, ("[]",))], last, limited=True)
+
+
+class Tokens:
+    """The known tokens of a follower: whether they are noted."""
+
+    begun = False
+
+    async def begin_audit(self, positions: Mapping[InstanceName, Token]) -> dict[InstanceName, Token]:
+        self.begun = True
+        return {**positions}
+
+    async def end_audit(self) -> None:
+        self.begun = False
+
+
+@attrs.define(eq=False)
+class Follower:
+    name: StreamName
+    cursors: dict[InstanceName, Cursor]
+    known: Tokens | None = attrs.field(factory=Tokens)
+    audited: bool = False
+    checked: dict[InstanceName, Token] = attrs.field(factory=dict)
+    lock: DeferredLock = attrs.field(factory=DeferredLock)
+
+    def all_positions(self) -> dict[InstanceName, Token]:
+        return dict.fromkeys(self.cursors, Token(7))
+
+
+def compared(upto: int | None, *writers: InstanceName, stream: str = "orders", late: int = 0) -> object:
+    """Return the answer of a peer at 9; ``upto`` is None if it compares nothing."""
+    audited = None if upto is None else Token(upto)
+    return {StreamName(stream): {each: AuditedWriter(each, Token(9), audited, late) for each in writers}}
+
+
+class PeersTests(SynchronousTestCase):
+    """Which peers are asked, when, and what begins or ends with their answers."""
+
+    ORDERS, STOCK = StreamName("orders"), StreamName("stock")
+    REDIS = "redis://cache:6379"
+
+    def setUp(self) -> None:
+        self.peers = {"tcp:a:1": [Peer(compared(5, ONE))], "tcp:b:1": [Peer(compared(None, TWO))], self.REDIS: [Peer()]}
+        self.links = [FakeLink(each) for each in self.peers]
+        self.clock = Clock()
+        self.orders = Follower(self.ORDERS, {ONE: Cursor(Token(7)), TWO: Cursor(Token(7))})
+        self.source = RelayedAudit(
+            over_http=cast("Any", self.peers.__getitem__),
+            links=cast("Any", self.links),
+            endpoints={ONE: "tcp:a:1", TWO: "tcp:b:1", InstanceName("synapse"): self.REDIS},
+            followers=cast("Any", [self.orders]),
+            lifetime=Lifetime(self.clock),
+            interval=10.0,
+        )
+
+    def asked(self) -> list[int]:
+        return [peer.asked for peers in self.peers.values() for peer in peers]
+
+    def confirm(self, writer: InstanceName = ONE) -> None:
+        now(Deferred.fromCoroutine(self.source.confirm(cast("Any", self.orders), writer)))
+
+    def following(self, number: int = 0) -> None:
+        self.source.following(cast("Any", self.links[number]))
+
+    def test_only_the_peer_that_sent_the_position_is_asked_once_on_a_connection(self) -> None:
+        self.confirm()
+        self.confirm()
+        self.assertEqual((self.asked(), self.orders.audited), ([1, 0, 0], True))
+        self.assertEqual(self.orders.checked, {ONE: 7, TWO: 7})
+        self.links[0].connections += 1
+        self.confirm()
+        self.assertEqual(self.asked(), [2, 0, 0])
+        self.confirm(InstanceName("synapse"))
+        self.following(2)
+        self.assertEqual(self.asked(), [2, 0, 0], "what is behind Redis has no such HTTP")
+
+    def test_a_peer_is_asked_again_for_a_writer_that_its_answer_lacks(self) -> None:
+        self.source._endpoints[TWO] = "tcp:a:1"  # type: ignore[index]
+        self.confirm()
+        self.confirm(TWO)
+        self.assertEqual(self.asked(), [2, 0, 0])
+
+    def test_a_new_connection_is_asked_and_what_it_compares_is_noted(self) -> None:
+        self.following()
+        self.assertEqual((self.asked(), self.orders.audited), ([1, 0, 0], True))
+        self.assertTrue(self.source.audits(self.ORDERS))
+        self.assertFalse(self.source.audits(self.STOCK))
+
+    def test_a_peer_that_compares_is_asked_at_each_first_position_and_another_only_for_something_new(self) -> None:
+        for _ in range(2):
+            self.following(0)
+            self.following(1)
+        self.assertEqual(self.asked(), [2, 1, 0])
+        self.links[1].connections += 1
+        self.following(1)
+        self.assertEqual(self.asked(), [2, 2, 0])
+        self.orders.cursors[InstanceName("three")] = Cursor(Token(7))
+        self.following(1)
+        self.assertEqual(self.asked(), [2, 2, 0], "it has not sent a position of this writer")
+        self.source._endpoints[InstanceName("three")] = "tcp:b:1"  # type: ignore[index]
+        self.following(1)
+        self.assertEqual(self.asked(), [2, 3, 0])
+
+    def test_a_synapse_which_has_no_such_answer_is_asked_once(self) -> None:
+        self.peers["tcp:b:1"][0].answer = None
+        self.following(1)
+        self.following(1)
+        self.confirm(TWO)
+        self.assertEqual((self.asked(), self.orders.audited), ([0, 1, 0], False))
+
+    def test_an_error_of_a_new_peer_changes_nothing_and_it_is_asked_again(self) -> None:
+        self.peers["tcp:b:1"][0].answer = CatchUpError("away")
+        self.orders.audited = True
+        self.following(1)
+        self.assertTrue(self.orders.audited)
+        self.following(1)
+        self.assertEqual(self.asked(), [0, 2, 0])
+
+    def test_the_next_http_of_an_endpoint_is_asked_if_one_fails(self) -> None:
+        broken, whole = Peer(CatchUpError("away")), Peer(compared(5, ONE))
+        self.peers["tcp:a:1"] = [broken, whole]
+        self.confirm()
+        self.assertEqual((broken.asked, whole.asked, self.orders.audited), (1, 1, True))
+        whole.pages = [9]
+        now(self.source.facts(self.ORDERS, ONE, after=Token(1), upto=Token(9), limit=3))
+        self.assertEqual((broken.requests, whole.requests), ([], [("orders", "one", 1, 9, 3)]))
+
+    def test_a_peer_that_compared_before_must_answer(self) -> None:
+        self.confirm()
+        for peers, why in (([Peer(CatchUpError("away"))], "away"), ([], "no HTTP is known for tcp:a:1")):
+            self.peers["tcp:a:1"] = peers
+            error = error_of(begin(self.source.stored_positions()))
+            self.assertEqual((type(error), str(error)), (CatchUpError, why))
+        self.assertTrue(self.source.audits(self.ORDERS), "what it had answered is still known")
+
+    def test_an_audit_ends_once_the_peer_of_all_writers_compares_nothing(self) -> None:
+        self.orders.audited = True
+        assert self.orders.known is not None
+        self.orders.known.begun = True
+        self.peers["tcp:b:1"][0].answer = compared(None, ONE, TWO)
+        self.following(1)
+        self.assertTrue(self.orders.audited, "another peer sends the facts of one writer")
+        self.source._endpoints[ONE] = "tcp:b:1"  # type: ignore[index]
+        self.orders.name = self.STOCK
+        self.following(1)
+        self.assertTrue(self.orders.audited, "the peer has not this stream")
+        self.orders.name = self.ORDERS
+        self.following(1)
+        self.assertEqual((self.orders.audited, self.orders.known.begun), (False, False))
+
+    def test_a_follower_that_needs_no_tokens_is_not_audited(self) -> None:
+        self.orders.known = None
+        self.following()
+        self.assertFalse(self.orders.audited)
+
+    def test_one_audit_begins_with_the_first_peer_that_compares(self) -> None:
+        self.following(1)
+        self.assertIsNone(self.source.audit)
+        self.following(0)
+        audit = self.source.audit
+        self.following(0)
+        self.assertIs(self.source.audit, audit)
+        before = self.asked()
+        self.clock.advance(9.9)
+        self.assertEqual(self.asked(), before)
+        self.clock.advance(0.1)
+        self.assertEqual(self.asked(), [before[0] + 1, before[1], 0], "the other one compares nothing")
+
+    def test_what_the_answer_has_of_a_writer(self) -> None:
+        self.assertEqual(
+            (self.source.state(self.ORDERS, ONE, Token(9)), self.source.settled(self.ORDERS, ONE)), (None, 0)
+        )
+        self.peers["tcp:a:1"][0].answer = compared(5, ONE, late=3)
+        self.confirm()
+        self.confirm(TWO)
+        states = [self.source.state(self.ORDERS, ONE, Token(at)) for at in (8, 9, 10)]
+        self.assertEqual(states, [None, (1, 3), (1, 3)])
+        self.assertEqual([self.source.settled(self.ORDERS, each) for each in (ONE, TWO)], [5, 0])
+        self.assertEqual(self.source.settled(self.STOCK, ONE), 0)
+        self.assertIsNone(self.source.state(self.STOCK, ONE, Token(9)))
+        self.assertEqual((self.source.stores_positions(self.ORDERS), now(self.source.newest(self.ORDERS))), (False, {}))
+
+    def test_what_a_peer_has_is_read_page_by_page(self) -> None:
+        self.confirm()
+        peer = self.peers["tcp:a:1"][0]
+        peer.pages = [4, 6, 9]
+        found = now(self.source.present(self.ORDERS, ONE, after=Token(2), upto=Token(9)))
+        self.assertEqual(found, {4, 6, 9})
+        self.assertEqual(peer.requests, [("orders", "one", after, 9, 10_000) for after in (2, 4, 6)])
+        peer.pages = [5, 5]
+        self.assertEqual(now(self.source.present(self.ORDERS, ONE, after=Token(4), upto=Token(9))), {5})
+
+    def test_there_are_no_facts_without_a_peer(self) -> None:
+        error = error_of(begin(self.source.facts(self.ORDERS, ONE, after=Token(1), upto=Token(9), limit=3)))
+        self.assertEqual((type(error), str(error)), (CatchUpError, "no relay compares facts of one"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replication.errors import StoppingError, StoreError, StreamError, UnknownStreamError
-from replication.streams.skips import SkipState
-from replication.wire.grammar import Token
+from replication.streams.interfaces import Write
+from replication.streams.skips import SkippedFact, SkipState
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import begin, error_of, logged, now
-from tests.follower.cases import HELLO, WorkerCase, position, rdata
+from tests.follower.cases import HELLO, WorkerCase, fact, position, rdata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,18 +57,58 @@ class SkipsTests(WorkerCase):
     def test_what_cannot_be_is_refused(self) -> None:
         self.make_it_fail()
         for what, stream, token, kind, why in (
-            ("skip", "orders", 2, StreamError, "3 does"),
-            ("retry", "orders", 3, StreamError, "was not skipped here"),
-            ("skip", "stock", 3, StreamError, "has no function here"),
-            ("skip", "other", 3, UnknownStreamError, "is not followed here"),
+            ("skip", "orders", 2, StreamError, "fact 2 of stream 'orders' by 'master' does not fail: 3 does"),
+            ("retry", "orders", 3, StreamError, "fact 3 of stream 'orders' by 'master' was not skipped here"),
+            ("skip", "stock", 3, StreamError, "stream 'stock' has no function here, so no fact of it can fail"),
+            ("skip", "x" * 200, 3, UnknownStreamError, f"stream '{'x' * 100}' is not followed here"),
         ):
             error = error_of(self.decide(what, stream, token))
-            self.assertIsInstance(error, kind)
-            self.assertIn(why, str(error))
+            self.assertEqual((type(error), str(error)), (kind, why))
+            if isinstance(error, UnknownStreamError):
+                self.assertEqual(error.stream, stream)
 
     def test_a_copy_skips_nothing(self) -> None:
         self.start()
-        self.assertIn("a copy is complete", str(error_of(self.decide("skip"))))
+        self.assertEqual(
+            str(error_of(self.decide("skip"))),
+            "stream 'orders' is copied here, and a copy is complete: others read it. Correct what its error names, "
+            "and the copy goes on",
+        )
+
+    def keep(self, token: int, state: SkipState, stream: str = "orders", writer: str = "old") -> None:
+        """Store a fact of a former run as skipped, or as requested to be."""
+        skipped = SkippedFact(StreamName(stream), InstanceName(writer), fact(token), state)
+        write = Write(skipped.stream, skipped.writer, Token(token), follower=InstanceName("worker1"), skipped=[skipped])
+        now(self.store.transaction().commit([write]))
+
+    def test_a_fact_whose_skip_is_only_requested_is_not_applied_again(self) -> None:
+        self.make_it_fail()
+        self.keep(5, SkipState.SKIP_REQUESTED)
+        self.assertIn(
+            "fact 5 of stream 'orders' by 'old' was not skipped",
+            str(error_of(self.decide("retry", token=5, writer="old"))),
+        )
+
+    def test_a_fact_of_a_writer_that_was_not_received_is_not_applied_again(self) -> None:
+        self.make_it_fail()
+        self.keep(5, SkipState.SKIPPED)
+        self.assertEqual(
+            str(error_of(self.decide("retry", token=5, writer="old"))),
+            "no position of 'old' was received since the start: try again once it is connected",
+        )
+
+    def test_the_latest_of_one_stream_or_of_all_are_listed(self) -> None:
+        self.make_it_fail()
+        for token in (5, 6):
+            self.keep(token, SkipState.SKIPPED)
+        self.keep(7, SkipState.SKIPPED, "stock")
+        skips = self.worker.served.skips
+        assert skips is not None
+        tokens = [
+            [each.fact.token for each in now(skips.skipped(*which))]
+            for which in ((None, 9), ("orders", 9), ("stock", 9), (None, 2), ("orders", 1))
+        ]
+        self.assertEqual(tokens, [[7, 6, 5], [6, 5], [7], [7, 6], [6]])
 
     def test_a_skip_that_is_not_stored_at_the_end_fails(self) -> None:
         self.make_it_fail()
@@ -77,4 +118,6 @@ class SkipsTests(WorkerCase):
             self.assertEqual(waiting, [])
             begin(self.worker.stop())
             self.net.run()
-        self.assertIsInstance(error_of(waiting), StoppingError)
+        error = error_of(waiting)
+        assert isinstance(error, StoppingError)
+        self.assertEqual((str(error), error.instance), ("'worker1' is stopping", "worker1"))
