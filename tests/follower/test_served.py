@@ -64,6 +64,11 @@ class ServedTests(WorkerCase):
         error = error_of(begin(self.worker.served.page("orders", None, after=0, upto=None, limit=1)))
         self.assertEqual(str(error), "name the writer of 'orders': master, other")
 
+    def test_a_page_of_a_stream_without_a_writer_needs_a_name(self) -> None:
+        self.worker._followed._followers[ORDERS].cursors.clear()
+        error = error_of(begin(self.worker.served.page("orders", None, after=0, upto=None, limit=1)))
+        self.assertEqual(str(error), "name the writer of 'orders': none is known")
+
     def test_a_stream_that_is_not_copied_is_not_served(self) -> None:
         error = error_of(begin(self.worker.served.page("unknown", None, after=0, upto=None, limit=1)))
         assert isinstance(error, UnknownStreamError)

@@ -306,6 +306,7 @@ class ApplyTests(ApplyCase):
             self.process.clock.advance(0.5)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1, "logged once, with a traceback")
         self.assertEqual(len(messages), 2)
+        self.assertIn("the application's function for orders raised", messages)
         self.error = None
         self.process.clock.advance(1.0)
         self.assertEqual(self.seen, [[2], [2], [2], [2], [3]])

@@ -61,14 +61,15 @@ class RegistrationTests(WorkerCase):
             """Do nothing."""
 
         for decorator, use in (
-            (worker.on, r"@worker\.on\('orders'\)"),
-            (worker.on_reset, r"@worker\.on_reset\('orders'\)"),
             (worker.cached, r"@worker\.cached\(\)"),
             (worker.on_command, r"@worker\.on_command\(RemoteServerUp\)"),
             (worker.on_synapse_request, r"@master\.on_synapse_request\('send_event'\)"),
         ):
             with self.assertRaisesRegex(ConfigError, f"write {use} above show"):
                 decorator(show)
+        with self.assertRaises(ConfigError) as caught:
+            worker.cached(show)
+        self.assertEqual(str(caught.exception), "cached() takes options only: write @worker.cached() above show")
 
     def test_a_second_function_for_a_stream_is_refused(self) -> None:
         self.apply()
@@ -244,7 +245,6 @@ class StartTests(WorkerCase):
 
     def test_invalid_options_are_refused(self) -> None:
         wrongs: tuple[dict[str, Any], ...] = (
-            {"connect": []},
             {"connect": ["nonsense"]},
             {"catch_up": ["ftp://x"]},
             {"catch_up": ["http://user@x:1"]},
@@ -253,6 +253,9 @@ class StartTests(WorkerCase):
         for wrong in wrongs:
             with self.assertRaises(ReplicationError):
                 self.make_worker(**wrong)
+        with self.assertRaises(ConfigError) as caught:
+            self.make_worker(connect=[])
+        self.assertEqual(str(caught.exception), "a worker needs at least one writer to connect to: give connect")
 
     def test_the_state_of_each_connection_is_shown_by_endpoint(self) -> None:
         endpoint = f"tcp:127.0.0.1:{WIRE}"
