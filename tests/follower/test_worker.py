@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import (
     ConfigError,
+    LocalProtocolError,
     NotAWriterError,
     ReplicationError,
     SchemaError,
@@ -21,6 +22,7 @@ from replication.errors import (
     StreamError,
 )
 from replication.follower.worker import Worker
+from replication.net.protocol import Limits
 from replication.presence.last_seen import LastSeen
 from replication.storage import open_store
 from replication.streams.definitions import StreamDefinition
@@ -146,6 +148,59 @@ class CommandTests(WorkerCase):
             received, [(Server("example.com"), "example.com"), (RemoteServerUp("example.org"), "example.com")]
         )
         self.assertEqual(self.at(), 2)
+
+
+class OptionTests(WorkerCase):
+    """Each option reaches the connections, the sources of missed facts and the commands."""
+
+    def test_the_clock_of_the_wall_is_in_ping_and_in_commands(self) -> None:
+        self.worker = self.make_worker(wall=lambda: 7.0)
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        with self.worker.user_syncing("@u:h"):
+            self.worker.user_ip("@u:h", "tok", "1.2.3.4", "agent", "device")
+            self.net.run()
+        me = self.worker._reporter.instance_id
+        self.assertEqual(
+            lines_of(writer.connections[0].received),
+            [
+                "NAME worker1",
+                "PING 7000",
+                "REPLICATE ",
+                f"USER_SYNC {me} @u:h start 7000",
+                'USER_IP @u:h ["tok","1.2.3.4","agent","device",7000]',
+            ],
+        )
+
+    def test_the_limits_are_those_of_commands_and_of_connections(self) -> None:
+        for relay in (False, True):
+            self.worker = self.make_worker(limits=Limits(line_limit=60), relay=relay)
+            writer = self.serve(HELLO + position(1, 1))
+            self.start()
+            with self.assertRaisesRegex(LocalProtocolError, "60"):
+                self.worker.remote_server_up("x" * 60)
+            with logged():
+                self.send(writer, rdata(2, f'"{"x" * 60}"'))
+            self.assertEqual(self.worker.faults, {"line too long": 1})
+            begin(self.worker.stop())
+            self.net.run()
+            now(self.store.open())
+
+    def test_the_secret_is_sent_to_the_sources_of_missed_facts(self) -> None:
+        self.worker = self.make_worker(secret="s3cret")
+        source = self.net.serving[HTTP] = FakeWriter(b"")
+        self.serve(HELLO + position(9, 9))
+        self.start()
+        self.net.run(1.0)
+        self.assertIn(b"\r\nAuthorization: Bearer s3cret\r\n", source.connections[0].received)
+
+    def test_a_former_writer_is_fetched_from_where_its_table_says(self) -> None:
+        self.worker = self.make_worker(writers={"old": {"http": "http://127.0.0.1:9999"}})
+        self.serve(HELLO + position(9, 9, writer="old"))
+        with logged():
+            self.start()
+            self.net.run(1.0)
+        self.assertIn(9999, self.net.attempted)
 
 
 class StartTests(WorkerCase):
