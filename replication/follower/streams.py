@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +97,8 @@ class FollowedStreams:
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
     _endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # where each POSITION came from
     _first_positions: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)
+    # The open connections that have sent a POSITION of each writer; one of them is followed.
+    _links: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
     _announced: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions of followed streams
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
@@ -243,9 +246,14 @@ class FollowedStreams:
             self.relay.announce()
 
     def lost(self, client: IWriterLink) -> None:
-        """Drop the incomplete facts of a lost connection."""
+        """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
         for follower in self:
             follower.connection_lost(client)
+        shared = [links for links in self._links.values() if client in links]
+        for links in shared:
+            links.remove(client)
+        for other in {each for links in shared for each in links}:
+            other.request_positions()
 
     def invalidate(self, facts: Iterable[Fact]) -> None:
         """Invalidate caches by facts of the caches stream."""
@@ -271,6 +279,7 @@ class FollowedStreams:
 
     def _position_received(self, client: IWriterLink, command: Position) -> None:
         self._endpoints[command.instance] = client.endpoint
+        self._links[command.instance].add(client)
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)

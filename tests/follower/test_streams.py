@@ -12,7 +12,7 @@ from replication.errors import (
 from replication.net.protocol import ReplicationProtocol
 from replication.wire.grammar import StreamName
 from tests.doubles import begin, error_of, lines_of, logged
-from tests.follower.cases import HELLO, HTTP, WorkerCase, contents, position, rdata
+from tests.follower.cases import HELLO, HTTP, WIRE, WorkerCase, contents, position, rdata
 from tests.net.test_client import FakeWriter
 
 if TYPE_CHECKING:
@@ -148,6 +148,23 @@ class OrderTests(WorkerCase):
         for each in writer.connections:
             self.assertEqual(lines_of(each.received)[-1], "REPLICATE ")
         self.assertEqual(self.at(), 7)
+
+    def test_of_two_connections_to_one_writer_the_other_is_followed_when_one_is_lost(self) -> None:
+        """The other has sent nothing but rows since its POSITION, and they were dropped."""
+        ports = 9192, WIRE
+        self.worker = self.make_worker(connect=[f"tcp:127.0.0.1:{port}" for port in ports])
+        self.apply()
+        other, first = [self.serve(HELLO + position(1, 1), port=port) for port in ports]
+        self.start()
+        for writer in (first, other):
+            self.send(writer, rdata(2))
+        first.connections[0].transport.loseConnection()
+        self.net.serving.clear()
+        self.net.run()
+        asked = [lines_of(each.connections[0].received).count("REPLICATE ") for each in (first, other)]
+        self.assertEqual(asked, [1, 2])
+        self.send(other, position(2, 2), rdata(3))
+        self.assertEqual((self.seen, self.at()), ([[2], [3]], 3))
 
 
 class OpeningTests(WorkerCase):
