@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.streams.facts import Fact
+
+MAX_BYTES: Final = 16 * 2**20
 
 
 @attrs.frozen
@@ -34,20 +36,25 @@ class ReorderBuffer:
     """One writer's committed facts above ``published``, the largest token that was released.
 
     Facts that wait, because a smaller ID stays open, take at most ``max_bytes`` bytes.  Beyond that all are dropped,
-    and the batches that would have them are ``spilled``.  Facts that are added in order and released at once take
-    little time.
+    and the batches that would have them are ``spilled``.  Without ``spills`` none is dropped: ask ``has_room`` first.
+    Facts that are added in order and released at once take little time.
     """
 
-    __slots__ = ("_bytes", "_fresh", "_max_bytes", "_spilled_upto", "_waiting", "published")
+    __slots__ = ("_bytes", "_fresh", "_max_bytes", "_spilled_upto", "_spills", "_waiting", "published")
 
-    def __init__(self, published: Token, max_bytes: int = 16 * 2**20) -> None:
+    def __init__(self, published: Token, max_bytes: int = MAX_BYTES, *, spills: bool = True) -> None:
         """Begin with all facts up to ``published`` released."""
         self.published = published
         self._max_bytes = max_bytes
+        self._spills = spills
         self._fresh: list[Fact] = []  # added since the last release, in any order
         self._waiting: list[Fact] = []  # a heap
         self._bytes = 0  # the approximate memory of the heap
         self._spilled_upto = published
+
+    def has_room(self, facts: Sequence[Fact]) -> bool:
+        """Return whether ``facts`` may wait, too."""
+        return self._bytes + fact_bytes(facts) <= self._max_bytes
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Add committed facts, in any order, before their IDs are completed; a ``release`` must follow.
@@ -83,7 +90,7 @@ class ReorderBuffer:
         while waiting and waiting[0].token <= settled:
             released.append(heappop(waiting))
         self._bytes += fact_bytes(fresh) - fact_bytes(released)
-        if self._bytes > self._max_bytes:
+        if self._spills and self._bytes > self._max_bytes:
             self._spilled_upto = max(self._spilled_upto, *tokens_of(waiting))
             waiting.clear()
             self._bytes = 0

@@ -24,7 +24,7 @@ from replication.streams.facts import Fact, fact_bytes, texts_of, tokens_of
 from replication.streams.ids import StreamIds
 from replication.streams.interfaces import ISequence, IStreamStore, Page, Write
 from replication.streams.memory_log import InMemoryLog
-from replication.streams.reorder_buffer import ReorderBuffer
+from replication.streams.reorder_buffer import MAX_BYTES, ReorderBuffer
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PublishedStream:
         alone = self.ids.sequence is None and not self.definition.in_tables
         self.stored = INITIAL_POSITION if alone else Token(0)
         self.has_first_fact = False  # whether there is a fact at ID 1; it matters while ``published`` is 1
-        self.reorder_buffer = ReorderBuffer(start)
+        self.reorder_buffer = ReorderBuffer(start, spills=self.memory_log is None)
         self._storing: dict[Token, Token] = {}  # positions that commits in progress store, by the first ID of each
 
     def check_writer(self) -> None:
@@ -117,6 +117,16 @@ class PublishedStream:
         with_rows = [fact for fact in facts if fact.texts]
         writes = [Write(name, self._instance_name, settled, with_rows)] if with_rows or settled else []
         return [*writes, Write(name, NO_WRITER, bare[-1])]
+
+    def check_room(self, facts: Sequence[Fact]) -> None:
+        """Raise StoreError if facts of an in-memory stream would wait for a smaller ID, and too many wait already."""
+        first = self.ids.pending.oldest()
+        if self.memory_log is None or facts[0].token == first or self.reorder_buffer.has_room(facts):
+            return
+        raise StoreError(
+            f"stream {self.definition.name!r} is in memory, and {MAX_BYTES} bytes of its facts wait for ID {first}, "
+            "which is open: try again when it is complete"
+        )
 
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
         """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled."""

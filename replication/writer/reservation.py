@@ -206,6 +206,7 @@ class FactTransaction(Generic[T]):
         try:
             if self._ended is not None:
                 raise self._ended_error()  # noqa: TRY301 (its IDs are completed, too)
+            await self._check_room(facts)
             alone = self._transaction is not None  # without statements, a commit is shared with others that wait
             self._ended = "complete: write inside its 'async with' block"
             committed = {self.stream: facts}
@@ -251,6 +252,14 @@ class FactTransaction(Generic[T]):
         for each in self._reservations:
             check_size(each.texts)
         check_size(self._invalidations)
+
+    async def _check_room(self, facts: Sequence[Fact]) -> None:
+        """Roll back, and raise StoreError, if the facts of an in-memory stream cannot wait for smaller IDs."""
+        try:
+            self.stream.check_room(facts)
+        except StoreError:
+            await self._roll_back()
+            raise
 
     def _ended_error(self) -> StreamError:
         return (StoppingError if self._all.stopping else StreamError)(f"this fact is {self._ended}")

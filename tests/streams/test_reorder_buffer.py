@@ -177,6 +177,17 @@ def test_facts_that_wait_may_take_exactly_the_memory_limit() -> None:
         assert (batch.spilled, len(batch.facts)) == (spilled, 0 if spilled else 2)
 
 
+def test_without_spills_facts_beyond_the_limit_are_kept() -> None:
+    first, second = fact(5), fact(6)
+    buffer = ReorderBuffer(Token(3), max_bytes=fact_bytes([first, second]), spills=False)
+    assert not buffer.has_room([first, second, fact(7)])
+    for each in (first, second, fact(7)):
+        assert buffer.has_room([each]) == (each.token < 7)
+        buffer.add([each])
+        assert buffer.release(Token(3)) is None
+    assert buffer.release(Token(7)) == Batch([first, second, fact(7)], Token(3), Token(7))
+
+
 @pytest.mark.parametrize("tokens", [[5], [4], [4, 5], [4, 6]])
 def test_facts_that_settle_in_order_take_no_heap(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     monkeypatch.delattr(ReorderBuffer, "_sift")

@@ -21,7 +21,7 @@ from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import publisher as publisher_module
 from replication.writer.publisher import NO_WRITER
-from tests.doubles import logged, now
+from tests.doubles import begin, error_of, logged, now
 from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 from tests.writer.cases import ME, Process, WriterCase
@@ -315,14 +315,20 @@ class InMemoryTests(WriterCase):
         self.assertEqual(self.tokens(), [3])
         self.assertEqual(self.stored(CACHES), {3: ('["get",null,1700500]',)})
 
-    def test_facts_spilled_behind_an_open_id_are_dropped(self) -> None:
-        self.typing.outgoing.reorder_buffer = ReorderBuffer(Token(1), max_bytes=100)
-        reservation, _ = self.hold(self.typing)
-        for _ in range(5):
-            now(self.typing.append([[["!a", ["x" * 50]]]]))
+    def test_facts_that_would_wait_beyond_the_limit_are_refused_and_none_is_lost(self) -> None:
+        self.typing.outgoing.reorder_buffer = ReorderBuffer(Token(1), max_bytes=700, spills=False)
+        reservation, fact = self.hold(self.typing)
+        accepted = [*now(self.typing.append([[["!a", ["x" * 50]]]])), *now(self.typing.append([[["!b", []]]]))]
+        block, late = self.hold(self.typing)
+        now(late.write(["!c", ["x" * 500]]))
+        now(late.execute("SELECT 1"))
+        for refused in (self.leave(block), begin(self.typing.append([[["!d", ["x" * 500]]]]))):
+            self.assertIn("bytes of its facts wait for ID 2, which is open", str(error_of(refused)))
+        self.assertEqual(self.store.ends, ["rolled back"])
+        now(fact.write(["!e", ["x" * 900]]))
         self.leave(reservation)
-        self.assertEqual(self.typing.published, 7)
-        self.assertEqual(self.process.new_lines(), ["POSITION typing master 1 7"])
+        self.assertEqual(self.tokens(), [2, *accepted])
+        self.assertEqual(self.typing.published, 6)
 
     def test_an_acknowledgement_drops_facts_of_in_memory_streams_only(self) -> None:
         now(self.typing.append([[["!a", []]]] * 3))
