@@ -71,7 +71,7 @@ class Tls:
     """``[tls]``: which certificates the clients of ``ssl:`` endpoints must show, and which one this process shows.
 
     ``client_ca`` is a file with the authority of the clients, and ``allow`` has the names that are accepted; none: all.
-    A worker shows ``certificate``, with ``private_key``, to its writers.
+    A worker shows ``certificate``, with ``private_key``, to its writers, and to a Redis.
     """
 
     client_ca: Text | None = None

@@ -71,7 +71,7 @@ class Worker(RegistersFunctions):
         copy: whether streams without a function are copied; by default only if there is no function at all, and no
             cached function.
         secret: the secret that the writers' HTTP requires.
-        certificate: files with a certificate and its private key, which writers with TLS are shown.
+        certificate: files with a certificate and its private key, which writers and a Redis with TLS are shown.
         redis_password: for ``redis://`` URLs without a password.
         writers: for a writer by name, its ``connect`` and ``http``.
         writes: names or definitions of streams that this process writes too, into the same database.
@@ -131,7 +131,8 @@ class Worker(RegistersFunctions):
         self.caches = Caches()
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
-        self._clock, self._copy, self._redis_password = reactor, copy, redis_password
+        self._clock, self._copy = reactor, copy
+        self._redis = {"password": redis_password, "certificate": certificate}
         self._lifetime = Lifetime(reactor)
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         self._synapse_requests = SynapseRequests()
@@ -393,7 +394,7 @@ class Worker(RegistersFunctions):
         if is_redis(endpoint):
             client = RedisClient(
                 url=endpoint,
-                password=self._redis_password,
+                **self._redis,
                 channel=self.server_name,
                 wants=self._followed.wants,
                 command=self._functions.taken,

@@ -152,6 +152,7 @@ class RedisClient(Factory):
         reactor: for the connections and all timers.
         url: ``redis://[user:password@]host:port/db``, ``rediss://…`` with TLS, or ``redis+unix:///path``.
         password: for a URL without one; None: there is none.
+        certificate: files with the certificate and private key that ``rediss://`` shows; None: it shows none.
         channel: the server name.
         instance_name: of this process.  If another process publishes under it, nothing is followed any more.
         wants: whether a stream is followed.
@@ -172,6 +173,7 @@ class RedisClient(Factory):
     _reactor: Any
     _url: str
     _password: str | None = None
+    _certificate: tuple[str, str] | None = None
     channel: str
     _instance_name: InstanceName
     _wants: Callable[[StreamName], bool]
@@ -185,7 +187,7 @@ class RedisClient(Factory):
     def __attrs_post_init__(self) -> None:
         """Read the URL."""
         make_parser()
-        self.place = RedisPlace.parse(self._reactor, self._url, self._password)
+        self.place = RedisPlace.parse(self._reactor, self._url, self._password, self._certificate)
         self.endpoint = str(Url(self._url))
         self.state = "not connected"
         self.peer: RedisPeer | None = None

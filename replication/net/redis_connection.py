@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.endpoints import HostnameEndpoint, UNIXClientEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
+from zope.interface import implementer
 
 from replication.errors import TLS_CURE, ConfigError, ReplicationError, install_command
 from replication.net.endpoints import describe_connect_error
-from replication.net.tls import describe_tls_error
+from replication.net.tls import client_tls, describe_tls_error
 from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from twisted.internet.interfaces import IStreamClientEndpoint
     from twisted.python.failure import Failure
 
 ANSWER_TIMEOUT: Final = 10.0  # seconds for the confirmation of SUBSCRIBE and PUBLISH
@@ -49,6 +50,22 @@ class ReplyError(RedisError):
     """The answer of Redis is an error."""
 
 
+@implementer(IStreamClientEndpoint)
+@attrs.frozen
+class _TlsEndpoint:
+    """An endpoint with TLS; the certificate in ``files`` is shown, and read for each connection."""
+
+    endpoint: IStreamClientEndpoint
+    host: str
+    files: tuple[str, str] | None
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
+        """Connect; a file that cannot be used fails the attempt."""
+        return maybeDeferred(
+            lambda: wrapClientTLS(client_tls(self.host, self.files), self.endpoint).connect(protocolFactory)
+        )
+
+
 @attrs.frozen
 class RedisPlace:
     """What a URL means: where Redis is, and as whom to log in.  The database number does not matter to channels."""
@@ -58,8 +75,13 @@ class RedisPlace:
     password: str = attrs.field(repr=False)
 
     @classmethod
-    def parse(cls, reactor: Any, url: str, password: str | None = None) -> RedisPlace:
-        """Read a URL; ``password`` is for a URL without one.  ConfigError if the URL cannot be used."""
+    def parse(
+        cls, reactor: Any, url: str, password: str | None = None, certificate: tuple[str, str] | None = None
+    ) -> RedisPlace:
+        """Read a URL; ``password`` is for a URL without one.  ConfigError if the URL cannot be used.
+
+        ``certificate``: files with the certificate and private key that ``rediss://`` shows.
+        """
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or _DEFAULT_PORT
@@ -72,12 +94,15 @@ class RedisPlace:
         place = unquote(parts.path)
         endpoint: Any = UNIXClientEndpoint(reactor, place) if unix else HostnameEndpoint(reactor, host, port)
         if parts.scheme == "rediss":
+            endpoint = _TlsEndpoint(endpoint, host, certificate)
             try:
-                from twisted.internet.ssl import optionsForClientTLS  # noqa: PLC0415 (an extra)
-
-                endpoint = wrapClientTLS(optionsForClientTLS(host), endpoint)
+                client_tls(host, certificate)
             except ImportError as error:
                 raise ConfigError(f"cannot connect to {Url(url)!r}: {TLS_CURE}") from error
+            except Exception as error:
+                files = " and ".join(certificate or ())
+                why = f"{files} cannot be used as a certificate and its key: {error or type(error).__name__}"
+                raise ConfigError(f"cannot connect to {Url(url)!r}: {why}") from error
         return cls(endpoint, unquote(parts.username or ""), unquote(parts.password or "") or password or "")
 
     def login(self) -> list[bytes]:

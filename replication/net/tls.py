@@ -1,8 +1,9 @@
-"""Why TLS failed, as a sentence with a cure: OpenSSL's own errors name neither."""
+"""A client's TLS, and why TLS failed, as a sentence with a cure: OpenSSL's own errors name neither."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.x509 import Certificate
+    from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
@@ -18,7 +20,7 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
     "packet length too long": _NO_TLS,
     "record layer failure": _NO_TLS,
     "http request": "the peer sends HTTP without TLS: write https:// there",
-    "certificate required": "a client certificate is required: a tls: endpoint takes certificate= and privateKey=",
+    "certificate required": "a client certificate is required: give certificate and private_key in [tls]",
     "handshake failure": "the peer refuses the handshake: it may require a client certificate",
     "did not return a certificate": "the peer has no client certificate",
     "unknown ca": "the peer does not trust the authority of this end's certificate",
@@ -34,6 +36,20 @@ class RefusedCertificate:
     """Why a client's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
 
     why: str
+
+
+def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnectionCreator:
+    """Return what checks the certificate of ``host``, and shows the certificate and private key in ``files``.
+
+    The files are read now.  ImportError without the extra; OSError or an error of OpenSSL if they cannot be used.
+    """
+    from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
+
+    if files is None:
+        return optionsForClientTLS(host)
+    certificate, private_key = (Path(each).read_bytes() for each in files)
+    own = PrivateCertificate.fromCertificateAndKeyPair(Certificate.loadPEM(certificate), KeyPair.load(private_key, 1))
+    return optionsForClientTLS(host, clientCertificate=own)
 
 
 def describe_tls_error(error: BaseException | None, transport: Any) -> str | None:

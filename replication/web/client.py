@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, urlencode
 
@@ -23,7 +22,7 @@ from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE, CatchUpError
-from replication.net.tls import describe_tls_error
+from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url
 from replication.web.address import bearer, split_url
@@ -157,7 +156,7 @@ class HttpCatchUp:
             pool = _QuietPool(reactor)  # type: ignore[no-untyped-call]
             pool.cachedConnectionTimeout = IDLE
         self._pool = pool
-        policy = BrowserLikePolicyForHTTPS() if certificate is None else _ShowingPolicy(*certificate)
+        policy = BrowserLikePolicyForHTTPS() if certificate is None else _ShowingPolicy(certificate)
         self._agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, policy), pool)
         self._foreign = False
         self._rows: dict[tuple[StreamName, InstanceName], int] = {}  # of the next page, once an answer was lost
@@ -295,16 +294,10 @@ class _Endpoints:
 class _ShowingPolicy:
     """Checks the server's certificate as Twisted's own policy does, and shows one, which is read for each request."""
 
-    certificate: str
-    private_key: str
+    files: tuple[str, str]
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: ARG002 (Twisted's)
-        from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
-
-        key = KeyPair.load(Path(self.private_key).read_bytes(), 1)
-        shown = Certificate.loadPEM(Path(self.certificate).read_bytes())
-        own = PrivateCertificate.fromCertificateAndKeyPair(shown, key)
-        return optionsForClientTLS(hostname.decode("ascii"), clientCertificate=own)
+        return client_tls(hostname.decode("ascii"), self.files)
 
 
 @implementer(IStreamClientEndpoint)

@@ -39,7 +39,15 @@ class UrlTests(SynchronousTestCase):
     def test_a_unix_socket_and_tls_are_endpoints_of_twisted(self) -> None:
         self.assertEqual(RedisPlace.parse(self.net, "redis+unix://u:p@/run/redis.sock").user, "u")
         self.assertIn("Unix", type(RedisPlace.parse(self.net, "redis+unix:///run/r%20s").endpoint).__name__.title())
-        self.assertIn("Wrapper", type(RedisPlace.parse(self.net, "rediss://host").endpoint).__name__)
+        self.assertIn("Tls", type(RedisPlace.parse(self.net, "rediss://host").endpoint).__name__)
+
+    def test_a_certificate_that_cannot_be_used_is_refused(self) -> None:
+        files = ("no.pem", "no.key")
+        with self.assertRaisesRegex(
+            ConfigError, "no.pem and no.key cannot be used as a certificate and its key: .*No such"
+        ):
+            RedisPlace.parse(self.net, "rediss://:secret@host", certificate=files)
+        RedisPlace.parse(self.net, "redis://host", certificate=files)
 
     def test_a_missing_extra_is_named(self) -> None:
         with (

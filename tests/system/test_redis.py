@@ -205,18 +205,24 @@ def test_a_unix_socket_and_another_process_with_the_same_name(tmp_path: Path, re
         assert metrics == {"connections": []}
 
 
-def test_certificates_are_checked(tmp_path: Path) -> None:
+def test_certificates_are_checked_by_both_ends(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    known = authority.issue("server", "localhost")
+    known, ours = authority.issue("server", "localhost"), authority.issue("ours")
+    shown = Authority(tmp_path, "stranger").issue("shown")
+    (tmp_path / "tls.toml").write_text(f'[tls]\ncertificate = "{shown.certificate}"\nprivate_key = "{shown.key}"')
     (port,) = free_ports(1)
-    options = ["--tls-cert-file", str(known.certificate), "--tls-key-file", str(known.key), "--tls-auth-clients", "no"]
+    options = ["--tls-cert-file", str(known.certificate), "--tls-key-file", str(known.key), "--tls-auth-clients", "yes"]
     with RedisServer("--tls-port", str(port), "--tls-ca-cert-file", str(tmp_path / "authority.pem"), *options) as redis:
-        worker = make_worker(tmp_path / "worker", redis, url=f"rediss://localhost:{port}")
+        shows = f"--config={tmp_path}/tls.toml"
+        worker = make_worker(tmp_path / "worker", redis, shows, url=f"rediss://localhost:{port}")
         with worker:
             until(lambda: "authority that is not trusted" in worker.log, "an unknown authority is refused")
         worker.environment["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
         with worker:
-            until(redis.subscribers, "it subscribes")
+            until(lambda: "the peer does not trust the authority" in worker.log, "Redis refuses its certificate")
+            shown.key.write_bytes(ours.key.read_bytes())
+            shown.certificate.write_bytes(ours.certificate.read_bytes())
+            until(redis.subscribers, "it reads the files again, and subscribes")
         other = make_worker(tmp_path / "other", redis, url=f"rediss://127.0.0.1:{port}")
         other.environment["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
         with other:
