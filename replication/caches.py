@@ -2,7 +2,8 @@
 
 A row of the stream names a function and the arguments of one call, as strings.  So each call has two keys here.  The
 value is stored under the arguments themselves.  It is invalidated under the *wire key*: the ``str()`` of each argument.
-``get(17)`` and ``get("17")`` are two entries, and ``["17"]`` invalidates both.
+``get(17)`` and ``get("17")`` are two entries, and ``["17"]`` invalidates both.  A row with fewer keys than the function
+has arguments is a *prefix*: it invalidates every call that begins with them.
 
 A computation in progress is a *flight*, in a table of its own.  To invalidate a key removes its entry and its flight.
 The result of a removed flight still goes to its callers, but it is not stored, and no later call joins the flight.
@@ -15,12 +16,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 import attrs
@@ -32,7 +32,7 @@ from replication.streams.access_tokens import hide_in_row
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 Arguments = tuple[Any, ...]
 WireKey = tuple[str, ...]
+KeysOf = Callable[[Sequence[str]], Iterable[Sequence[str]] | None]
 
 # Two equal values of these types have one type and one str().  That is not so for True == 1 == 1.0.
 _PLAIN: Final = frozenset((str, int, type(None)))
@@ -70,6 +71,16 @@ def encode_key(arguments: Iterable[object]) -> WireKey:
     return tuple(map(str, arguments))
 
 
+def _calls_of(found: Iterable[Sequence[str]] | None) -> Sequence[WireKey | None]:
+    """Return the wire keys that a function of ``invalidated_by`` has returned."""
+    if found is None:
+        return (None,)
+    calls = [*found]
+    if any(isinstance(each, str) for each in calls):
+        raise TypeError("it returns one sequence of arguments for each call")
+    return [encode_key(each) for each in calls]
+
+
 def _wire_key(key: Arguments) -> WireKey:
     return key[0] if type(key) is _CarefulKey else encode_key(key)
 
@@ -86,6 +97,8 @@ class _Signature:
         positional = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
         # Calls with this number of positional arguments need no binding.
         self.arity = positional if positional == len(kinds) else -1
+        # How many keys a wire key has; 0: any number.
+        self.keys = 0 if inspect.Parameter.VAR_POSITIONAL in kinds else len(kinds)
         self._defaults: dict[int, Arguments] = {}  # the defaults to add, by the number of arguments given
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             for given in range(positional, -1, -1):
@@ -164,13 +177,14 @@ class _Memory:
     """
 
     _max_entries: int
+    _keys: int  # of each wire key; 0: any number
     # Re-entrant: the application's code may run when a value is removed.
     _lock: threading.RLock = attrs.field(init=False, factory=threading.RLock)
     hits: int = attrs.field(init=False, default=0)
     misses: int = attrs.field(init=False, default=0)
     values: OrderedDict[Arguments, Any] = attrs.field(init=False, factory=OrderedDict)
-    # Stored keys by wire key, without those that equal it.
-    _encoded: dict[WireKey, list[Arguments]] = attrs.field(init=False, factory=dict)
+    # Stored keys by wire key, without those that equal it; if wire keys have several parts, by the first part as well.
+    _index: dict[WireKey, dict[Arguments, None]] = attrs.field(init=False, factory=dict)
     _flights: dict[WireKey, dict[Arguments, _Flight]] = attrs.field(init=False, factory=dict)
 
     def flight(self, key: Arguments) -> _Flight:
@@ -203,31 +217,48 @@ class _Memory:
         with self._lock:
             if not self.abandon(flight):
                 return
-            if key not in self.values and key != wire:
-                self._encoded.setdefault(wire, []).append(key)
+            if key not in self.values:
+                for each in self._index_keys(key, wire):
+                    self._index.setdefault(each, {})[key] = None
             self.values[key] = value
-            if len(self.values) <= self._max_entries:
-                return
-            key, _ = self.values.popitem(last=False)
-            wire = _wire_key(key)
-            if key != wire:
-                alike = self._encoded[wire]
-                alike.remove(key)
-                if not alike:
-                    del self._encoded[wire]
+            if len(self.values) > self._max_entries:
+                key, _ = self.values.popitem(last=False)
+                self._remove_from_index(key)
 
     def invalidate(self, wire: WireKey) -> None:
-        """Remove every entry and flight with the wire key ``wire``."""
+        """Remove every entry and flight with the wire key ``wire``, or that begin with it if it is shorter."""
         with self._lock:
-            self._flights.pop(wire, None)
-            self.values.pop(wire, None)
-            for key in self._encoded.pop(wire, ()):
-                self.values.pop(key, None)
+            size = len(wire)
+            if size >= self._keys:
+                self._flights.pop(wire, None)
+                found = [wire, *self._index.get(wire, ())]
+            elif size:
+                for each in [each for each in self._flights if each[:size] == wire]:
+                    del self._flights[each]
+                found = [each for each in self._index.get(wire[:1], ()) if _wire_key(each)[:size] == wire]
+            else:
+                self.clear()
+                return
+            for key in found:
+                if key in self.values:
+                    self._remove_from_index(key)
+                    del self.values[key]
+
+    def _remove_from_index(self, key: Arguments) -> None:
+        for each in self._index_keys(key, _wire_key(key)):
+            alike = self._index[each]
+            del alike[key]
+            if not alike:
+                del self._index[each]
+
+    def _index_keys(self, key: Arguments, wire: WireKey) -> list[WireKey]:
+        """Return the keys of the index under which an entry is found."""
+        return [*((wire,) if key != wire else ()), *((wire[:1],) if self._keys > 1 else ())]
 
     def clear(self) -> None:
         """Remove every entry and flight."""
         with self._lock:
-            self.values, self._encoded, self._flights = OrderedDict(), {}, {}
+            self.values, self._index, self._flights = OrderedDict(), {}, {}
 
 
 class _Cache:
@@ -238,7 +269,7 @@ class _Cache:
         self.max_entries = max_entries
         self.signature = _Signature(name, parameters)
         self.method_signature = _Signature(name, parameters[1:])
-        self.memory = _Memory(max_entries)
+        self.memory = _Memory(max_entries, self.signature.keys)
         self.invalidations = 0
         self._instances: dict[int, tuple[weakref.ref[Any], _Memory]] = {}  # by id(): instances need not be hashable
 
@@ -252,7 +283,7 @@ class _Cache:
             reference = weakref.ref(instance, lambda _: self._retire(place))
         except TypeError as error:
             raise ConfigError(f"cache {self.name!r}: {error}; add '__weakref__' to its __slots__") from error
-        return self._instances.setdefault(place, (reference, _Memory(self.max_entries)))[1]
+        return self._instances.setdefault(place, (reference, _Memory(self.max_entries, self.method_signature.keys)))[1]
 
     def _retire(self, place: int) -> None:
         _, memory = self._instances.pop(place)
@@ -401,14 +432,14 @@ class Caches:
 
     def __init__(self) -> None:
         self._caches: dict[str, _Cache] = {}
-        self._fans: dict[str, tuple[str, ...]] = {}
+        self._fans: dict[str, tuple[tuple[str, KeysOf | None], ...]] = {}
 
     def __len__(self) -> int:
         """Return the number of caches."""
         return len(self._caches)
 
     def cached(
-        self, *, max_entries: int = 10_000, name: str | None = None
+        self, *, max_entries: int = 10_000, name: str | None = None, invalidated_by: Mapping[str, KeysOf] | None = None
     ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
         """Return a decorator that caches the results of a function or method.
 
@@ -416,6 +447,9 @@ class Caches:
             max_entries: the largest number of entries; for a method, of each instance.  The least recently used entry
                 is removed first.
             name: the name in the stream ``caches``; by default the function's own.
+            invalidated_by: other names in the stream whose rows invalidate this cache too, each with a function.  It
+                returns the arguments of each call to invalidate, from the keys of the row; None: all calls.  If it
+                raises an exception, all calls are invalidated, and that is logged.
 
         Write it below ``@staticmethod``.  For a method, ``self`` is not part of the key, and the cache does not keep
         the instance alive.  Plain functions may be called from any thread; coroutine functions, and functions that
@@ -436,7 +470,10 @@ class Caches:
             parameters = list(inspect.signature(function).parameters.values())
             if parameters and parameters[0].name == "cls":
                 raise ConfigError(f"cache {known_as!r}: class methods cannot be cached; use a static one or a function")
-            cache = self._caches[known_as] = _Cache(known_as, max_entries, parameters)
+            cache = _Cache(known_as, max_entries, parameters)
+            for special, keys in (invalidated_by or {}).items():
+                self._fan_out(special, [known_as], keys)
+            self._caches[known_as] = cache
             make: Any = CachedCoroutineFunction if inspect.iscoroutinefunction(function) else CachedFunction
             return make(function, cache)  # type: ignore[no-any-return]
 
@@ -455,12 +492,16 @@ class Caches:
                     f"fan_out() takes a name, then cached functions or names of caches one by one, not a "
                     f"{type(each).__name__}: write fan_out('order_changed', get_order, get_total)"
                 )
-        chained = {*self._fans, special} & {*names, *itertools.chain(*self._fans.values())}
+        self._fan_out(special, names, None)
+
+    def _fan_out(self, special: str, names: Sequence[str], keys: KeysOf | None) -> None:
+        reached = {name for fan in self._fans.values() for name, _ in fan}
+        chained = {*self._fans, special} & {*names, *reached}
         if chained:
             raise ConfigError(
                 f"{', '.join(sorted(chained))} fans out to caches itself: fan_out() takes names of caches"
             )
-        self._fans[special] = (*self._fans.get(special, ()), *names)
+        self._fans[special] = (*self._fans.get(special, ()), *((name, keys) for name in names))
 
     def clear(self) -> None:
         """Remove every entry of every cache: rows of the stream were lost, so any value may be stale."""
@@ -470,29 +511,43 @@ class Caches:
     def apply(self, rows: Sequence[Any]) -> None:
         """Apply rows of the stream ``caches``: ``[function, [key, …] or null, time in ms, …]``.
 
-        Call it before the position moves past the rows (docs/protocol/traps.md 30).  Unknown functions are ignored.  If
-        a row is malformed, the other rows are applied, and then RowError is raised.
+        Call it before the position moves past the rows (docs/protocol/traps.md 30).  Unknown functions are ignored.
+        RowError is raised after all other rows: a row is malformed, or a function of ``invalidated_by`` has failed.
         """
-        malformed: list[object] = []
+        errors: list[str] = []
         for row in rows:
             match row:
                 case [str(name), None, int(), *_]:
-                    self._invalidate(name, None)
+                    errors += self._invalidate(name, None)
                 case [str(name), [*keys], int(), *_] if all(isinstance(key, str) for key in keys):
-                    self._invalidate(name, tuple(keys))
+                    errors += self._invalidate(name, tuple(keys))
                 case _:
-                    malformed.append(row)
-        if malformed:
-            shown = hide_in_row(grammar.encode_row(malformed[0]))[:200]
-            raise RowError(
-                f"not a row of the caches stream: {shown}; a row is [function, [key, …] or null, time in ms]"
-            )
+                    shown = hide_in_row(grammar.encode_row(row))[:200]
+                    errors.append(
+                        f"not a row of the caches stream: {shown}; a row is [function, [key, …] or null, time in ms]"
+                    )
+        if errors:
+            raise RowError(errors[0])
 
-    def _invalidate(self, name: str, wire: WireKey | None) -> None:
-        for each in (name, *self._fans.get(name, ())):
+    def _invalidate(self, name: str, wire: WireKey | None) -> Iterable[str]:
+        """Invalidate a cache, and those that a special name fans out to; return the errors of functions."""
+        errors = []
+        for each, keys in ((name, None), *self._fans.get(name, ())):
             cache = self._caches.get(each)
-            if cache is not None:
-                cache.invalidate(wire)
+            if cache is None:
+                continue
+            calls: Iterable[WireKey | None] = (wire,)
+            if keys is not None and wire is not None:
+                try:
+                    calls = _calls_of(keys(wire))
+                except Exception as error:  # noqa: BLE001 (the application's function)
+                    calls = (None,)
+                    errors.append(
+                        f"all of {each} is invalidated: its function for {name} raised {type(error).__name__}"
+                    )
+            for call in calls:
+                cache.invalidate(call)
+        return errors
 
     def stats(self) -> Mapping[str, tuple[CacheInfo, int]]:
         """Return the counts and the number of invalidations of every cache; only sizes ever decrease."""

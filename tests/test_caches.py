@@ -7,7 +7,9 @@ import enum
 import functools
 import gc
 import inspect
+import json
 import pickle
+import random
 import threading
 import weakref
 from collections import OrderedDict
@@ -135,10 +137,10 @@ class FunctionTests(CacheTests):
                     get(alike)
         memory = get._memory
         self.assertEqual((len(memory.values), len(memory._flights)), (3, 0))
-        self.assertEqual(memory._encoded.keys(), {("19",), ("19.0",)})
+        self.assertEqual(memory._index.keys(), {("19",), ("19.0",)})
         self.fact("get", "19")
         self.fact("get", "19.0")
-        self.assertEqual((len(memory.values), len(memory._encoded)), (0, 0))
+        self.assertEqual((len(memory.values), len(memory._index)), (0, 0))
 
     def test_entries_with_one_wire_key(self) -> None:
         """Entries with one wire key are evicted one by one, and invalidated together."""
@@ -148,7 +150,7 @@ class FunctionTests(CacheTests):
             return self.note(key)
 
         self.assertEqual([get(each) for each in (Color.RED, Wine.RED, "red", Wine.RED)], [1, 2, 3, 2])
-        self.assertEqual(get._memory._encoded.keys(), {("red",)})
+        self.assertEqual(get._memory._index.keys(), {("red",)})
         self.fact("get", "red")
         self.assertEqual([get(each) for each in (Wine.RED, "red")], [4, 5])
 
@@ -343,7 +345,7 @@ class RaceTests(CacheTests):
         self.assertEqual(get(17), 2)
         go_on.set()
         thread.join(10)
-        self.assertEqual((get(17), len(get._memory.values), len(get._memory._encoded)), (2, 1, 1))
+        self.assertEqual((get(17), len(get._memory.values), len(get._memory._index)), (2, 1, 1))
 
     def test_stored_by_one_thread_just_after_another_missed(self) -> None:
         """A thread that begins just before another stores the value stores its own in the same entry."""
@@ -355,7 +357,7 @@ class RaceTests(CacheTests):
         memory = get._memory
         for value in ("first", "second"):
             memory.keep(memory.flight((17,)), value)
-        self.assertEqual((dict(memory.values), memory._encoded), ({(17,): "second"}, {("17",): [(17,)]}))
+        self.assertEqual((dict(memory.values), memory._index), ({(17,): "second"}, {("17",): {(17,): None}}))
 
 
 class MethodTests(CacheTests):
@@ -730,6 +732,72 @@ class StreamTests(CacheTests):
         self.caches.apply([["get_order", ["17"], NOW, "later"]])
         self.assertEqual(self.get_order(17), 2)
 
+    def test_fewer_keys_than_arguments_are_a_prefix(self) -> None:
+        """A Synapse names all entries of a user so; an exact key was required, and they stayed."""
+
+        @self.caches.cached()
+        def get_device(user_id: str, device_id: object, *, full: bool = False) -> int:
+            return self.note("device", user_id, device_id, full)
+
+        @self.caches.cached()
+        def get_any(*ids: str) -> int:
+            return self.note("any", *ids)
+
+        calls = [(user, device, full) for user in ("a", "b") for device in ("1", 1, 2) for full in (False, True)]
+        for keys, gone in (
+            (("a",), [each for each in calls if each[0] == "a"]),
+            (("b", "1"), [("b", "1", False), ("b", "1", True), ("b", 1, False), ("b", 1, True)]),
+            (("b", "2", "True"), [("b", 2, True)]),
+            ((), calls),
+            (("c",), []),
+            (("a", "1", "True", "more"), []),
+        ):
+            for user, device, full in calls:
+                get_device(user, device, full=full)
+            self.computed.clear()
+            self.fact("get_device", *keys)
+            for user, device, full in calls:
+                get_device(user, device, full=full)
+            self.assertEqual([each[1:] for each in self.computed], gone, keys)
+        get_any("1"), get_any("1", "2")
+        self.fact("get_any", "1")
+        self.assertEqual(get_any.cache_info().currsize, 1)
+
+    def test_a_prefix_reaches_computations_in_progress(self) -> None:
+        answers: list[Deferred[str]] = []
+
+        @self.caches.cached()
+        def fetch(user_id: str, device_id: str) -> Deferred[str]:
+            answers.append(Deferred())
+            return answers[-1]
+
+        first, other = fetch("a", "1"), fetch("b", "1")
+        self.fact("fetch", "a")
+        answers[0].callback("old"), answers[1].callback("other")
+        self.assertEqual([self.successResultOf(each) for each in (first, other)], ["old", "other"])
+        self.assertEqual(fetch.cache_info().currsize, 1)
+
+    def test_memory_of_prefixes_is_limited(self) -> None:
+        """The index has what the cache has, whatever was evicted, invalidated and stored again."""
+
+        @self.caches.cached(max_entries=5)
+        def get(first: object, second: object) -> int:
+            return self.note(first, second)
+
+        memory, pick = get._memory, random.Random(1)
+        for _ in range(1000):
+            first, second = pick.choice([1, "1", 2, 2.5]), pick.choice([1, "1", None])
+            get(first, second)
+            if pick.random() < 0.3:
+                self.fact("get", *map(str, (first, second)[: pick.randrange(3)]))
+            wires = {key: key[0] if isinstance(key[0], tuple) else encode_key(key) for key in memory.values}
+            index: dict[Any, set[Any]] = {}
+            for key, wire in wires.items():
+                for each in ((wire,) if key != wire else ()) + (wire[:1],):
+                    index.setdefault(each, set()).add(key)
+            self.assertEqual({each: {*keys} for each, keys in memory._index.items()}, index)
+        self.assertEqual(get.cache_info().currsize, len(memory.values))
+
     def test_applied_twice(self) -> None:
         """To apply a row twice changes nothing more."""
         row = ["get_order", ["17"], NOW]
@@ -798,6 +866,62 @@ class StreamTests(CacheTests):
         self.get_total(17)
         self.fact("order_changed", "17")
         self.assertEqual([each.currsize for each, _ in self.caches.stats().values()], [0, 0])
+
+    def test_invalidated_by_other_names(self) -> None:
+        """A row about a room and its users: one cache has rooms, another has users, a third has neither."""
+
+        @self.caches.cached(invalidated_by={"changed": lambda keys: [keys[:1]]})
+        def in_room(room_id: int) -> int:
+            return self.note("room", room_id)
+
+        @self.caches.cached(
+            invalidated_by={"changed": lambda keys: ([each] for each in keys[1:]), "ended": lambda _: None}
+        )
+        def of_user(user_id: int) -> int:
+            return self.note("user", user_id)
+
+        def sizes() -> list[int]:
+            return [each.cache_info().currsize for each in (in_room, of_user)]
+
+        for each in (17, 18, 19):
+            in_room(each), of_user(each)
+        self.fact("changed", "17", "18", "19")
+        self.assertEqual(sizes(), [2, 1])
+        self.fact("ended", "17")
+        self.assertEqual(sizes(), [2, 0])
+        self.fact("in_room", "18")
+        self.assertEqual(sizes(), [1, 0])
+        self.caches.apply([["changed", None, NOW]])
+        self.assertEqual(sizes(), [0, 0])
+
+    def test_keys_that_are_not_understood_remove_everything(self) -> None:
+        """No stale value stays, the other rows are applied, and no key is in the error."""
+        wrong: list[Any] = [lambda keys: [json.loads(each) for each in keys], lambda keys: keys, lambda _: [17]]
+        for function in wrong:
+            caches = Caches()
+
+            @caches.cached(invalidated_by={"changed": function})
+            def get(order_id: int) -> int:
+                return -order_id
+
+            @caches.cached()
+            def look(order_id: int) -> int:
+                return -order_id
+
+            for each in (17, 18):
+                get(each), look(each)
+            error = self.assertRaises(RowError, caches.apply, [["changed", ["secret"], NOW], ["look", ["17"], NOW]])
+            self.assertRegex(str(error), "all of get is invalidated: its function for changed raised")
+            self.assertNotIn("secret", str(error))
+            self.assertEqual([each.cache_info().currsize for each in (get, look)], [0, 1])
+
+    def test_a_name_that_cannot_invalidate_another(self) -> None:
+        """And the cache is not made."""
+        for name in ("get_user", "get_order"):
+            with self.assertRaisesRegex(ConfigError, "fans out to caches itself"):
+                self.caches.cached(name="get_user", invalidated_by={name: lambda _: None})(len)
+            self.caches.fan_out("get_user", "get_total")
+        self.assertEqual(self.caches.stats().keys(), {"get_order", "get_total"})
 
     def test_fan_out_refuses_what_names_no_cache(self) -> None:
         """A tuple, or a function that is not cached, was accepted, and nothing was invalidated."""
@@ -999,7 +1123,7 @@ class CachesMachine(RuleBasedStateMachine):
         for name, function in (("look", self.look), ("fetch", self.fetch)):
             assert function.cache_info() == (self.hits[name], self.misses[name], self.MAX_ENTRIES, len(self.kept[name]))
             memory = function._memory
-            assert sum(map(len, memory._encoded.values())) == sum(key[0] != "str" for key in self.kept[name])
+            assert sum(map(len, memory._index.values())) == sum(key[0] != "str" for key in self.kept[name])
             good = [each for each in self.started if each.version == self.version(each.argument)]
             assert sum(map(len, memory._flights.values())) == (len(good) if name == "fetch" else 0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
-from replication.caches import CachedFunction, Caches
+from replication.caches import CachedFunction, Caches, KeysOf
 from replication.deferreds import Lifetime, StartDeferred, share
 from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
@@ -164,19 +164,25 @@ class Worker(RegistersFunctions):
     # ---- functions of the application
 
     def cached(
-        self, *function: object, max_entries: int = 10_000, name: str | None = None
+        self,
+        *function: object,
+        max_entries: int = 10_000,
+        name: str | None = None,
+        invalidated_by: Mapping[str, KeysOf] | None = None,
     ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]:
         """Cache what a function returns until the caches stream invalidates it; see ``replication.caches``.
 
         For functions, ``async`` functions, functions that return a Deferred, and methods.  The decorated function has
         ``invalidate(*arguments)``, ``clear()`` and ``cache_info()``.  The cache holds ``max_entries`` calls.  Its
-        ``name`` in the caches stream is the function's by default.
+        ``name`` in the caches stream is the function's by default.  ``invalidated_by`` has more names, each with a
+        function: it returns the arguments of calls, from the keys of a row.  ``replication.synapse.invalidation`` has
+        the special names of a Synapse.
 
         ConfigError: the name is taken, or calls have no wire key.
         """
         if function:
             raise decorator_error("cached() takes options only", "@worker.cached()", function[0])
-        return self.caches.cached(max_entries=max_entries, name=name)
+        return self.caches.cached(max_entries=max_entries, name=name, invalidated_by=invalidated_by)
 
     def on_command(self, command: type[Command]) -> Callable[[CommandFunction], CommandFunction]:
         """Register a function for a command of a writer: ``function(command, peer)``.
