@@ -131,8 +131,7 @@ class Worker(RegistersFunctions):
         self.caches = Caches()
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
-        self._clock, self._copy = reactor, copy
-        self._redis = {"password": redis_password, "certificate": certificate}
+        self._clock, self._copy, self._redis = reactor, copy, {"password": redis_password, "certificate": certificate}
         self._lifetime = Lifetime(reactor)
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         self._synapse_requests = SynapseRequests()
