@@ -20,7 +20,7 @@
     │   └── CommitsLostError      the database has lost commits of this process
     ├── RoomError                 an event cannot be part of its room's graph
     │   └── UnknownRoomError      no such room, event or state group: room_id, event_id
-    ├── CatchUpError              missed facts could not be fetched from a source
+    ├── CatchUpError              missed facts could not be fetched from a source: behind
     └── ConfigError               a configuration, option or endpoint that cannot work
 
 A message names what is wrong and, where there is one, the cure.  The attributes after a colon hold the same as values;
@@ -189,7 +189,12 @@ class UnknownRoomError(RoomError):
 
 
 class CatchUpError(ReplicationError):
-    """Missed facts could not be fetched from a source (docs/protocol/following.md E5)."""
+    """Missed facts could not be fetched from a source (docs/protocol/following.md E5).
+
+    ``behind``: a database answered that does not have them yet, such as a standby.
+    """
+
+    behind: bool = False
 
 
 class ConfigError(ReplicationError):

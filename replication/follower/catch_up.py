@@ -283,7 +283,11 @@ class CatchUpSources:
             urls = [url for url in urls if url is None or url.startswith(HTTP)]
             if urls == [None] and self._http_of(endpoint, writer) is None:
                 return self._skip(stream, writer, step)
+        behind = False
         for url in urls:
+            if url is None and self._http_of(endpoint, writer) is None:
+                failures.append(_no_http(endpoint, writer))
+                continue
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 page = await source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
@@ -296,7 +300,8 @@ class CatchUpSources:
                 self._log_source(stream, writer, url, step)
                 return page
             failures.append(f"{url or 'its own HTTP'} has nothing of {writer} after {step.after}")
-        raise CatchUpError("; ".join(failures))
+            behind = behind or (url is not None and url.startswith(DATABASES))
+        raise CatchUpError("; ".join(failures), behind=behind)
 
     def _is_new(self, endpoint: str | None, stream: StreamName) -> bool:
         """Whether a Synapse has a stream that ``definitions`` lack, although they describe the streams of a Synapse."""
@@ -395,9 +400,7 @@ class CatchUpSources:
     def _writer_http(self, endpoint: str | None, writer: InstanceName) -> Url:
         url = self._http_of(endpoint, writer)
         if url is None:
-            raise CatchUpError(
-                f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
-            )
+            raise CatchUpError(_no_http(endpoint, writer))
         return url
 
     def _http_of(self, endpoint: str | None, writer: InstanceName) -> Url | None:
@@ -419,6 +422,10 @@ class CatchUpSources:
                 else SegmentCatchUp(url, self._reactor)
             )
         return self._sources[url]
+
+
+def _no_http(endpoint: str | None, writer: InstanceName) -> str:
+    return f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
 
 
 def is_folder(url: Url) -> bool:

@@ -68,6 +68,8 @@ class StreamFollower:
         known: the tokens that were applied; None if they are not needed.
         known_by_token: whether any writer may send the facts of another one.
         audited: whether the tokens are compared with those in the writers' database, or at a relay.
+        fetches_whole: whether received rows only announce their facts, which are then fetched: Redis may lose some rows
+            of a fact.
         confirm_audit: is awaited with this follower and a writer before facts of a new connection are applied; it may
             begin or end the audit.  None if no connection can be to a relay.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
@@ -95,6 +97,7 @@ class StreamFollower:
     known: CopiedTokens | None = None
     known_by_token: bool = False
     audited: bool = False
+    _fetches_whole: bool = False
     _confirm_audit: Callable[[StreamFollower, InstanceName], Coroutine[Any, Any, None]] | None = None
     _function: Callable[..., object] | None = None
     _undo: Callable[..., object] | None = None
@@ -194,7 +197,10 @@ class StreamFollower:
         cursor = self.cursors.get(rows.instance)
         if cursor is None:  # rows before the writer's POSITION are not trusted (docs/protocol/traps.md 25)
             return False
-        cursor.rows_received(connection, rows.places, rows.texts)
+        if self._fetches_whole:
+            cursor.facts_announced(connection, rows.places)
+        else:
+            cursor.rows_received(connection, rows.places, rows.texts)
         self._drive(rows.instance)
         return cursor.crowded and rows.instance not in self.errors
 
@@ -322,6 +328,8 @@ class StreamFollower:
                 self.errors.pop(writer, None)
 
     def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
+        if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:
+            return
         what = _DOING.get(type(step), "applying")
         text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {type(error).__name__}: {error}"
         self.failures += 1

@@ -311,7 +311,8 @@ class FollowedStreams:
             mode = FollowMode.POSITION_ONLY
         definition, database = self._described.get(name), self._sources.foreign_database()
         used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
-        audited = used and self._audit_interval > 0 and database is not None and database.audits(name)
+        compared = used and database is not None and database.audits(name)
+        over_redis = any(is_redis(link.endpoint) for link in self._first_positions)
         relayed = self._relayed_audit if used else None
         described = definition is not None and (definition.known_by_token or definition.position_name is not None)
         known = None
@@ -334,7 +335,8 @@ class FollowedStreams:
             histories=None if mode is FollowMode.POSITION_ONLY else self._histories(name, mode),
             known=known,
             known_by_token=definition is not None and definition.known_by_token,
-            audited=audited,
+            audited=compared and self._audit_interval > 0,
+            fetches_whole=compared and over_redis and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,
             first=self._invalidate_step if name == CACHES else None,
             access_tokens=self._access_tokens,

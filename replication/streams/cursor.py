@@ -209,6 +209,11 @@ class Cursor:
         else:
             self._add(facts_of_rows(cast("Sequence[Token]", places), texts))
 
+    def facts_announced(self, link: Hashable, places: Sequence[Token | None]) -> None:
+        """Have facts fetched of which rows were received: others may be lost.  ``places`` as in ``rows_received``."""
+        if link == self._link:
+            self.settled(max((place for place in places if place is not None), default=Token(0)))
+
     def row_lost(self, link: Hashable) -> None:
         """Process a row that cannot be read: its fact is missing, and is fetched with the next fact of the link."""
         if link == self._link:

@@ -195,6 +195,11 @@ class StreamDefinition:
         return self.name if self.position_name is None else self.position_name or None
 
     @property
+    def has_kinds(self) -> bool:
+        """Whether its rows have several kinds, so that rows of several tables make one fact."""
+        return len({source.kind for source in self.tables}) > 1
+
+    @property
     def in_tables(self) -> bool:
         """Whether the stream is mapped onto, or joined from, tables of the application."""
         return self.table is not None or bool(self.tables)

@@ -172,6 +172,13 @@ class SourcesTests(SourcesCase):
         self.assertIsInstance(error, CatchUpError)
         self.assertEqual(str(error), "down; locked; http://source2:1 has nothing of master after 1")
 
+    def test_a_database_that_is_behind_differs_from_sources_that_fail(self) -> None:
+        sources, fakes = self.sources(page(1), CatchUpError("down"))
+        self.assertFalse(error_of(self.fetch(sources)).behind)  # type: ignore[attr-defined]
+        sources._urls = [Url("postgresql://standby"), Url("http://source1:1")]
+        sources._sources = dict(zip(sources._urls, fakes, strict=True))  # type: ignore[arg-type]
+        self.assertTrue(error_of(self.fetch(sources)).behind)  # type: ignore[attr-defined]
+
     def test_an_unexpected_error_is_raised(self) -> None:
         sources, (_, second) = self.sources(TypeError("a bug"), page(9))
         self.assertIsInstance(error_of(self.fetch(sources)), TypeError)

@@ -12,11 +12,11 @@ from replication.follower.audit import LOOK_AGAIN
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.worker import Worker
 from replication.net.redis import COLLECT, REQUEST_INTERVAL
-from replication.streams.definitions import StreamDefinition
+from replication.synapse.since_1_159 import STREAMS
 from replication.urls import Url
 from replication.wire.commands import RemoteServerUp
-from replication.wire.grammar import InstanceName
-from tests.doubles import FragileStore, Net, begin, logged, shown_metrics
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import FragileStore, Net, begin, logged, now, shown_metrics
 from tests.follower.test_audit import FakeDatabase
 from tests.redis import FakeRedis
 
@@ -174,9 +174,12 @@ class FollowTests(RedisCase):
         self.net.run(1.0)
 
 
-class AuditTests(RedisCase):
+class DatabaseCase(RedisCase):
+    stream: str
+    audit_interval = 7.0
+
     def setUp(self) -> None:
-        self.database = FakeDatabase("caches")
+        self.database = FakeDatabase(self.stream)
         finds = patch.object(CatchUpSources, "foreign_database", lambda _: self.database)
         finds.start()
         self.addCleanup(finds.stop)
@@ -184,12 +187,16 @@ class AuditTests(RedisCase):
 
     def make_worker(self, **options: Any) -> Worker:
         url = Url("sqlite:///theirs.db")
-        definitions = [StreamDefinition("caches", table="caches", row=["func", "keys"], position_name="caches")]
-        worker = super().make_worker(
-            catch_up=[url], definitions=definitions, audit_interval=7.0, streams=["orders", "caches"], **options
-        )
+        definitions = [each.definition for each in STREAMS if each.name == self.stream]
+        streams = ["orders", self.stream]
+        more = {"definitions": definitions, "audit_interval": self.audit_interval, **options}
+        worker = super().make_worker(catch_up=[url], streams=streams, **more)
         worker._sources._sources = {url: self.database}  # type: ignore[dict-item]
         return worker
+
+
+class AuditTests(DatabaseCase):
+    stream = "caches"
 
     def test_a_fact_that_redis_has_lost_is_found_in_the_database(self) -> None:
         self.redis.positions = ("POSITION orders one 1 1", "POSITION caches one 1 1")
@@ -202,6 +209,49 @@ class AuditTests(RedisCase):
         self.assertEqual(
             shown_metrics(self.worker.served.samples())["lost_and_found_total stream=caches writer=one"], 1
         )
+
+
+class WholeFactTests(DatabaseCase):
+    stream = "events"
+    audit_interval = 0.0
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.redis.positions = ("POSITION events one 1 1",)
+        self.database.rows[Token(2)] = ('["ev",[1]]', '["state",[2]]')
+        self.database.write(InstanceName("one"), 2)
+
+    def make_worker(self, **options: Any) -> Worker:
+        return super().make_worker(copy=True, **options)
+
+    def copied(self) -> list[Fact]:
+        page = self.store.facts(StreamName("events"), InstanceName("one"), after=Token(0), upto=Token(9), limit=9)
+        return [*now(page).facts]
+
+    def test_a_fact_of_which_redis_has_lost_a_row_is_read_from_the_database(self) -> None:
+        self.start()
+        self.publish('RDATA events one 2 ["state",[2]]')
+        self.assertEqual(self.copied(), [(2, self.database.rows[Token(2)])])
+
+    def test_a_standby_that_is_a_moment_behind_is_no_trouble(self) -> None:
+        self.database.behind = True
+        self.start()
+        with logged() as lines:
+            self.publish('RDATA events one 2 ["state",[2]]')
+            self.net.run(3.0)
+            status = self.worker.served.stream_statuses()
+            self.database.behind = False
+            self.net.run(3.0)
+        self.assertEqual((lines, len(self.copied())), ([], 1))
+        self.assertIn("catching up", [one.state for each in status for one in each.writers])
+
+    def test_a_standby_that_stays_behind_is_trouble(self) -> None:
+        self.database.behind = True
+        self.start()
+        with logged() as lines:
+            self.publish('RDATA events one 2 ["state",[2]]')
+            self.net.run(60.0)
+        self.assertEqual(len([each for each in lines if "has nothing of one after 1" in each]), 1)
 
 
 class LinearTests(RedisCase):

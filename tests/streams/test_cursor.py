@@ -397,6 +397,21 @@ def test_an_incomplete_fact_beyond_the_memory_limit_is_fetched() -> None:
     assert made.step() == CatchUp(Token(5), Token(6))
 
 
+def test_facts_that_are_announced_are_fetched_up_to_the_last() -> None:
+    made = cursor()
+    made.facts_announced(LINK, [None])
+    made.facts_announced(LINK, [Token(4), Token(5)])
+    made.facts_announced(OTHER, [Token(9)])
+    assert made.step() is None
+    made.facts_announced(LINK, [None, Token(6), Token(9), Token(8), None])
+    assert made.step() == CatchUp(Token(5), Token(9))
+    made.facts_announced(LINK, [Token(11)])
+    step = made.step()
+    assert step == CatchUp(Token(5), Token(11))
+    made.fetched(step, Page([fact(6), fact(11)], Token(11), limited=False))
+    assert apply_all(made) == [6, 11]
+
+
 class TestReset:
     """The writer was restored or reset."""
 

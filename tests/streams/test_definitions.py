@@ -97,6 +97,14 @@ def test_rows_of_a_table_may_have_a_kind_and_a_value() -> None:
     assert StreamDefinition("pets", row=["kind", "value"], tables=[source]).tables == (source,)
 
 
+def test_rows_of_several_tables_have_several_kinds_or_none() -> None:
+    tables = [SourceTable(table=each, row=["name"], kind=each) for each in ("dogs", "cats")]
+    assert StreamDefinition("pets", row=["kind", "value"], tables=tables).has_kinds
+    assert not StreamDefinition("pets", row=["kind", "value"], tables=tables[:1]).has_kinds
+    assert not StreamDefinition("pets", row=["name"], tables=[SourceTable(table="dogs", row=["name"])]).has_kinds
+    assert not StreamDefinition("pets").has_kinds
+
+
 def test_a_row_has_the_fields_of_the_definition() -> None:
     assert ORDERS.encode(["o1", "é"]) == ORDERS.encode(("o1", "é")) == '["o1","\\u00e9"]'
     assert StreamDefinition("any").encode({"a": 1}) == '{"a":1}'

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections import Counter
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from replication.streams.access_tokens import hide_in_row
 from replication.streams.typed_rows import History
 from replication.synapse.since_1_159 import STREAMS
-from tests.synapse.published import NAME, SERVER, UNSENT, final_positions, messages, published_facts
+from tests.synapse.published import NAME, SERVER, UNSENT, check_facts, final_positions, messages, published_facts
 from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
 
@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
     from tests.postgres import PostgresServer
     from tests.redis import RedisServer
+    from tests.synapse.published import Facts
 
 KEPT = [each.name for each in STREAMS if not each.definition.in_memory]
 FUNCTIONS = ("events", "push_rules")
+READ = "events"  # these facts are read from the database, which is that of the end of the recording
 WHOLE = [each.name for each in STREAMS if each.history is History.WHOLE]  # of the others the tables lack older rows
 # Facts that Redis never carried, and that no POSITION made a follower fetch. Those of `caches` and `account_data`
 # are fetched before an audit: facts of these streams came out of order, or a later POSITION opened a gap.
-LOST = {("events", "persister1"): 2, ("push_rules", "writer1"): 23, ("receipts", "persister1"): 1}
+LOST = {("push_rules", "writer1"): 23, ("receipts", "persister1"): 1}
 APP = """
+import json
+
+
 async def store(facts, txn):
-    await txn.execute("CREATE TABLE IF NOT EXISTS effects (stream TEXT, token INTEGER)")
-    await txn.executemany("INSERT INTO effects VALUES (?, ?)", [(txn.stream, each.token) for each in facts])
+    await txn.execute("CREATE TABLE IF NOT EXISTS effects (stream TEXT, token INTEGER, writer TEXT, rows TEXT)")
+    effects = [(txn.stream, each.token, txn.writer_of(each), json.dumps(each.texts)) for each in facts]
+    await txn.executemany("INSERT INTO effects VALUES (?, ?, ?, ?)", effects)
 
 
 def register(worker):
@@ -74,12 +80,10 @@ def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
             assert worker.terminate() == 0
             assert "ERROR" not in worker.log_of(1)
     published = published_facts()
+    seen = effects(tmp_path / "copy.db")
+    check_facts(READ, seen[READ], published[READ])
+    check_whole("push_rules", seen["push_rules"], published["push_rules"])
     with closing(sqlite3.connect(tmp_path / "copy.db")) as database:
-        effects = Counter(database.execute("SELECT stream, token FROM effects").fetchall())
-        assert {*effects.values()} == {1}
-        for stream in FUNCTIONS:
-            seen = [token for name, token in effects if name == stream]
-            assert sorted(seen) == sorted({*published[stream], *UNSENT[stream]}), stream
         for stream in [each for each in KEPT if each not in FUNCTIONS]:
             rows: dict[int, list[str]] = {}
             select = f'SELECT stream_id, row FROM "stream_{stream}" ORDER BY stream_id, ord'
@@ -145,7 +149,11 @@ def test_what_a_relay_finds_late_reaches_each_follower_once_also_after_kills(  #
         redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
         for each in (near, away):
             each.start()
-        wanted = {stream: sorted({*published_facts()[stream], *UNSENT[stream]}) for stream in FUNCTIONS}
+        copies = {stream: rows(tmp_path / "relay.db", stream) for stream in FUNCTIONS}
+        wanted = {stream: facts_of(copy) for stream, copy in copies.items()}
+        published = published_facts()
+        check_facts(READ, wanted[READ], published[READ])
+        check_whole("push_rules", wanted["push_rules"], published["push_rules"])
         for each in followers:
             file = tmp_path / f"{each.name}.db"
             until(lambda: effects(file) == wanted, f"{each.name} has what was lost")  # noqa: B023
@@ -158,13 +166,29 @@ def test_what_a_relay_finds_late_reaches_each_follower_once_also_after_kills(  #
         assert [effects(tmp_path / f"{each.name}.db") for each in followers] == [wanted] * len(followers)
 
 
-def effects(file: Path) -> dict[str, list[int]]:
-    """Return the tokens for which a function was called, by stream."""
-    seen: dict[str, list[int]] = {}
+def check_whole(stream: str, found: Facts, published: Facts) -> None:
+    """Check that there are all facts that Redis has carried, with their rows, and all that it has lost."""
+    assert sorted(found) == sorted({*published, *UNSENT[stream]}), stream
+    assert {token: found[token] for token in published} == published, stream
+
+
+def effects(file: Path) -> dict[str, Facts]:
+    """Return the facts with which a function was called, by stream; fail if one came twice."""
+    seen: dict[str, Facts] = {}
     with closing(sqlite3.connect(file)) as database:
-        for stream, token in database.execute("SELECT stream, token FROM effects ORDER BY token"):
-            seen.setdefault(stream, []).append(token)
+        for stream, token, writer, texts in database.execute("SELECT * FROM effects"):
+            facts = seen.setdefault(stream, {})
+            assert token not in facts, (stream, token)
+            facts[token] = writer, json.loads(texts)
     return seen
+
+
+def facts_of(rows: list[tuple[int, str, str]]) -> Facts:
+    """Return the facts of a copy."""
+    facts: Facts = {}
+    for token, writer, text in rows:
+        facts.setdefault(token, (writer, []))[1].append(text)
+    return facts
 
 
 def rows(file: Path, stream: str) -> list[tuple[int, str, str]]:
