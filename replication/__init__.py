@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from replication.follower.application import ApplyTransaction
     from replication.follower.worker import Worker
+    from replication.net.admission import Bounds
     from replication.net.clock import use_monotonic_clock
     from replication.net.protocol import Limits
     from replication.session.connection import Keepalive
@@ -85,6 +86,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "ApplicationCommand",
     "ApplyTransaction",
+    "Bounds",
     "CachedFunction",
     "CatchUpError",
     "CommitsLostError",
@@ -129,6 +131,7 @@ __all__ = [
 _ELSEWHERE = {
     "ApplicationCommand": "replication.wire.commands",
     "ApplyTransaction": "replication.follower.application",
+    "Bounds": "replication.net.admission",
     "CachedFunction": "replication.caches",
     "Fact": "replication.streams.facts",
     "FailedFact": "replication.streams.skips",

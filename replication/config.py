@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
+from replication.net.admission import Bounds
 from replication.net.endpoints import has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
 from replication.session.connection import Keepalive
@@ -35,6 +36,7 @@ Urls = tuple[Url, ...]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Interval = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Limit = Annotated[int, msgspec.Meta(ge=0)]  # 0: none
 
 _DEFAULTS: Final[Mapping[Role, Mapping[str, Any]]] = {
     "master": {
@@ -109,6 +111,14 @@ class Config:
     line_limit: Annotated[int, msgspec.Meta(ge=1024)] = LINE_LIMIT
     max_queued_bytes: Count = 8 * 1024 * 1024
     max_queued_lines: Count = 100_000
+    max_connections: Limit = Bounds().max_connections
+    max_connections_per_address: Limit = Bounds().max_connections_per_address
+    max_connects_per_minute: Limit = Bounds().max_connects_per_minute
+    max_faults_per_minute: Limit = Bounds().max_faults_per_minute
+    handshake_timeout: Interval = Bounds().handshake_timeout
+    max_silent_connections: Limit = Bounds().max_silent_connections
+    header_timeout: Interval = Bounds().header_timeout
+    body_timeout: Interval = Bounds().body_timeout
     listen: Texts = ()
     insecure: bool = False
     tls: Tls = attrs.field(factory=Tls)
@@ -125,6 +135,11 @@ class Config:
     access_tokens: bool = attrs.field(default=False, metadata=_WORKER)
     audit_interval: Interval = attrs.field(default=10.0, metadata=_WORKER)
     writers: dict[Text, WriterPlace] = attrs.field(factory=dict, metadata=_WORKER)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The limits of the connections that are accepted."""
+        return Bounds(**{each.name: getattr(self, each.name) for each in attrs.fields(Bounds)})
 
     @property
     def relays(self) -> bool:

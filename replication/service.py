@@ -31,6 +31,7 @@ from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
+from replication.net.admission import allow_open_files
 from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import format_address
 from replication.net.notify import Notifier
@@ -349,6 +350,7 @@ def makeService(options: Options) -> service.IService:
     globalLogPublisher.addObserver(cast("ILogObserver", escape_event))  # twistd adds its own after this one
     hide_arguments()
     use_monotonic_clock(reactor)  # before anything is scheduled: twistd has no timer of its own
+    allow_open_files()
     try:
         daemon = make_daemon(reactor, options)
     except ReplicationError as error:
@@ -365,7 +367,9 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
-    make_http = partial(make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms)
+    make_http = partial(
+        make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms, bounds=found.bounds
+    )
     sockets = config.sockets_of(found, server.factory, make_http)
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
@@ -425,7 +429,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
 
 def _limits(found: config.Config) -> Limits:
     keepalive = Keepalive(ping_after=found.ping_after, give_up_after=found.give_up_after)
-    return Limits(keepalive, found.line_limit, found.max_queued_bytes, found.max_queued_lines)
+    return Limits(keepalive, found.line_limit, found.max_queued_bytes, found.max_queued_lines, found.bounds)
 
 
 def register_app(app: str, worker: Worker) -> None:

@@ -17,6 +17,7 @@ CHECKOUT = Path(__file__).parent.parent
 PUBLIC = {
     "ApplicationCommand",
     "ApplyTransaction",
+    "Bounds",
     "CachedFunction",
     "CatchUpError",
     "CommitsLostError",

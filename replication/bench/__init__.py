@@ -28,6 +28,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",
     "rooms": "events of rooms persisted, and read",
     "scale": "the growth with streams, connections and open IDs",
+    "hostile": "latency as above, while bad peers attack the wire",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
 

@@ -8,7 +8,6 @@ resident memory, which Linux reports.
 from __future__ import annotations
 
 import re
-import resource
 import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +26,7 @@ from replication.bench.daemons import (
 )
 from replication.bench.processes import BenchError, ChildProcess
 from replication.bench.series import Series
+from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,9 +114,3 @@ def resident(child: ChildProcess, which: str) -> int:
     if found is None:
         raise BenchError(f"{status} has no {which}")
     return int(found[1]) * 1024
-
-
-def allow_open_files() -> None:
-    """Raise this process's limit of open files to the maximum."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

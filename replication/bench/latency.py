@@ -50,7 +50,7 @@ def _delays(kind: DatabaseKind, facts: int) -> list[float]:
         ChildProcess(serve_master, kind.make()) as master,
         ChildProcess(make_worker, master.call(address_of), kind.make()) as worker,
     ):
-        return delays_between(master, _write, worker, 1, facts)
+        return delays_between(master, write_facts, worker, 1, facts)
 
 
 def delays_between(
@@ -64,7 +64,8 @@ def delays_between(
     return [there - here for here, there in zip(written, applied, strict=True)]
 
 
-async def _write(master: BenchMaster, facts: int) -> list[float]:
+async def write_facts(master: BenchMaster, facts: int) -> list[float]:
+    """Write facts at PACE; return when each was complete."""
     completed = []
     start = time.monotonic()
     for number in range(facts):

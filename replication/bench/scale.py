@@ -19,10 +19,11 @@ from twisted.internet.task import deferLater
 
 from replication.bench.cluster import POSTGRES, database_kinds
 from replication.bench.daemons import BenchMaster, address_of, serve_master
-from replication.bench.idle import allow_open_files, resident
+from replication.bench.idle import resident
 from replication.bench.ids import reserve_and_complete
 from replication.bench.processes import PATIENCE, BenchError, ChildProcess
 from replication.bench.series import Sample, Series, Stopwatch, rates
+from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from OpenSSL.crypto import X509
     from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+    from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory
 
 _WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE
 
@@ -142,11 +142,19 @@ class TlsEndpoint:
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:  # noqa: N803 (Twisted's name)
         """Listen."""
-        return self._tcp.listen(TLSMemoryBIOFactory(self, False, protocolFactory, clock=self._reactor))
+        return self._tcp.listen(_TlsFactory(self, False, protocolFactory, clock=self._reactor))
 
     def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: ARG002, N803 (Twisted's)
         """Return the TLS of a new connection."""
         return SSL.Connection(self._context)
+
+
+class _TlsFactory(TLSMemoryBIOFactory):
+    """Refuses the connections that the factory within refuses; Twisted's would fail there."""
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        inner = self.wrappedFactory.buildProtocol(addr)
+        return None if inner is None else self.protocol(self, inner)
 
 
 def _matches(name: str, pattern: DNSPattern) -> bool:

@@ -94,6 +94,7 @@ class WriterClient(Factory):
         """Parse ``endpoint``."""
         self.state = "not connected"  # or "connected", "following" or "stopping"
         self.peer: ReplicationProtocol | None = None
+        self.resting = 0  # it accepts no connection
         self.connections = 0  # made since the start
         self._trouble = TroubleLog(self.log, LogLevel.warn)
         self._following_logged = self._followed_before = False

@@ -8,12 +8,13 @@ test checks that both give the same commands.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 from twisted.internet.interfaces import (
     IDelayedCall,
     IHalfCloseableDescriptor,
+    IHandshakeListener,
     IPushProducer,
     IReactorTime,
     ISSLTransport,
@@ -24,6 +25,7 @@ from twisted.protocols.basic import LineReceiver
 from zope.interface import implementer
 
 from replication.errors import LocalProtocolError
+from replication.net.admission import Bounds
 from replication.net.endpoints import format_address
 from replication.net.tls import describe_tls_error
 from replication.session.connection import Fault, Keepalive, Received, ReplicationConnection, Role, Rows
@@ -37,11 +39,21 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
 
+# An accepted connection that sends more at once is processed in turns, between which others have theirs.
+TURN_BYTES: Final = 8192
+REST: Final = 0.01  # seconds between two turns, times the number of connections that wait for one
+
+
 class IConnectionOwner(Protocol):
-    """What a connection calls, on the reactor's thread: ``Subscribers`` in a writer, ``WriterClient`` in a follower."""
+    """What a connection calls, on the reactor's thread: ``Subscribers`` in a writer, ``WriterClient`` in a follower.
+
+    ``resting`` counts the accepted connections that wait for a turn, because they have sent much.
+    """
+
+    resting: int
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
-        """The connection is made; commands can be sent."""
+        """The connection is made; commands can be sent.  An accepted connection with TLS has been negotiated."""
 
     def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
         """These commands arrived in one read, in this order; never a Fault."""
@@ -62,13 +74,15 @@ class Limits:
 
     ``keepalive``: when to send PING, and when silence ends the connection.  ``line_limit``: bytes of a line without
     its LF.  ``max_queued_bytes`` and ``max_queued_lines``: what may wait for a peer that does not read.  Beyond that
-    the connection is closed with ``ERROR Failed to keep up`` (docs/protocol/connection.md B4).
+    the connection is closed with ``ERROR Failed to keep up`` (docs/protocol/connection.md B4).  ``bounds``: of the
+    connections that a process accepts.
     """
 
     keepalive: Keepalive = attrs.field(factory=Keepalive)
     line_limit: int = LINE_LIMIT
     max_queued_bytes: int = 8 * 1024 * 1024
     max_queued_lines: int = 100_000
+    bounds: Bounds = attrs.field(factory=Bounds)
 
 
 @implementer(IPushProducer)
@@ -98,6 +112,7 @@ def _can_half_close(transport: object) -> bool:
     return IHalfCloseableDescriptor.providedBy(transport) and not ISSLTransport.providedBy(transport)
 
 
+@implementer(IHandshakeListener)
 @attrs.define(eq=False, repr=False, slots=False)
 class ReplicationProtocol(LineReceiver):
     """One end of one connection.
@@ -135,13 +150,16 @@ class ReplicationProtocol(LineReceiver):
         self.tls_error: str | None = None
         self.lines_in = self.lines_out = self.bytes_in = self.bytes_out = 0
         self._timer: IDelayedCall | None = None
+        self._unread = b""
+        self._next_turn: IDelayedCall | None = None  # until it fires, nothing is read
+        self._opened = False  # the owner knows this connection
         self._ended = False  # closed from this end, or lost
         self._lingers = False  # closed for writing only
 
     # ---- what the transport calls
 
     def connectionMade(self) -> None:
-        """Start the session."""
+        """Start the session; of an accepted connection with TLS, once that is negotiated."""
         now = self._clock.seconds()
         self.since = self._wall()
         self.session = ReplicationConnection(
@@ -154,15 +172,27 @@ class ReplicationProtocol(LineReceiver):
         if set_no_delay is not None and not self.address.startswith("unix"):
             set_no_delay(True)
         self.transport.registerProducer(self._producer, True)
-        self._set_timer(self.session.wake_at())
-        self._owner.peer_connected(self)
+        if self._role is Role.MASTER and ISSLTransport.providedBy(self.transport):
+            patience = self.limits.bounds.handshake_timeout
+            self._set_timer(now + patience if patience else None)
+        else:
+            self._open()
+
+    def handshakeCompleted(self) -> None:
+        """Start the session of an accepted connection with TLS: the certificate of the peer is known now."""
+        if not self._opened and not self._ended:
+            self._open()
 
     def dataReceived(self, data: bytes) -> None:
         """Process one read; discard it after the end."""
-        if self._ended:
+        if self._role is Role.WORKER or (self._next_turn is None and len(data) <= TURN_BYTES):
+            self._receive(data)
             return
-        self.bytes_in += len(data)
-        self._process(self.session.receive_data(data, self._clock.seconds()))
+        self.transport.pauseProducing()
+        self._unread += b"" if self._ended else data
+        if self._next_turn is None:
+            self._owner.resting += 1
+            self._take_turn()
 
     def lineReceived(self, line: bytes) -> None:
         """Process one line, for programs that use this class as a LineReceiver."""
@@ -175,8 +205,11 @@ class ReplicationProtocol(LineReceiver):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Stop the timer and drop what is queued."""
-        self.tls_error = describe_tls_error(reason.value, self.transport)
+        self.tls_error = describe_tls_error(reason.value, self.transport) or self.tls_error
         self._set_timer(None)
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._end_turns()
         self._send_buffer.clear()
         self._end()
         self._owner.transport_closed(self)
@@ -259,6 +292,31 @@ class ReplicationProtocol(LineReceiver):
 
     # ---- inside
 
+    def _receive(self, data: bytes) -> None:
+        """Process one turn; nothing after the end."""
+        if not self._ended:
+            self.bytes_in += len(data)
+            self._process(self.session.receive_data(data, self._clock.seconds()))
+
+    def _take_turn(self) -> None:
+        """Process a part of what was read; read on once all of it is processed."""
+        if not self._unread and self._next_turn is not None:
+            self._end_turns()
+            self.transport.resumeProducing()
+            return
+        data, self._unread = self._unread[:TURN_BYTES], self._unread[TURN_BYTES:]
+        self._next_turn = self._clock.callLater(REST * self._owner.resting, self._take_turn)
+        self._receive(data)
+
+    def _end_turns(self) -> None:
+        self._next_turn, self._unread = None, b""
+        self._owner.resting -= 1
+
+    def _open(self) -> None:
+        self._opened = True
+        self._set_timer(self.session.wake_at())
+        self._owner.peer_connected(self)
+
     def _process(self, received: list[Received]) -> None:
         if self._ended or not received:
             return
@@ -296,6 +354,10 @@ class ReplicationProtocol(LineReceiver):
 
     def _timer_fired(self) -> None:
         self._timer = None
+        if not self._opened:
+            self.tls_error = f"TLS failed: it was not negotiated in {self.limits.bounds.handshake_timeout:g} s"
+            self.abort()
+            return
         if self._lingers:
             self._lingers = False
             self._set_timer(self._clock.seconds())

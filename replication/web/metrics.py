@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from replication.errors import install_command
-from replication.streams.interfaces import Sample
 from replication.web.request import Answer, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from replication.streams.interfaces import Sample
     from replication.web.request import ApiRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,6 +26,8 @@ METRICS: Final = {
     "kept_bytes": "Memory of an in-memory stream.",
     "connections": "Connections of followers.",
     "connections_total": "Connections. M: accepted. W: made.",
+    "connections_refused_total": "Connections refused because of a bound, by the key of the bound.",
+    "silent_connections": "Connections of the wire that have sent no line.",
     "links": "Writers that this worker is connected to.",
     "lines_total": "Lines of the wire, in and out.",
     "bytes_total": "Bytes of the wire, in and out.",
@@ -53,19 +55,15 @@ METRICS: Final = {
     "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited.",
     "tls_failures_total": "Connections that failed in TLS, such as for the certificate of the client.",
     "http_answers_total": "Answers given over HTTP.",
+    "http_connections": "Open connections of HTTP.",
+    "http_timeouts_total": "Connections of HTTP closed because headers or a body took too long.",
 }
 
 
 async def answer_metrics(request: ApiRequest) -> Answer:
     """Answer with the metrics of the process and of its HTTP API."""
-    answers = [
-        Sample("http_answers_total", count, {"call": call, "status": str(status)})
-        for (call, status), count in request.api.answers.items()
-    ]
-    failures = request.api.tls_failures
-    answers += [Sample("tls_failures_total", failures, {"socket": "http"})] if failures else []
     try:
-        text = render([*request.api.served.samples(), *answers])
+        text = render([*request.api.served.samples(), *request.api.samples()])
     except ImportError as error:
         raise RequestError(501, f"metrics need prometheus_client: {install_command('metrics')}") from error
     return Answer(200, text, CONTENT_TYPE)

@@ -59,7 +59,7 @@ class ApiRequest(server.Request):
     """A request whose body is limited.
 
     ``api`` is what answers it, and ``access_error`` why the sender has no access; both are known once all headers have
-    arrived.  ``early_error`` is an error that was answered before the body's end.
+    arrived.  ``early_error`` is an error that was answered before the body's end.  ``received`` counts its bytes.
     """
 
     api: Api
@@ -67,8 +67,8 @@ class ApiRequest(server.Request):
     early_error: RequestError | None = None
     disconnected = False
     media_type = ""
+    received = 0
     _stores_body = False
-    _received = 0
 
     def gotLength(self, length: int | None) -> None:
         """Decide what to do with a body of ``length`` bytes (None: unknown), now that all headers are here."""
@@ -83,11 +83,11 @@ class ApiRequest(server.Request):
 
     def handleContentChunk(self, data: bytes) -> None:
         """Store or discard a part of the body.  Twisted's own method parses forms into memory."""
-        self._received += len(data)
-        self._check_size(self._received)
+        self.received += len(data)
+        self._check_size(self.received)
         if self._stores_body:
             self._body.write(data)
-        elif self._received > 2 * self._limit:
+        elif self.received > 2 * self._limit:
             self.channel.loseConnection()
 
     def _check_size(self, size: int) -> None:

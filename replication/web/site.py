@@ -7,17 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
-from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from replication import errors
-from replication.net.endpoints import format_address
+from replication.net.admission import Admission, Bounds
 from replication.net.peer_log import PeerLog
-from replication.net.tls import describe_tls_error
+from replication.streams.interfaces import Sample
 from replication.web.auth import AccessPolicy
+from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
 from replication.web.routes import NO_ROOMS, ROOM_ROUTES, ROUTES, find_route
@@ -25,12 +24,10 @@ from replication.web.routes import NO_ROOMS, ROOM_ROUTES, ROUTES, find_route
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IReactorTime, ITransport
-    from twisted.python.failure import Failure
+    from twisted.internet.interfaces import IAddress, IReactorTime
 
-    from replication.net.peer_log import Peer
     from replication.streams.history import History
-    from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus
+    from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
@@ -118,26 +115,15 @@ class IServed(Protocol):
         ...
 
 
-class _Channel(HTTPChannel):
-    """A connection of HTTP 1.1 that logs why its TLS failed."""
-
-    site: ApiSite
-    name = ""  # as the wire's peers have one
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """End; count and log a failure of TLS."""
-        error = describe_tls_error(reason.value, self.transport)
-        if error is not None:
-            self.address = format_address(cast("ITransport", self.transport).getPeer())
-            self.site.resource.tls_failed(self, error)
-        super().connectionLost(reason)  # type: ignore[no-untyped-call]
-
-
 class ApiSite(Site):
     """A Site without an access log and without the timer for its dates: the API counts answers and logs failures."""
 
     noisy = False
-    protocol = cast("Any", _Channel)  # the annotation has a private class that chooses HTTP 2
+    protocol = cast("Any", Channel)  # the annotation has a private class that chooses HTTP 2
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """Return the protocol of a connection; None if it is refused."""
+        return super().buildProtocol(addr) if self.resource.admission.enter(addr) else None
 
     def startFactory(self) -> None:
         """Start neither of the two."""
@@ -159,16 +145,17 @@ def make_site(
     max_body: int = MAX_BODY,
     reactor: IReactorTime | None = None,
     rooms: IRooms | None = None,
+    bounds: Bounds | None = None,
 ) -> Site:
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
     With a secret every call needs it, apart from those of ``/health``.  Without one only peers on this
     machine are answered, and no page of another site.  With ``certified`` the endpoint demands client
     certificates; peers on other machines are then answered without a secret, too.  The body of a request may have
-    ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.
+    ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.  ``bounds`` are those of connections and requests.
     """
     clock = reactor or cast("IReactorTime", import_module("twisted.internet.reactor"))  # importing it installs it
-    api = Api(served, AccessPolicy(secret, certified), max_body, clock, rooms)
+    api = Api(served, AccessPolicy(secret, certified), max_body, clock, rooms=rooms, bounds=bounds or Bounds())
     return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
 
 
@@ -178,7 +165,14 @@ class Api(Resource):
     isLeaf = True  # noqa: N815  Twisted's name
 
     def __init__(
-        self, served: IServed, access: AccessPolicy, max_body: int, clock: IReactorTime, rooms: IRooms | None
+        self,
+        served: IServed,
+        access: AccessPolicy,
+        max_body: int,
+        clock: IReactorTime,
+        *,
+        rooms: IRooms | None,
+        bounds: Bounds,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.served = served
@@ -189,14 +183,35 @@ class Api(Resource):
         self.streams_of_rooms: Container[str] = () if rooms is None else rooms.streams
         self.answers: Counter[tuple[str, int]] = Counter()  # by the call's name and the status
         self.routes = (*ROUTES, *(NO_ROOMS if rooms is None else ROOM_ROUTES))
+        self.bounds = bounds
+        self.admission = Admission("http", bounds, clock)
         self._access = access
-        self.tls_failures = 0
+        self._tls_failures = 0
+        self._timeouts: Counter[str] = Counter()  # by what was late
         self._peer_log = PeerLog()
 
-    def tls_failed(self, channel: Peer, error: str) -> None:
+    def tls_failed(self, channel: Channel, error: str) -> None:
         """Note that a connection failed in TLS."""
-        self.tls_failures += 1
+        self._tls_failures += 1
+        self.admission.faulted(channel.peer_address)
         self._peer_log.error(channel, "HTTP: {name} ({address}): {error}", error)
+
+    def request_late(self, channel: Channel, part: str) -> None:
+        """Note that a part of a request did not arrive in its time."""
+        self._timeouts[part] += 1
+        text = f"the {part} of a request took too long"
+        self._peer_log.error(channel, "HTTP: closing {name} ({address}): {error}", text)
+
+    def samples(self) -> Iterable[Sample]:
+        """Yield the metrics of the API."""
+        for (call, status), count in self.answers.items():
+            yield Sample("http_answers_total", count, {"call": call, "status": str(status)})
+        if self._tls_failures:
+            yield Sample("tls_failures_total", self._tls_failures, {"socket": "http"})
+        yield Sample("http_connections", self.admission.open)
+        for part, count in self._timeouts.items():
+            yield Sample("http_timeouts_total", count, {"part": part})
+        yield from self.admission.samples()
 
     def access_error(self, request: ApiRequest) -> RequestError | None:
         """Return why the sender of ``request`` has no access, or None."""

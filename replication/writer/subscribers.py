@@ -11,6 +11,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from replication.errors import LocalProtocolError
+from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
@@ -20,7 +21,7 @@ from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from twisted.internet.interfaces import IAddress, IReactorTime
+    from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 
     from replication.net.broadcast import Broadcast
     from replication.net.command_functions import CommandFunctions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
+NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
 
 
@@ -46,7 +48,7 @@ class Subscribers(Factory):
         presence: receives each command that is about users, and each disconnection.
         functions: the application's functions for commands.
         server_name: is sent in SERVER.
-        limits: of each connection.
+        limits: of each connection, and of their number.
         wall: seconds of the epoch, for PING.
 
     """
@@ -61,6 +63,7 @@ class Subscribers(Factory):
     _server_name: str
     _limits: Limits
     _wall: Callable[[], float]
+    resting: int = attrs.field(init=False, default=0)  # see ``IConnectionOwner``
     faults: Counter[str] = attrs.field(init=False, factory=Counter)  # connections closed for one, by its kind
     _peer_log: PeerLog = attrs.field(init=False, factory=PeerLog)
     _received: Counter[str] = attrs.field(init=False, factory=Counter)  # commands, by word
@@ -73,13 +76,24 @@ class Subscribers(Factory):
     _transports: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
     _past: Counter[str] = attrs.field(init=False, factory=Counter)  # lines and bytes of connections that are gone
     _empty: Deferred[None] | None = attrs.field(init=False, default=None)  # fires when no transport is left
+    # Connections that have sent no good line: when that is due, oldest first, and those that stay without one.
+    _silent: dict[ReplicationProtocol, float] = attrs.field(init=False, factory=dict)
+    _watching: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
+    _silence_timer: IDelayedCall | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        """Count connections."""
+        self._bounds = self._limits.bounds
+        self._admission = Admission("wire", self._bounds, self._clock)
 
     def logPrefix(self) -> str:
         """Return the name of this factory in Twisted's log lines."""
         return "the wire"
 
-    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
-        """Return a protocol in the role of a master."""
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol | None:
+        """Return a protocol in the role of a master; None if the connection is refused."""
+        if not self._admission.enter(addr):
+            return None
         return ReplicationProtocol(
             Role.MASTER, self, self._clock, self._limits, commands=self._functions.commands, wall=self._wall
         )
@@ -143,6 +157,8 @@ class Subscribers(Factory):
             yield Sample("faults_total", count, {"kind": kind})
         if self._tls_failures:
             yield Sample("tls_failures_total", self._tls_failures, {"socket": "wire"})
+        yield Sample("silent_connections", len(self._silent) + len(self._watching))
+        yield from self._admission.samples()
 
     # ---- IConnectionOwner
 
@@ -155,11 +171,15 @@ class Subscribers(Factory):
             return
         peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
         self._broadcast.add(peer)
+        if self._bounds.handshake_timeout:
+            self._silent[peer] = self._clock.seconds() + self._bounds.handshake_timeout
+            self._wait_for_lines()
         if self._waiting is not None:
             self._waiting[peer] = []
 
     def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
         """Act on commands; of equal REPLICATEs in one read, on the last: their answers would be the same."""
+        self._forget_silence(peer)
         last = {command: place for place, command in enumerate(received) if isinstance(command, Replicate)}
         for place, command in enumerate(received):
             if peer not in self._broadcast and self._closed is None:
@@ -190,14 +210,18 @@ class Subscribers(Factory):
     def peer_failed(self, peer: ReplicationProtocol, fault: Fault) -> None:
         """Count and log the fault for which a connection is closed."""
         self.faults[fault.kind] += 1
+        if fault.kind not in NOT_WRONG:
+            self._admission.faulted(peer.transport.getPeer())
         self._peer_log.error(peer, "closing {name} ({address}): {error}", fault.text)
 
     def peer_disconnected(self, peer: ReplicationProtocol) -> None:
         """Remove a connection."""
         if peer.tls_error is not None:
             self._tls_failures += 1
+            self._admission.faulted(peer.transport.getPeer())
             self._peer_log.error(peer, "{name} ({address}): {error}", peer.tls_error)
         self._broadcast.remove(peer)
+        self._forget_silence(peer)
         self._peer_log.lost(peer)
         self._presence.lost(peer)
         if self._waiting is not None:
@@ -208,10 +232,36 @@ class Subscribers(Factory):
     def transport_closed(self, peer: ReplicationProtocol) -> None:
         """Remove a transport."""
         self._transports.discard(peer)
+        self._admission.leave(peer.transport.getPeer())
         if self._empty is not None and not self._transports and not self._empty.called:
             self._empty.callback(None)
 
     # ---- inside
+
+    def _forget_silence(self, peer: ReplicationProtocol) -> None:
+        self._silent.pop(peer, None)
+        self._watching.discard(peer)
+        if not self._silent and self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
+
+    def _wait_for_lines(self) -> None:
+        if self._silence_timer is None and self._silent:
+            first = next(iter(self._silent.values()))
+            self._silence_timer = self._clock.callLater(first - self._clock.seconds(), self._check_silence)
+
+    def _check_silence(self) -> None:
+        """Close connections that have sent nothing; some may stay, for people who watch with ``nc``."""
+        self._silence_timer, patience = None, self._bounds.handshake_timeout
+        for peer in [each for each, due in self._silent.items() if due <= self._clock.seconds()]:
+            del self._silent[peer]
+            if 0 < self._bounds.max_silent_connections <= len(self._watching):
+                peer.fail(
+                    Fault(f"nothing was received for {patience:g} s, and too many connections are silent", "silent")
+                )
+            else:
+                self._watching.add(peer)
+        self._wait_for_lines()
 
     def _relay(self, origin: ReplicationProtocol, command: RemoteServerUp) -> None:
         """Send REMOTE_SERVER_UP on to all connections except ``origin`` (docs/protocol/traps.md 9)."""

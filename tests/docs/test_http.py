@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.task import Clock
 
+from replication.net.admission import Bounds
 from replication.web.auth import AccessPolicy
 from replication.web.metrics import METRICS
 from replication.web.site import Api
@@ -50,7 +51,8 @@ def test_every_metric_is_there_with_its_kind_and_meaning() -> None:
 
 def test_every_path_is_there() -> None:
     """As the routing table has them, with a ``*`` for each parameter."""
-    api = Api(cast("Any", FakeServed()), AccessPolicy(None), 0, Clock(), cast("Any", SimpleNamespace(streams=())))
+    rooms = cast("Any", SimpleNamespace(streams=()))
+    api = Api(cast("Any", FakeServed()), AccessPolicy(None), 0, Clock(), rooms=rooms, bounds=Bounds())
     shown = [code(row["call"])[0].partition("?")[0].split(" ") for row in table(PAGE, "## All calls")]
     assert {(method, with_stars(path)) for method, path in shown} == {
         (route.method, with_stars(route.path)) for route in api.routes

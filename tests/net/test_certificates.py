@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionAborted
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
+from replication.net.admission import Admission
 from replication.net.certificates import ClientRule, TlsEndpoint
 from tests.certificates import DAY, Authority, Identity
-from tests.doubles import begin
+from tests.doubles import begin, logged, now
 from tests.net.handshakes import PORT, TlsCase
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+STRANGER = IPv4Address("TCP", "192.0.2.1", 40_000)
 
 
 class CertificateCase(TlsCase):
@@ -102,6 +111,32 @@ class ClientRuleTests(CertificateCase):
         self.assertFalse(client.greeted)
         counted = {each.name: each.value for each in self.master.served.samples()}
         self.assertEqual(counted["tls_failures_total"], self.net.attempts)
+
+    def test_a_connection_that_does_not_negotiate_is_closed_and_was_sent_nothing(self) -> None:
+        """Until then its peer may be anybody, so nothing is queued for it either."""
+        self.demand()
+        protocol = self.net.serving[PORT].buildProtocol(STRANGER)
+        assert protocol is not None
+        wire = StringTransport(peerAddress=STRANGER)
+        protocol.makeConnection(wire)
+        now(self.master.stream("orders").append([[["o1"]]]))
+        with logged() as lines:
+            self.net.run(29)
+            self.assertFalse(wire.disconnecting)
+            self.net.run(1)
+            self.assertTrue(wire.disconnecting)
+            self.assertEqual(wire.value(), b"")
+            protocol.connectionLost(Failure(ConnectionAborted()))
+        self.assertEqual(lines, ["a peer (192.0.2.1:40000): TLS failed: it was not negotiated in 30 s"])
+        counted = {each.name: each.value for each in self.master.served.samples()}
+        self.assertEqual((counted["tls_failures_total"], counted["connections_total"]), (1, 0))
+
+    def test_a_connection_beyond_a_bound_is_refused_before_tls(self) -> None:
+        self.demand()
+        with patch.object(Admission, "enter", lambda _, address: address is not STRANGER):
+            self.assertIsNone(self.net.serving[PORT].buildProtocol(STRANGER))
+            client, _ = self.follow(shown=self.authority.issue("worker1", "worker1"))
+        self.assertTrue(client.greeted)
 
     def test_what_is_not_a_name_is_refused(self) -> None:
         for name in ("", "10.0.0.1", "*", "*.com", "a.*.example.com", "worker..1"):

@@ -13,7 +13,7 @@ from twisted.protocols.basic import LineReceiver
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import alsoProvides, implementer
 
-from replication.net.protocol import Limits, ReplicationProtocol
+from replication.net.protocol import REST, TURN_BYTES, Limits, ReplicationProtocol
 from replication.session import send_buffer
 from replication.session.connection import Fault, Keepalive, Role, Rows
 from replication.wire.commands import Error, Name, Ping, Position, Server
@@ -34,6 +34,7 @@ class Owner:
         self.received: list[Received] = []
         self.faults: list[Fault] = []
         self.closes = False
+        self.resting = 0
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         self.notes.append("connected")
@@ -145,6 +146,47 @@ class ConversationTests(ProtocolCase):
         self.wire.lose()
         self.assertEqual(self.owner.notes, ["connected", "lost", "gone"])
         self.protocol.send(Ping("1"))
+
+
+class TurnTests(ProtocolCase):
+    """A connection that sends much is processed in turns, and not read before the last of them."""
+
+    def test_the_parts_of_a_large_read_are_processed_in_order_and_nothing_is_lost(self) -> None:
+        lines = [f"PING {number}" for number in range(3_000)]
+        self.send(*lines)
+        data = sum(len(each) + 1 for each in lines)
+        turns = [self.protocol.bytes_in]
+        while self.wire.producerState == "paused":
+            self.assertEqual(self.owner.resting, 1)
+            self.clock.advance(REST)
+            turns.append(self.protocol.bytes_in)
+        self.assertEqual(turns, [*range(TURN_BYTES, data, TURN_BYTES), data, data])
+        self.assertEqual(self.owner.received, [Ping(str(number)) for number in range(3_000)])
+        self.assertEqual(self.owner.resting, 0)
+        self.send("PING small")
+        self.assertEqual(self.owner.received[-1], Ping("small"))
+
+    def test_what_tls_has_still_decrypted_waits_behind_it(self) -> None:
+        self.send("PING 1", "\n" * TURN_BYTES)
+        self.send("PING 2")
+        self.assertEqual(self.owner.received, [Ping("1")])
+        self.clock.advance(REST)
+        self.assertEqual(self.owner.received, [Ping("1"), Ping("2")])
+
+    def test_the_more_connections_wait_the_longer_each_rests(self) -> None:
+        self.owner.resting = 9
+        self.send("\n" * 2 * TURN_BYTES)
+        self.clock.advance(9 * REST)
+        self.assertEqual(self.protocol.bytes_in, TURN_BYTES)
+        self.clock.advance(2 * REST)
+        self.assertEqual(self.protocol.bytes_in, 2 * TURN_BYTES)
+        self.wire.lose()
+        self.assertEqual(self.owner.resting, 9)
+
+    def test_after_a_fault_the_rest_is_discarded(self) -> None:
+        self.send("nonsense", *["PING 1"] * TURN_BYTES)
+        self.assertEqual(self.owner.received, [])
+        self.assertTrue(self.sent()[0].startswith("ERROR line 1: unknown command"))
 
 
 class DirectionTests(ProtocolCase):

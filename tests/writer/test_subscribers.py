@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from OpenSSL import SSL
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
 from replication.errors import LocalProtocolError
+from replication.net.admission import Admission, Bounds
 from replication.net.protocol import Limits
-from replication.session.connection import Keepalive
+from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
 from replication.wire.commands import Error, RemoteServerUp, Replicate
 from tests.doubles import lines_of, logged, now, shown_metrics
@@ -37,6 +40,54 @@ class FactoryTests(MasterCase):
         self.assertFalse(self.master.factory().noisy)
 
 
+class BoundsTests(MasterCase):
+    bounds = Bounds(max_connections=4, handshake_timeout=30, max_silent_connections=1)
+    limits = Limits(keepalive=Keepalive(ping_after=1_000, give_up_after=3_000), bounds=bounds)
+
+    def test_a_connection_beyond_the_bound_is_refused_and_the_others_go_on(self) -> None:
+        wires = [self.greeted("REPLICATE") for _ in range(4)]
+        self.assertIsNone(self.master.factory().buildProtocol(None))
+        self.append("placed")
+        for wire in wires:
+            self.assertEqual(self.new_lines(wire)[-1], 'RDATA orders master 2 ["o","placed"]')
+        wires[0].lose()
+        self.greeted()
+        self.assertEqual(self.figure("connections_refused_total socket=wire bound=max_connections"), 1)
+
+    def test_connections_that_send_nothing_are_closed_but_a_few_may_watch(self) -> None:
+        """A person with ``nc`` sends nothing, and a Synapse its first line at once."""
+        watching, silent = self.greeted(), self.greeted()
+        self.net.advance(10)
+        good = self.greeted("REPLICATE")
+        self.net.advance(19)
+        self.assertEqual(self.figure("silent_connections"), 2)
+        self.net.advance(1)
+        text = "ERROR nothing was received for 30 s, and too many connections are silent"
+        self.assertEqual((self.new_lines(watching), self.new_lines(silent)), ([], [text]))
+        self.net.advance(20)
+        self.assertEqual(self.master.faults, {"silent": 1})
+        self.assertEqual(self.figure("silent_connections"), 1)
+        self.append("placed")
+        for wire in (watching, good):
+            self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
+        self.send(watching, "NAME nc")
+        self.assertEqual(self.figure("silent_connections"), 0)
+        another = self.greeted()
+        self.net.advance(30)
+        self.assertFalse(another.disconnecting, "there is room again")
+
+    def test_a_wrong_line_is_a_fault_of_the_address_and_a_slow_peer_is_none(self) -> None:
+        noted: list[object] = []
+        with patch.object(Admission, "faulted", lambda _, address: noted.append(address)):
+            wrong, slow = self.greeted(), self.connect(room=10)
+            self.send(wrong, "nonsense")
+            slow.protocol.fail(Fault("Failed to keep up", "slow peer"))
+        self.assertEqual(noted, [wrong.getPeer()])
+
+    def figure(self, name: str) -> float:
+        return shown_metrics(self.master.served.samples())[name]
+
+
 class SubscribersTests(MasterCase):
     def test_a_new_connection_receives_server_and_ping_at_once(self) -> None:
         wire = self.connect()
@@ -55,7 +106,7 @@ class SubscribersTests(MasterCase):
     def test_a_flood_of_replicate_is_answered_once_per_read(self) -> None:
         """Otherwise one connection could occupy the process with answers."""
         wire = self.greeted()
-        self.send(wire, *["REPLICATE"] * 1_000, "REPLICATE orders", *["REPLICATE"] * 1_000)
+        self.send(wire, *["REPLICATE"] * 400, "REPLICATE orders", *["REPLICATE"] * 400)
         self.assertEqual(self.new_lines(wire), [*(each for each in POSITIONS if " orders " in each), *POSITIONS])
 
     def test_nothing_that_was_read_is_done_after_the_connection_is_closed(self) -> None:

@@ -1,0 +1,104 @@
+"""A connection of HTTP 1.1 whose requests have time limits: headers and bodies cannot be sent for ever.
+
+Twisted closes a connection that is idle for 60 s, but one byte a minute would keep it open.  Here all headers, and each
+body, have an end (docs/security.md, Bounds).  A request that arrives in one read costs no timer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from twisted.internet.protocol import connectionDone
+from twisted.web.http import HTTPChannel
+
+from replication.net.endpoints import format_address
+from replication.net.tls import describe_tls_error
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IDelayedCall, ITransport
+    from twisted.python.failure import Failure
+
+    from replication.web.request import ApiRequest
+    from replication.web.site import ApiSite
+
+BYTES_PER_SECOND: Final = 1024  # of a body, beyond the time that each has
+_IDLE: Final = ""
+_HEADERS: Final = "headers"
+_BODY: Final = "body"
+_ANSWER: Final = "answer"
+
+
+class Channel(HTTPChannel):
+    """A connection of ``ApiSite``, which logs why its TLS failed, and closes if a request is late."""
+
+    site: ApiSite
+    name = address = ""  # as the wire's peers have them
+    _part = _HEADERS  # what is received now; the first headers are due from the connection on
+    _timed = _IDLE  # the part that the timer is for
+    _timer: IDelayedCall | None = None
+
+    def connectionMade(self) -> None:
+        """Begin to wait for the first headers, and for TLS."""
+        super().connectionMade()  # type: ignore[no-untyped-call]
+        self.peer_address = cast("ITransport", self.transport).getPeer()
+        self.address = format_address(self.peer_address)
+        self._watch()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Receive a part of a request; then note what is still missing."""
+        if self._part == _IDLE:
+            self._part = _HEADERS
+        super().dataReceived(data)  # type: ignore[no-untyped-call]
+        self._watch()
+
+    def allHeadersReceived(self) -> None:
+        """Begin with the body."""
+        self._part = _BODY
+        super().allHeadersReceived()  # type: ignore[no-untyped-call]
+
+    def allContentReceived(self) -> None:
+        """End the time of the request; the answer may take as long as it needs."""
+        self._part = _ANSWER
+        self._watch()
+        super().allContentReceived()  # type: ignore[no-untyped-call]
+
+    def requestDone(self, request: Any) -> None:
+        """Wait for the next request."""
+        self._part = _IDLE
+        super().requestDone(request)  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """End; count and log a failure of TLS."""
+        self._part = _IDLE
+        self._watch()
+        self.site.resource.admission.leave(self.peer_address)
+        error = describe_tls_error(reason.value, self.transport)
+        if error is not None:
+            self.site.resource.tls_failed(self, error)
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+
+    def _watch(self) -> None:
+        """Let the timer run for the part that is missing now."""
+        part = self._part if self._part in (_HEADERS, _BODY) else _IDLE
+        if part == self._timed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timed, bounds = part, self.site.resource.bounds
+        seconds = {_HEADERS: bounds.header_timeout, _BODY: bounds.body_timeout}.get(part)
+        if seconds:
+            self._ends = self.site.reactor.seconds() + seconds
+            self._timer = self.site.reactor.callLater(seconds, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
+        request = cast("list[ApiRequest]", self.requests)[-1] if self._timed == _BODY else None
+        more = (
+            0.0 if request is None else self._ends + request.received / BYTES_PER_SECOND - self.site.reactor.seconds()
+        )
+        if more > 0:
+            self._timer = self.site.reactor.callLater(more, self._late)
+            return
+        self.site.resource.request_late(self, self._timed)
+        cast("Any", self.transport).abortConnection()

@@ -1,0 +1,132 @@
+"""A request that never ends is closed; one that is only slow is answered."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel
+from twisted.python.failure import Failure
+
+from replication.net.admission import Bounds
+from replication.web.site import ApiSite, make_site
+from tests.doubles import logged, shown_metrics
+from tests.web.served import ELSEWHERE, FACTS, JSON, Client, FakeServed, header, read_answer
+
+BODY = b'{"rows": [["a", "new"]]}'
+GONE = Failure(ConnectionDone())
+HEAD = header("POST", FACTS, [JSON], len(BODY))
+
+
+class Scene:
+    """A site with short times, and one connection to it."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self.clock = Clock()
+        site = make_site(FakeServed(), secret=None, reactor=self.clock, bounds=bounds or Bounds())
+        assert isinstance(site, ApiSite)
+        self.site = site
+        self.client = Client(site)
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.client.transport.disconnected or self.client.transport.disconnecting)
+
+    def trickle(self, data: bytes, seconds: float) -> int:
+        """Send one byte each time that so many seconds have passed; return how many were sent before the end."""
+        for sent, byte in enumerate(data):
+            if self.closed:
+                return sent
+            self.client.send(bytes([byte]))
+            self.clock.advance(seconds)
+        return len(data)
+
+    def timeouts(self) -> dict[str, float]:
+        return {
+            name: value for name, value in shown_metrics(self.site.resource.samples()).items() if "timeouts" in name
+        }
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_connection_that_sends_nothing_is_closed(scene: Scene) -> None:
+    scene.clock.advance(29)
+    assert not scene.closed
+    scene.clock.advance(1)
+    assert scene.closed
+    assert scene.timeouts() == {"http_timeouts_total part=headers": 1}
+
+
+def test_headers_that_trickle_are_closed(scene: Scene) -> None:
+    """Each byte begins the idle time of Twisted again."""
+    with logged(LogLevel.warn) as lines:
+        assert scene.trickle(HEAD, 1) == 30
+    assert lines == ["HTTP: closing a peer (127.0.0.1:40000): the headers of a request took too long"]
+    assert scene.timeouts() == {"http_timeouts_total part=headers": 1}
+
+
+def test_a_body_that_trickles_is_closed(scene: Scene) -> None:
+    scene.client.send(HEAD.replace(b"24", b"2400"))
+    assert scene.trickle(BODY * 100, 1) == 61, "a byte is a thousandth of a second"
+    assert scene.timeouts() == {"http_timeouts_total part=body": 1}
+
+
+def test_a_body_that_is_slow_has_a_second_more_for_each_kib(scene: Scene) -> None:
+    body = b'{"rows": [["%s", "new"]]}' % (b"x" * 200 * 1024)
+    scene.client.send(header("POST", FACTS, [JSON], len(body)))
+    for at in range(0, len(body), 2048):
+        assert not scene.closed
+        scene.client.send(body[at : at + 2048])
+        scene.clock.advance(2)
+    assert read_answer(scene.client.transport.value()).code == 200
+    assert scene.timeouts() == {}
+
+
+def test_the_time_begins_again_with_each_request_and_idle_ones_have_twisteds(scene: Scene) -> None:
+    for _ in range(3):
+        scene.client.transport.clear()
+        scene.trickle(HEAD, 0.1)
+        scene.trickle(BODY, 1)
+        assert read_answer(scene.client.transport.value()).code == 200
+        scene.clock.advance(40)
+        assert not scene.closed
+    scene.clock.advance(20)
+    assert scene.closed
+    assert scene.timeouts() == {}
+
+
+def test_a_part_of_the_next_request_has_the_time_of_headers(scene: Scene) -> None:
+    scene.trickle(HEAD[:200], 0.1)
+    scene.client.send(HEAD[200:] + BODY + HEAD[:10])
+    assert read_answer(scene.client.transport.value()).code == 200
+    scene.clock.advance(29)
+    assert not scene.closed
+    scene.clock.advance(1)
+    assert scene.closed
+
+
+def test_a_request_in_one_read_needs_no_timer_beside_twisteds(scene: Scene) -> None:
+    scene.client.send(HEAD + BODY)
+    assert len(scene.clock.getDelayedCalls()) == 1
+    scene.client.protocol.connectionLost(GONE)
+    assert scene.clock.getDelayedCalls() == []
+
+
+def test_a_time_of_zero_is_no_limit() -> None:
+    scene = Scene(Bounds(header_timeout=0, body_timeout=0))
+    assert scene.trickle(HEAD + BODY, 50) == len(HEAD + BODY)
+    assert read_answer(scene.client.transport.value()).code == 200
+
+
+def test_connections_are_counted_and_refused_beyond_the_bound() -> None:
+    scene = Scene(Bounds(max_connections=2))
+    second = Client(scene.site)
+    assert scene.site.buildProtocol(ELSEWHERE) is None
+    metrics = shown_metrics(scene.site.resource.samples())
+    assert metrics["http_connections"] == 2
+    assert metrics["connections_refused_total socket=http bound=max_connections"] == 1
+    second.protocol.connectionLost(GONE)
+    assert scene.site.buildProtocol(ELSEWHERE) is not None
