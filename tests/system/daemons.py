@@ -1,4 +1,7 @@
-"""Daemons of system tests: started as a user starts them, killed with SIGKILL, always cleaned up."""
+"""Daemons of system tests: real processes, killed with SIGKILL, always cleaned up.
+
+One with a command in ``before`` is started as a user starts it.  The others are forked (``fork_server.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Self
 
 from replication.bench.cluster import free_ports
+from tests.system.forked import Forked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replication.streams.facts import Fact
 
@@ -31,6 +36,17 @@ def environment() -> dict[str, str]:
     """Return an environment whose PATH has this Python's commands and whose modules are this checkout's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"}
+
+
+def run_command(
+    *command: str, folder: Path = CHECKOUT, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``twistd`` or ``replication`` in a forked process, and return what it has printed."""
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        status = Forked(command, folder, variables or environment(), output, errors).wait(PATIENCE)
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
@@ -61,7 +77,7 @@ class Daemon:
         self.before: Sequence[str] = ()  # a command that runs the rest of its command line
         self.descriptors: Sequence[int] = ()  # files that are open in it too
         self.starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def log(self) -> str:
@@ -77,6 +93,9 @@ class Daemon:
         self.starts += 1
         with (self.folder / f"{self.name}-{self.starts}.log").open("wb") as log:
             command = [*self.before, "twistd", "-n", "--pidfile=", "replication", self.role, *self.options]
+            if not self.before and self.environment["PYTHONPATH"] == str(CHECKOUT):
+                self._process = Forked(command, self.folder, self.environment, log, log)
+                return self
             self._process = subprocess.Popen(
                 command,
                 cwd=self.folder,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.system.daemons import PATIENCE, Daemon, environment, until
+from tests.system.daemons import Daemon, run_command, until
 from tests.system.peers import Peer, ask, listen
 
 if TYPE_CHECKING:
@@ -301,30 +300,15 @@ COMMANDS: dict[str, tuple[int, str]] = {
 
 
 def test_commands_that_cannot_work_print_the_reason_in_one_line(scene: Scene, tmp_path: Path) -> None:
-    """Two at a time, as there may be no more cores than that."""
-    (tmp_path / "wrong.toml").write_text('server_nam = "x"\n')
     values = {"port": scene.wire.rpartition(":")[2], "http": scene.http}
-    running: list[tuple[str, subprocess.Popen[str]]] = []
-    results: dict[str, tuple[int, str]] = {}
-    for number, command in enumerate([*COMMANDS, "", ""]):
-        if command:
-            argv = command.format(**values).split(" ")
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            (folder / "wrong.toml").write_text('server_nam = "x"\n')
-            process: subprocess.Popen[Any] = subprocess.Popen(
-                argv, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-            running.append((command, process))
-        if len(running) > 2 or not command:
-            name, process = running.pop(0)
-            _, complaint = process.communicate(timeout=PATIENCE)
-            results[name] = process.returncode, complaint
-    for command, (status, culprit) in COMMANDS.items():
-        got, complaint = results[command]
-        assert got == status, (command, got, complaint)
-        assert culprit.format(**values) in complaint, (command, complaint)
-        lines = [line for line in complaint.splitlines() if line.strip()]
+    for number, (command, (status, culprit)) in enumerate(COMMANDS.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "wrong.toml").write_text('server_nam = "x"\n')
+        done = run_command(*command.format(**values).split(" "), folder=folder)
+        assert done.returncode == status, (command, done)
+        assert culprit.format(**values) in done.stderr, (command, done)
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
         assert len(lines) == 1, (command, lines)
     scene.check()
 

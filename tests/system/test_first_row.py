@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, fixed_ports, get_json, until
+from tests.system.daemons import LOCAL, Daemon, fixed_ports, get_json, run_command, until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -59,15 +58,7 @@ class Shop:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of this package."""
-        return subprocess.run(
-            [sys.executable, "-m", "replication", *arguments],
-            cwd=self.folder,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        return run_command("replication", *arguments, folder=self.folder)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from tests.postgres import find_binaries
-from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, get_json, until
+from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, get_json, run_command, until
 from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
@@ -120,12 +120,8 @@ def test_eight_writers_with_plain_sql(
         master = stack.enter_context(start_master(tmp_path, database))
         wire, http = master.address("the wire"), master.address("HTTP")
         if installed:
-            subprocess.run(
-                ["replication", "streams", "install", "--config=master.toml"],
-                cwd=tmp_path,
-                env=environment(),
-                check=True,
-            )
+            command = ["replication", "streams", "install", "--config=master.toml"]
+            assert run_command(*command, folder=tmp_path).returncode == 0
         follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         for name, more in (("copy", ()), ("seen", ("--app=account",))):
             stack.enter_context(Daemon(tmp_path, "worker", f"--instance-name={name}", *follow, *more, name=name))
@@ -227,9 +223,7 @@ def test_a_user_with_the_rights_that_the_readme_names(
     start_master(tmp_path, modest)  # writes its configuration
 
     def run(*command: str) -> str:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        done = run_command(*command, folder=tmp_path)
         return done.stdout + done.stderr
 
     def check() -> str:
@@ -281,7 +275,7 @@ def test_another_process_writes_into_the_file(tmp_path: Path) -> None:
             database.execute("COMMIT")
             until(lambda: ear.rows == [2, 3], "the rows are told")
             append = ["replication", "append", "events", '["ours"]', f"--http=http://{http}"]
-            assert subprocess.run(append, env=environment(), check=True, capture_output=True).stdout == b"4\n"
+            assert run_command(*append).stdout == "4\n"
             until(lambda: ear.rows == [2, 3, 4], "ours is told")
             database.execute("DELETE FROM events WHERE id > 2")
             database.execute("INSERT INTO events (name) VALUES ('after')")

@@ -13,7 +13,7 @@ from replication import config
 from replication.segments.run import ReplayRequest
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.system.daemons import LOCAL, PATIENCE, Daemon, append, environment, until
+from tests.system.daemons import LOCAL, Daemon, append, environment, run_command, until
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def test_what_is_refused_is_not_repeated(command: str, tmp_path: Path) -> None:
     ]
     arguments = [re.sub(r"=S$", f"={SECRET}", each) for each in arguments]
     assert any(SECRET in each for each in arguments) or "refused.toml" in command
-    done = subprocess.run(
-        arguments, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = run_command(*arguments, folder=tmp_path)
     assert done.returncode in (1, 2), done
     assert done.stdout + done.stderr
     assert_clean(done.stdout + done.stderr, command)
@@ -102,6 +100,7 @@ def test_nothing_that_two_daemons_print_serve_or_store_has_a_secret(tmp_path: Pa
             """
         )
         master = Daemon(tmp_path, "master", "--stream=orders", f"--database={database}", "--secret-file=secret", *LOCAL)
+        master.before = ["env"]  # so that its arguments are the process's
         with master:
             http = master.address("HTTP")
             append(http, "orders", [Fact(Token(1), ('["o1"]',))], BEARER)
@@ -113,6 +112,7 @@ def test_nothing_that_two_daemons_print_serve_or_store_has_a_secret(tmp_path: Pa
                 *("--database", f"postgresql://postgres:{SECRET}@{at}/{other}"),
                 *LOCAL,
             )
+            worker.before = ["env"]
             with worker:
                 here = worker.address("HTTP")
                 until(lambda: worker.log.count("a source of missed facts fails") >= 4, "every source has failed")

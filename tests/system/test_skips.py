@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.system.daemons import LOCAL, Daemon, append, environment, fixed_ports, get_json, until
+from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, get_json, run_command, until
 from tests.system.test_kills import rows_of
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 HTTP = "--http=tcp:0:interface=127.0.0.1"
@@ -48,10 +48,8 @@ def auto(worker):
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``replication`` as a user does."""
-    return subprocess.run(
-        ["replication", *words], cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
+    """Run ``replication``."""
+    return run_command("replication", *words, folder=folder)
 
 
 def order(*, bad: bool = False) -> Fact:

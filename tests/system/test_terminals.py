@@ -7,7 +7,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, until
+from tests.system.daemons import LOCAL, Daemon, environment, run_command, until
 from tests.system.peers import Peer, ask, listen
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def odd(text: str) -> list[str]:
 
 def run(*command: str) -> str:
     """Return all that a command prints."""
-    done = subprocess.run(
-        ["replication", *command], env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = run_command("replication", *command)
     return done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.certificates import DAY, Authority
-from tests.system.daemons import PATIENCE, Daemon, environment, until
+from tests.system.daemons import PATIENCE, Daemon, environment, run_command, until
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ class Scene:
 
     def run(self, *command: str, status: int = 0) -> str:
         """Run a command, and return what it prints."""
-        done = subprocess.run(
-            ["replication", *command],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
+        done = run_command("replication", *command, variables=self.environment)
         assert done.returncode == status, (command, done.stdout, done.stderr)
         return done.stdout + done.stderr
 
@@ -85,8 +78,7 @@ def test_facts_arrive_with_tls_on_the_wire_and_on_http(scene: Scene) -> None:
     where = (f"--connect=tls:{wire}", f"--catch-up=https://{http}", f"--http={LOCAL}")
     worker = scene.daemon("worker", *where)
     here = f"http://{worker.address('HTTP')}"
-    append = ["replication", "append", "--http", f"https://{http}", "orders", '["o1"]']
-    subprocess.run(append, env=scene.environment, check=True, stdout=subprocess.DEVNULL)
+    scene.run("append", "--http", f"https://{http}", "orders", '["o1"]')
 
     def applied() -> bool:
         status, orders = ask(f"{here}/v1/streams/orders")
@@ -106,9 +98,7 @@ def test_a_refused_certificate_is_in_the_log_in_the_status_and_in_tail(scene: Sc
     here = f"http://{worker.address('HTTP')}"
     until(lambda: reason in worker.log, "the reason is logged")
     until(lambda: reason in ask(f"{here}/health/ready")[1]["detail"], "the reason is in the status")
-    status = ["replication", "status", "--http", here]
-    shown = subprocess.run(status, env=scene.environment, check=True, capture_output=True, text=True, timeout=PATIENCE)
-    assert reason in " ".join(shown.stdout.split())
+    assert reason in " ".join(scene.run("status", "--http", here).split())
     assert reason in scene.tail(f"tls:{wire}")
     assert worker.log.count(reason) == 1
 

@@ -9,8 +9,6 @@ import gzip
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from replication import config
-from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, get_json, until
+from tests.system.daemons import LOCAL, Daemon, get_json, run_command, until
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
@@ -197,10 +195,8 @@ def test_replay_verifies_segments_and_adds_new_ones(tmp_path: Path, compression:
     with segments(tmp_path, compression) as folder:
 
         def replay(*options: str) -> str:
-            command = [sys.executable, "-m", "replication.cli.main", "replay", *options]
-            done = subprocess.run(
-                command, cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True, timeout=PATIENCE
-            )
+            done = run_command("replication", "replay", *options, folder=tmp_path)
+            assert done.returncode == 0, done.stderr
             return done.stdout
 
         assert replay("--verify", folder) == "segments: 7 segments with 15 rows are whole\n"
