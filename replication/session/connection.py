@@ -122,9 +122,10 @@ class ReplicationConnection:
     closed: bool = attrs.field(init=False, default=False)
     lines_received: int = attrs.field(init=False, default=0)
     _lines: LineBuffer = attrs.field(init=False)
-    # Streams and instances, by what there may be only so many of.
-    _incomplete: set[tuple[str, str]] = attrs.field(init=False, factory=set)
-    _writers: set[tuple[str, str]] = attrs.field(init=False, factory=set)
+    # Streams and instances, by what there may be only so many of.  They are keys: an empty set has 216 bytes, an empty
+    # dict 64, and those of a master's connections stay empty.
+    _incomplete: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
+    _writers: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
     _pinged: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -224,12 +225,12 @@ class ReplicationConnection:
         """Return ``received``, or a Fault: what a follower keeps for one connection is bounded."""
         writer = received.stream, received.instance
         if isinstance(received, Position):
-            self._incomplete.discard(writer)
-            self._writers.add(writer)
+            self._incomplete.pop(writer, None)
+            self._writers[writer] = None
         elif received.places[-1] is None:
-            self._incomplete.add(writer)
+            self._incomplete[writer] = None
         elif self._incomplete:
-            self._incomplete.discard(writer)
+            self._incomplete.pop(writer, None)
         if len(self._incomplete) > MAX_INCOMPLETE:
             return self._refuse("incomplete facts", f"more than {MAX_INCOMPLETE} facts are incomplete", line)
         if len(self._writers) > MAX_WRITERS:
