@@ -132,6 +132,7 @@ class Config:
     relay: bool | None = attrs.field(default=None, metadata=_WORKER)
     copy: bool | None = attrs.field(default=None, metadata=_WORKER)
     accept_new_history: bool = attrs.field(default=False, metadata=_WORKER)
+    skip_gone: bool = attrs.field(default=False, metadata=_WORKER)
     access_tokens: bool = attrs.field(default=False, metadata=_WORKER)
     audit_interval: Interval = attrs.field(default=10.0, metadata=_WORKER)
     writers: dict[Text, WriterPlace] = attrs.field(factory=dict, metadata=_WORKER)

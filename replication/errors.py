@@ -21,6 +21,7 @@
     ├── RoomError                 an event cannot be part of its room's graph
     │   └── UnknownRoomError      no such room, event or state group: room_id, event_id
     ├── CatchUpError              missed facts could not be fetched from a source: behind
+    │   └── FactsGoneError        the source has deleted them: stream, writer, upto
     └── ConfigError               a configuration, option or endpoint that cannot work
 
 A message names what is wrong and, where there is one, the cure.  The attributes after a colon hold the same as values;
@@ -195,6 +196,18 @@ class CatchUpError(ReplicationError):
     """
 
     behind: bool = False
+
+
+class FactsGoneError(CatchUpError):
+    """Missed facts were deleted, because the stream has a retention (docs/operations.md, Retention).
+
+    Facts of ``writer`` in ``stream`` up to ``upto`` are gone from this source; all later ones are there.  ``upto`` is
+    None if segments have no fact of that writer.
+    """
+
+    stream: str | None = None
+    writer: str | None = None
+    upto: int | None = None
 
 
 class ConfigError(ReplicationError):

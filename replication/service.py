@@ -155,8 +155,12 @@ class WorkerOptions(_RoleOptions):
     )
 
     def opt_accept_new_history(self) -> None:
-        """follow a writer whose database was emptied or exchanged from the beginning; go back without on_reset"""  # noqa: D403, D400 (the text of --help)
+        """follow an emptied or exchanged database from the beginning; go back without on_reset"""  # noqa: D403, D400 (the text of --help)
         self["accept_new_history"] = True
+
+    def opt_skip_gone(self) -> None:
+        """leave out facts that no source has any more"""  # noqa: D403, D400 (the text of --help)
+        self["skip_gone"] = True
 
 
 class Options(_StrictOptions):
@@ -410,6 +414,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         catch_up=found.catch_up,
         copy=found.copy,
         accept_new_history=found.accept_new_history,
+        skip_gone=found.skip_gone,
         access_tokens=found.access_tokens,
         audit_interval=found.audit_interval,
         relay=found.relays,

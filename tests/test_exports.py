@@ -23,6 +23,7 @@ PUBLIC = {
     "CommitsLostError",
     "ConfigError",
     "Fact",
+    "FactsGoneError",
     "FailedFact",
     "FailedFactAction",
     "Keepalive",

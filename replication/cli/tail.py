@@ -24,7 +24,7 @@ from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.config import DEFAULT_CONNECT
 from replication.deferreds import Lifetime
-from replication.errors import CatchUpError, ConfigError, ReplicationError, RowError, did_you_mean
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, ReplicationError, RowError, did_you_mean
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
@@ -270,6 +270,13 @@ class Tail:
         except NotAllowedError as error:
             self._end(TailError(str(error)))
             raise
+        except FactsGoneError as error:
+            if error.upto is None:
+                raise
+            upto = min(Token(error.upto), step.upto)
+            text = f"{stream} of {writer}: facts after {step.after} up to {upto} are gone; printing from there"
+            self._report(text, (stream, writer, "gone"))
+            return Page((), upto, limited=upto < step.upto)
         except CatchUpError as error:
             self._report(f"{stream} of {writer} waits at {step.after}: {error}; retrying", (stream, writer))
             raise

@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
-from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
 from replication.segments.archive import Archive
@@ -39,6 +39,10 @@ DATABASES: Final = ("sqlite:", "postgresql:")
 HTTP: Final = ("http://", "https://")
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
 MAX_TOKEN: Final = Token(2**63 - 1)
+GONE_CURE: Final = (
+    "name a folder of segments or another source that has them in catch_up, or start this worker once with "
+    "--skip-gone, which leaves out what is gone up to {upto}"
+)
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -256,6 +260,7 @@ class CatchUpSources:
 
         Raises:
             CatchUpError: no source has any; the message has the reason of each.
+            FactsGoneError: nor will any source have them later.
 
         """
         fetched = self._next_pages.pop((stream, writer), None)
@@ -278,12 +283,12 @@ class CatchUpSources:
         self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
     ) -> Page:
         """Return a page as ``fetch`` does, without a fetch of the page after it."""
-        urls, failures = self._in_order(step), []
+        urls, failures, gone = self._in_order(step), [], list[int]()
         if stream in self._in_memory or self._is_new(endpoint, stream):
             urls = [url for url in urls if url is None or url.startswith(HTTP)]
             if urls == [None] and self._http_of(endpoint, writer) is None:
                 return self._skip(stream, writer, step)
-        behind = False
+        behind = may_have = False  # may_have: a source that fails now may have the facts later
         for url in urls:
             if url is None and self._http_of(endpoint, writer) is None:
                 failures.append(_no_http(endpoint, writer))
@@ -293,6 +298,10 @@ class CatchUpSources:
                 page = await source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
+                if isinstance(error, FactsGoneError):
+                    gone += [] if error.upto is None else [error.upto]
+                else:
+                    may_have = True
                 self._troubles[url, stream, writer].report("a source of missed facts fails: {error}", error=error)
                 continue
             self._troubles[url, stream, writer].end()
@@ -301,6 +310,11 @@ class CatchUpSources:
                 return page
             failures.append(f"{url or 'its own HTTP'} has nothing of {writer} after {step.after}")
             behind = behind or (url is not None and url.startswith(DATABASES))
+            may_have = may_have or url is None or not is_folder(url)
+        if gone and not may_have:
+            upto = min(gone)
+            cure = GONE_CURE.format(upto=upto)
+            raise FactsGoneError(f"{'; '.join(failures)}; {cure}", stream=stream, writer=writer, upto=upto)
         raise CatchUpError("; ".join(failures), behind=behind)
 
     def _is_new(self, endpoint: str | None, stream: StreamName) -> bool:

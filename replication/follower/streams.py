@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
 from replication.deferreds import Lifetime, share
-from replication.errors import ConfigError, ReplicationError, StreamError
+from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
 from replication.follower.audit import Audit
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
@@ -26,6 +26,7 @@ from replication.session.connection import Fault, Received, Rows
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Reset
 from replication.streams.definitions import CACHES
+from replication.streams.interfaces import Page
 from replication.synapse import since_1_159
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
     from replication.streams.history import History
-    from replication.streams.interfaces import IStreamStore, Page
+    from replication.streams.interfaces import IStreamStore
 
 STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
 QUIET_PERIOD: Final = 5.0  # seconds; a writer that has sent SERVER sends all its positions within them
@@ -66,6 +67,7 @@ class FollowedStreams:
         names: of the streams to follow; None means all.
         written: contains the names of the streams that this process writes.
         accept_new_history: that of ``FollowedHistories``.
+        skip_gone: whether to go on where the writer has deleted facts that were not applied here.
         described: the definitions of streams that other programs write, by name.
         audit_interval: seconds between two checks of the audit; 0: there is none.
         access_tokens: that of ``StreamFollower``.
@@ -85,6 +87,7 @@ class FollowedStreams:
     names: Sequence[StreamName] | None
     _written: Container[str]
     _accept_new_history: bool
+    _skip_gone: bool
     _described: Mapping[StreamName, StreamDefinition]
     _audit_interval: float
     _access_tokens: bool
@@ -356,7 +359,22 @@ class FollowedStreams:
         )
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        return await self._sources.fetch(self._endpoints.get(writer), stream, writer, step, limit)
+        try:
+            return await self._sources.fetch(self._endpoints.get(writer), stream, writer, step, limit)
+        except FactsGoneError as error:
+            if not self._skip_gone or error.upto is None:
+                raise
+            upto = min(Token(error.upto), step.upto)
+            if self._followers[stream].mode is FollowMode.COPIED:  # those that read the copy must find out, too
+                await self._store.forget_facts(stream, writer, upto, delete=False)
+            self.log.error(
+                "{stream}: facts of {writer} after {after} up to {upto} are gone, and are left out here",
+                stream=stream,
+                writer=writer,
+                after=step.after,
+                upto=upto,
+            )
+            return Page((), upto, limited=upto < step.upto)
 
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         for client in self._first_positions:

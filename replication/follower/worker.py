@@ -80,6 +80,8 @@ class Worker(RegistersFunctions):
         wall: seconds of the epoch, for PING and presence.
         accept_new_history: whether to follow a writer whose database was emptied or exchanged, from the beginning, and
             to lower the positions of functions without ``on_reset`` (docs/operations.md, Backups).
+        skip_gone: whether to leave out facts that a writer has deleted and no source has; else their stream stops
+            (docs/operations.md, Retention).
         access_tokens: whether functions and copies receive the access tokens in facts of a Synapse's caches stream; by
             default these facts invalidate the whole cache instead (docs/protocol/streams.md C4).
         relay: whether what is followed is published to followers of this process (docs/how-to/relay.md).
@@ -118,6 +120,7 @@ class Worker(RegistersFunctions):
         limits: Limits | None = None,
         wall: Callable[[], float] = time.time,
         accept_new_history: bool = False,
+        skip_gone: bool = False,
         access_tokens: bool = False,
         relay: bool = False,
         definitions: Sequence[StreamDefinition] = (),
@@ -126,15 +129,13 @@ class Worker(RegistersFunctions):
         if reactor is None:
             from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
         _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
-        self.server_name = server_name
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
         self.caches = Caches()
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
         self._clock, self._copy, self._redis = reactor, copy, {"password": redis_password, "certificate": certificate}
-        self._lifetime = Lifetime(reactor)
+        self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
-        self._synapse_requests = SynapseRequests()
         limits = limits or Limits()
         shared = {"server_name": server_name, "limits": limits, "wall": wall, "reactor": reactor}
         self._reporter = PresenceReporter(reactor, self._peers, wall=wall, line_limit=limits.line_limit)
@@ -152,6 +153,7 @@ class Worker(RegistersFunctions):
             audit_interval=audit_interval,
             names=None if streams is None else [grammar.stream_name(each) for each in streams],
             accept_new_history=accept_new_history,
+            skip_gone=skip_gone,
             access_tokens=access_tokens,
         )
         self._faults = Counter[str]()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replication.errors import CatchUpError
+from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
 from replication.segments.manifest import MANIFEST, Segment, read_manifest
 from replication.streams.interfaces import Page
@@ -70,9 +70,14 @@ class Archive:
         self._refresh()
         chain = self._chains.get((stream, writer))
         if chain is None:
-            raise CatchUpError(f"{self._folder.url} has no segments of stream {stream!r} by {writer!r}")
+            raise FactsGoneError(f"{self._folder.url} has no segments of stream {stream!r} by {writer!r}")
         if after < chain[0].after:
-            raise CatchUpError(f"{self._folder.url}: the segments of {stream} by {writer} begin after {chain[0].after}")
+            raise FactsGoneError(
+                f"{self._folder.url}: the segments of {stream} by {writer} begin after {chain[0].after}",
+                stream=stream,
+                writer=writer,
+                upto=chain[0].after,
+            )
         return next((each for each in chain if after < each.upto), None)
 
     def _refresh(self) -> None:

@@ -18,6 +18,7 @@ from replication.errors import StoreError
 from replication.segments.compression import compress
 from replication.segments.databases import open_database
 from replication.segments.files import MAX_LINE, SegmentWriter
+from replication.segments.kept import check_kept
 from replication.segments.manifest import Segment, staged_name
 from replication.segments.tables import open_table
 from replication.session.encoder import FIRST_GAP
@@ -65,6 +66,7 @@ def export_range(database_url: str | Url, folder: Folder, part: StreamRange, opt
         for columns in hide(table.columns(part)):
             for each in exports:
                 each.add(columns)
+        check_kept(database, part)  # facts may have been deleted while they were read
         return [segment for each in exports for segment in each.finish()]
 
 

@@ -20,6 +20,7 @@ from replication.segments.databases import open_database, read_positions, resolv
 from replication.segments.folders import open_folder, read_index
 from replication.segments.foreign import foreign_positions
 from replication.segments.histories import check_histories, read_histories
+from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
     NOT_DECODED,
@@ -165,6 +166,7 @@ def plan_ranges(database: Database, request: ReplayRequest, manifest: Manifest) 
         if parts:
             exclusive = {each.instance for each in parts} == {*positions, *definition.writers}
             whole = StreamRange.of(definition, parts, exclusive=exclusive)
+            check_kept(database, whole)
             yield from cut_ranges(open_table(database, definition), whole, request.options.segment_rows)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
-from replication.errors import PositionMovedError, StoreError, UnknownStreamError, ValueRefusedError
+from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError, ValueRefusedError
 from replication.streams.interfaces import ISqlExecutor
 from replication.wire.grammar import InstanceName, Token
 
@@ -99,6 +99,16 @@ class ISession(ISqlExecutor, Protocol):
 def undeclared(stream: StreamName) -> UnknownStreamError:
     """Return the error for a stream that was not declared."""
     return UnknownStreamError(f"stream {stream[:100]!r} was not declared to the store", stream=stream)
+
+
+def facts_gone(stream: StreamName, writer: InstanceName, upto: Token) -> FactsGoneError:
+    """Return the error for a page that would begin below facts that were deleted."""
+    return FactsGoneError(
+        f"facts of {stream} by {writer} up to {upto} are gone: get them from segments, or begin after {upto}",
+        stream=stream,
+        writer=writer,
+        upto=upto,
+    )
 
 
 def ended(end: str) -> StoreError:

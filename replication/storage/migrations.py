@@ -20,8 +20,12 @@ def upgrade(
     transaction: Callable[[], AbstractContextManager[object]],
     steps: Sequence[Sequence[str]],
     versions: str = "replication_schema",
+    *,
+    on_demand: int = 0,
 ) -> None:
     """Take the missing steps; SchemaError if the database has taken more steps than there are.
+
+    The last ``on_demand`` steps are taken by others, when a database first needs them.
 
     ``run`` executes a statement.  ``transaction`` returns a context that commits at its end, rolls back on an
     exception, and excludes upgrades by other processes.  ``versions`` is the table that counts the steps.
@@ -30,8 +34,8 @@ def upgrade(
         with transaction():
             run(f"CREATE TABLE IF NOT EXISTS {versions} (version INTEGER NOT NULL)")
             version = installed(run, versions)
-            if version >= len(steps):
-                check_version(version, len(steps))
+            if version >= len(steps) - on_demand:
+                check_version(version, len(steps), on_demand)
                 return
             for statement in steps[version]:
                 run(statement)
@@ -45,9 +49,12 @@ def installed(run: Callable[[str], list[tuple[Any, ...]]], versions: str = "repl
     return int(version)
 
 
-def check_version(version: int, known: int) -> None:
-    """Raise SchemaError unless ``version``, the number of steps taken, is ``known``, the number of steps that exist."""
+def check_version(version: int, known: int, on_demand: int = 0) -> None:
+    """Raise SchemaError unless ``version``, the number of steps taken, is ``known``, the number of steps that exist.
+
+    The last ``on_demand`` steps may be missing.
+    """
     if version > known:
         raise SchemaError(f"its tables have version {version}, this program has {known}: use the newer program")
-    if version < known:
+    if version < known - on_demand:
         raise SchemaError(f"its tables have version {version}, not {known}: let this version's daemon open it once")

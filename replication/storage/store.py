@@ -15,9 +15,11 @@ from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
 from replication.storage.tables.histories import get_histories, get_history, put_histories
+from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
 from replication.storage.tables.skipped_facts import count_skipped, get_skipped
 from replication.storage.threads import ConnectionThread, ICloses
 from replication.storage.transactions import CallGroup, Transaction, run_transaction
+from replication.streams.interfaces import Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor, Page, Receipt, Write
+    from replication.streams.interfaces import FactSlice, ISqlExecutor, Page, Receipt
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -99,7 +101,53 @@ class SkippedFactsReader:
         return found
 
 
-class SqlStore(ApplicationReader, HistoryStore, SkippedFactsReader, Generic[_Connection]):
+class KeptFactsStore:
+    """Deletes facts, and notes what is gone; ``SqlStore`` has the rest."""
+
+    SCHEMA: ClassVar[int]  # the version with the table ``gone_facts``
+    read: Callable[..., Awaitable[Any]]
+    transaction: Callable[[], Transaction]
+    _table: Callable[[StreamName], StreamTable[Any]]
+    _read: Callable[..., Awaitable[Any]]
+
+    async def gone(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, up to where facts may be gone."""
+        found: Mapping[InstanceName, Token] = await self.read(lambda database: get_gone(database, stream))
+        return found
+
+    async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
+        """Note that facts up to ``upto`` are gone and, with ``delete``, delete them."""
+        table = self._table(stream)
+
+        def forget(session: Any) -> None:
+            put_gone(session, stream, writer, upto, self.SCHEMA)
+            if delete:
+                table.delete_upto(session, writer, upto)
+                delete_slices(session, stream, writer, upto)
+
+        await run_transaction(self, forget, [Write(stream, writer, upto)] if delete else [])
+
+    async def measure(
+        self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
+    ) -> FactSlice:
+        """Return the first facts of a range as a slice of about ``limit`` rows."""
+        table = self._table(stream)
+        found: FactSlice = await self._read(
+            lambda connection: table.measure(connection.session, writer, after=after, upto=upto, limit=limit)
+        )
+        return found
+
+    async def slices(self, stream: StreamName, writer: InstanceName) -> Sequence[FactSlice]:
+        """Return the stored slices, ascending."""
+        found: Sequence[FactSlice] = await self.read(lambda database: get_slices(database, stream, writer))
+        return found
+
+    async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+        """Store a slice, or replace that with the same end."""
+        await run_transaction(self, lambda database: put_slice(database, stream, writer, new))
+
+
+class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsReader, Generic[_Connection]):
     """The base of the stores; ``name`` is the database for messages, without a password.
 
     ``table_of`` returns where the database has the facts of a stream.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from replication.errors import StoreError
 from replication.storage.contract import Direction, ISession
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from replication.storage.contract import WrittenFact
     from replication.storage.pages import Rows
+    from replication.streams.interfaces import FactSlice
     from replication.wire.grammar import InstanceName, Token
 
 _Session_contra = TypeVar("_Session_contra", bound=ISession, contravariant=True)
@@ -50,6 +51,14 @@ class StreamTable(Generic[_Session_contra]):
     def delete(self, session: _Session_contra, writer: InstanceName, above: Token) -> None:
         """Delete the facts of ``writer`` above a token."""
 
+    def delete_upto(self, *_: Any) -> None:
+        """Delete the facts of a writer up to a token; only generic tables do."""
+        raise self._kept()
+
+    def measure(self, *_: Any, **_range: Any) -> FactSlice:
+        """Return a slice as ``IKeptFacts.measure`` does; only generic tables do."""
+        raise self._kept()
+
     def rows(self, session: _Session_contra, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:  # noqa: ARG002
         """Return a page as ``IStreamStore.facts`` does, as columns."""
         raise self._refusal()
@@ -73,6 +82,11 @@ class StreamTable(Generic[_Session_contra]):
     def has_rows(self, token: str) -> Sequence[str]:  # noqa: ARG002
         """Return SQL conditions: a table of the application, with an index on the ID, has a row of a token."""
         return ()
+
+    def _kept(self) -> StoreError:
+        return StoreError(
+            f"facts of stream {self.definition.name!r} are not in a table of this package: none is deleted"
+        )
 
     def _refusal(self) -> StoreError:
         return StoreError(f"facts of stream {self.definition.name!r} are only in the memory of their writer")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from replication.storage.connection import SqlConnection
-    from replication.storage.store import HistoryStore, SqlStore
+    from replication.storage.store import HistoryStore, KeptFactsStore, SqlStore
     from replication.storage.threads import ConnectionThread
     from replication.streams.interfaces import ISqlExecutor, IStreamStore, Receipt, Write
 
@@ -24,12 +24,16 @@ _Result = TypeVar("_Result")
 _UNDONE = "rolled back"
 
 
-async def run_transaction(store: IStreamStore | HistoryStore, function: Callable[[ISqlExecutor], _T]) -> _T:
+async def run_transaction(
+    store: IStreamStore | HistoryStore | KeptFactsStore,
+    function: Callable[[ISqlExecutor], _T],
+    writes: Sequence[Write] = (),
+) -> _T:
     """Call ``function`` in a transaction of its own, on the database's thread; commit, and return the result."""
     transaction = store.transaction()
     try:
         result = await transaction.run(function)
-        await transaction.commit([])
+        await transaction.commit(writes)
     except BaseException:
         await transaction.rollback()
         raise

@@ -50,8 +50,63 @@ class ICatchUp(Protocol):
             limit: the number of rows at which a page ends, at least 1.  No fact is cut: one with more rows is a page of
                 its own.
 
-        Raises CatchUpError or StoreError if the source cannot answer.
+        Raises FactsGoneError if a fact above ``after`` was deleted; CatchUpError or StoreError if the source cannot
+        answer.
         """
+        ...
+
+
+@attrs.frozen
+class FactSlice:
+    """Consecutive facts of one writer, as a retention counts and deletes them (docs/operations.md, Retention).
+
+    Attributes:
+        upto: the token of the last fact.  The first one follows the slice before.
+        rows: the number of rows.
+        size: the bytes of their JSON texts.
+        seconds: for how long the writer had run, over all its starts, when the slice was stored.
+
+    """
+
+    upto: Token
+    rows: int
+    size: int
+    seconds: float = 0.0
+
+
+class IKeptFacts(Protocol):
+    """Which facts a store has deleted, and which it can delete next: of generic tables only.
+
+    Tokens only grow: what is gone stays gone.
+    """
+
+    async def gone(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, up to where facts may be gone; a writer with all its facts is not there."""
+        ...
+
+    async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
+        """Note that facts up to ``upto`` are gone, in one transaction; ``facts`` then refuses to begin below.
+
+        With ``delete``, delete them and their slices, and raise the stored position to ``upto``.  Each such call
+        should have few rows to delete, because other commits may wait for it.
+        """
+        ...
+
+    async def measure(
+        self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
+    ) -> FactSlice:
+        """Return the first facts of ``writer`` with ``after < token <= upto`` as a slice of about ``limit`` rows.
+
+        It ends at ``after`` if there is no fact.
+        """
+        ...
+
+    async def slices(self, stream: StreamName, writer: InstanceName) -> Sequence[FactSlice]:
+        """Return the stored slices, ascending."""
+        ...
+
+    async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+        """Store a slice; one with the same ``upto`` is replaced."""
         ...
 
 
@@ -188,7 +243,7 @@ class ITransaction(Protocol):
         ...
 
 
-class IStreamStore(ICatchUp, Protocol):
+class IStreamStore(ICatchUp, IKeptFacts, Protocol):
     """Where facts and positions are stored.
 
     ``warnings`` are sentences about what works and should be corrected; ``declare`` may add some.  Any method may raise

@@ -21,7 +21,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
-from replication.errors import TLS_CURE, CatchUpError
+from replication.errors import TLS_CURE, CatchUpError, FactsGoneError
 from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url
@@ -246,6 +246,9 @@ class HttpCatchUp:
                 return attrs.evolve(page, limited=page.limited or reach < upto)
 
     def _read(self, response: _Response, after: Token, upto: Token, *, foreign: bool) -> Page:
+        gone = response.decoded().get("gone_upto") if response.code == HTTPStatus.GONE else None
+        if isinstance(gone, int) and gone > after:
+            raise FactsGoneError(str(response.error()), upto=gone)
         if response.code != HTTPStatus.OK:
             raise response.error()
         try:

@@ -49,10 +49,10 @@ class Answer:
 class RequestError(Exception):
     """Ends a request with the answer ``{"error", "detail"}`` (docs/http.md, Errors)."""
 
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        """Make the answer; ``detail`` is a sentence that names what is wrong."""
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: object) -> None:
+        """Make the answer; ``detail`` is a sentence that names what is wrong, and ``more`` are further fields."""
         super().__init__(status, detail)
-        self.answer = Answer.json({"error": HTTPStatus(status).phrase, "detail": detail}, status, headers)
+        self.answer = Answer.json({"error": HTTPStatus(status).phrase, "detail": detail, **more}, status, headers)
 
 
 class ApiRequest(server.Request):

@@ -62,7 +62,8 @@ class IServed(Protocol):
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer, at most up to its published or applied position (see ``ICatchUp``).
 
-        ``writer`` None is this instance.  Raises UnknownStreamError, StreamError or StoreError.
+        ``writer`` None is this instance.  Raises UnknownStreamError, StreamError or StoreError; FactsGoneError if facts
+        above ``after`` were deleted.
         """
         ...
 
@@ -231,6 +232,8 @@ class Api(Resource):
             answer = await route.answer(request, *parameters)
         except RequestError as error:
             answer = error.answer
+        except errors.FactsGoneError as error:
+            answer = RequestError(410, str(error), gone_upto=error.upto).answer
         except errors.ReplicationError as error:
             status = next(status for classes, status in STATUSES if isinstance(error, classes))
             answer = RequestError(status, str(error)).answer

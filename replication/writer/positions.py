@@ -95,11 +95,14 @@ class Positions:
         if not others or definition.writers or definition.in_memory or not ours:
             return
         others -= {*await self._store.claimed_elsewhere(others)}
+        gone = await self._store.gone(name)
         pages = {
-            writer: await self._store.facts(name, writer, after=Token(0), upto=positions[writer], limit=1)
+            writer: await self._store.facts(
+                name, writer, after=gone.get(writer, Token(0)), upto=positions[writer], limit=1
+            )
             for writer in others
         }
-        self._absent[name] = {writer for writer, page in pages.items() if page.facts}
+        self._absent[name] = {writer for writer, page in pages.items() if page.facts or writer in gone}
 
     async def start(self) -> None:
         """Store the positions of streams with several writers, then poll once a second; StoreError if that fails."""

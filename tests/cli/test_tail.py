@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.cli import tail
 from replication.cli.tail import Tail, TailError, encode_json, encode_rdata, encode_typed, escape_rows, read_start
 from replication.errors import CatchUpError, ConfigError
+from replication.storage.contract import facts_gone
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
 from replication.web.client import NotAllowedError
@@ -256,6 +257,17 @@ class TailTests(SynchronousTestCase):
         self.assertEqual(self.printed(), ["RDATA orders master 2 2"])
         said = self.stderr.getvalue()
         self.assertEqual(said, "replication tail: orders of master waits at 0: http://h: 503: busy; retrying\n")
+
+    def test_facts_that_are_gone_are_reported_and_the_rest_is_printed(self) -> None:
+        self.tail(start=0)
+        self.connect("POSITION orders master 5 5")
+        self.source.answers.pop(0).errback(facts_gone(StreamName("orders"), InstanceName("master"), Token(3)))
+        self.source.answer(5, fact(5, "5"))
+        self.assertEqual(self.printed(), ["RDATA orders master 5 5"])
+        said = self.stderr.getvalue()
+        self.assertEqual(
+            said, "replication tail: orders of master: facts after 0 up to 3 are gone; printing from there\n"
+        )
 
     def test_a_gap_without_http_is_reported_and_skipped(self) -> None:
         self.tail(with_source=False)

@@ -10,9 +10,10 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from replication.errors import CommitsLostError, SchemaError, StoreError
-from replication.storage.contract import ended, moved, undeclared
+from replication.storage.contract import ended, facts_gone, moved, undeclared
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
+from replication.streams.interfaces import FactSlice, Write
 from replication.streams.skips import SkipState
 from replication.wire.grammar import Token
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor, IWatch, Page, Receipt, Write
+    from replication.streams.interfaces import ISqlExecutor, IWatch, Page, Receipt
     from replication.streams.skips import SkippedFact
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -48,10 +49,13 @@ class _Stream:
     def __init__(self) -> None:
         self.facts: dict[Token, tuple[InstanceName, tuple[str, ...]]] = {}
         self.positions: dict[InstanceName, Token] = {}
+        self.gone: dict[InstanceName, Token] = {}
+        self.slices: dict[InstanceName, dict[Token, FactSlice]] = {}
 
     def copy(self) -> _Stream:
         other = _Stream()
         other.facts, other.positions = dict(self.facts), dict(self.positions)
+        other.gone, other.slices = self.gone, self.slices
         return other
 
     def apply(self, write: Write) -> None:
@@ -143,6 +147,8 @@ class MemoryStore:
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts of ``writer`` with ``after < token <= upto``, about ``limit`` rows of them."""
         check_limit(limit)
+        if (gone := self._stream(stream).gone.get(writer, Token(0))) > after:
+            raise facts_gone(stream, writer, gone)
         mine = sorted(
             (token, texts)
             for token, (source, texts) in self._stream(stream).facts.items()
@@ -151,6 +157,41 @@ class MemoryStore:
         rows = [(token, text) for token, texts in mine for text in texts][: limit + 1]
         cut = cut_rows([token for token, _ in rows], [text for _, text in rows], upto=upto, limit=limit)
         return (cut or Rows.of_fact(*mine[0], upto)).page()
+
+    async def gone(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return, per writer, up to where facts may be gone."""
+        return dict(self._stream(stream).gone)
+
+    async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
+        """Note that facts up to ``upto`` are gone and, with ``delete``, delete them."""
+        found = self._stream(stream)
+        found.gone[writer] = max(upto, found.gone.get(writer, upto))
+        if delete:
+            for token in [token for token, (of, _) in found.facts.items() if of == writer and token <= upto]:
+                del found.facts[token]
+            for end in [each for each in found.slices.get(writer, ()) if 0 < each <= upto]:
+                del found.slices[writer][end]
+            self.land([Write(stream, writer, upto)], None)
+
+    async def measure(
+        self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
+    ) -> FactSlice:
+        """Return the first facts of a range as a slice of about ``limit`` rows."""
+        rows = [
+            (token, text)
+            for token, (of, texts) in sorted(self._stream(stream).facts.items())
+            if of == writer and after < token <= upto
+            for text in texts
+        ][:limit]
+        return FactSlice(rows[-1][0] if rows else after, len(rows), sum(len(text) for _, text in rows))
+
+    async def slices(self, stream: StreamName, writer: InstanceName) -> Sequence[FactSlice]:
+        """Return the stored slices, ascending."""
+        return [each for _, each in sorted(self._stream(stream).slices.get(writer, {}).items())]
+
+    async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+        """Store a slice, or replace that with the same end."""
+        self._stream(stream).slices.setdefault(writer, {})[new.upto] = new
 
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of ``writer`` with ``after < token <= upto``."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve
 
-from replication.errors import PositionMovedError, StoreError, UnknownStreamError
+from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError
 from replication.storage.receipts import ReceiptClock
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
-from replication.streams.interfaces import Page, Receipt, Write
+from replication.streams.interfaces import FactSlice, Page, Receipt, Write
 from replication.streams.skips import SkippedFact, SkipState
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
@@ -169,7 +169,91 @@ class SkippedFactsContract(UsesStore):
         self.assertEqual([each.fact.token for each in self.found()], [3])
 
 
-class StreamStoreContract(SkippedFactsContract):
+class KeptFactsContract(SkippedFactsContract):
+    """What a retention deletes, and how that is noted (docs/operations.md, Retention)."""
+
+    def forget(self, upto: int, *, stream: str = ORDERS, writer: InstanceName = ME, delete: bool = True) -> None:
+        self.wait(self.store.forget_facts(StreamName(stream), writer, Token(upto), delete=delete))
+
+    def gone(self, stream: str = ORDERS) -> dict[InstanceName, Token]:
+        return dict(self.wait(self.store.gone(StreamName(stream))))
+
+    def measured(self, after: int, upto: int, limit: int, stream: str = ORDERS) -> FactSlice:
+        asked = self.store.measure(StreamName(stream), ME, after=Token(after), upto=Token(upto), limit=limit)
+        return self.wait(asked)
+
+    def slice(self, upto: int, rows: int = 1, size: int = 2, seconds: float = 0.5) -> FactSlice:
+        return FactSlice(Token(upto), rows, size, seconds)
+
+    def test_a_page_that_begins_below_what_is_gone_is_refused_with_where_to_begin(self) -> None:
+        self.commit(write(9, facts(2, 3, 5, 8)))
+        self.assertEqual(self.tokens(), [2, 3, 5, 8])
+        self.forget(5)
+        for after in (0, 2, 4):
+            with self.assertRaisesRegex(FactsGoneError, "facts of orders by master up to 5 are gone") as caught:
+                self.page(after=after)
+            error = caught.exception
+            self.assertEqual((error.stream, error.writer, error.upto), (ORDERS, ME, 5))
+        self.assertEqual([each.token for each in self.page(after=5).facts], [8])
+        self.assertEqual(self.gone(), {ME: 5})
+
+    def test_what_is_gone_is_of_one_writer_and_one_stream(self) -> None:
+        self.declare("other")
+        self.commit(write(9, facts(2, 5)), write(9, facts(3), writer=OTHER), write(9, facts(4), stream="other"))
+        self.assertEqual((self.gone(), self.tokens("other")), ({}, [4]))
+        self.forget(5)
+        self.assertEqual(self.tokens(writer=OTHER), [3])
+        self.assertEqual((self.tokens("other"), self.gone("other")), ([4], {}))
+
+    def test_what_is_gone_stays_gone(self) -> None:
+        self.commit(write(9, facts(2, 5, 8)))
+        self.forget(5)
+        self.forget(3)
+        self.assertEqual(self.gone(), {ME: 5})
+
+    def test_no_position_goes_back_when_the_newest_fact_is_deleted(self) -> None:
+        self.commit(write(2, facts(2, 7)))
+        self.forget(7)
+        self.assertEqual(self.positions(), {ME: 7})
+        self.assertEqual(self.page(after=7, upto=9).facts, [])
+
+    def test_what_a_copy_never_had_is_noted_and_nothing_is_deleted(self) -> None:
+        self.commit(write(3, facts(2, 3)))
+        self.forget(6, delete=False)
+        self.assertEqual((self.gone(), self.positions()), ({ME: 6}, {ME: 3}))
+        self.commit(write(8, facts(8), expected=3))
+        self.assertEqual([each.token for each in self.page(after=6).facts], [8])
+
+    def test_facts_of_a_negative_stream_are_forgotten_likewise(self) -> None:
+        self.declare("backfill", negative=True)
+        self.commit(write(9, facts(2, 3, 5), stream="backfill"))
+        self.assertEqual(self.measured(2, 9, 9, "backfill"), FactSlice(Token(5), 2, 24, 0.0))
+        self.forget(3, stream="backfill")
+        with self.assertRaises(FactsGoneError):
+            self.page(after=2, stream="backfill")
+        self.assertEqual([each.token for each in self.page(after=3, stream="backfill").facts], [5])
+
+    def test_a_slice_counts_rows_and_bytes_and_ends_with_a_fact(self) -> None:
+        self.commit(write(9, [fact(2, "[]", "[1]"), fact(3, "[]"), fact(7, "[22]")]))
+        self.assertEqual(self.measured(0, 9, 10), FactSlice(Token(7), 4, 11, 0.0))
+        self.assertEqual(self.measured(2, 6, 10), FactSlice(Token(3), 1, 2, 0.0))
+        self.assertEqual(self.measured(0, 9, 1).upto, 2)
+        self.assertEqual(self.measured(7, 9, 10), FactSlice(Token(7), 0, 0, 0.0))
+
+    def test_slices_are_stored_and_go_with_their_facts(self) -> None:
+        self.assertEqual(self.wait(self.store.slices(ORDERS, ME)), [])
+        self.commit(write(9, facts(2, 5, 8)))
+        for each in (self.slice(0), self.slice(5), self.slice(2), self.slice(8, 1), self.slice(8, 2)):
+            self.wait(self.store.store_slice(ORDERS, ME, each))
+        self.assertEqual(
+            self.wait(self.store.slices(ORDERS, ME)), [self.slice(0), self.slice(2), self.slice(5), self.slice(8, 2)]
+        )
+        self.forget(5)
+        self.assertEqual(self.wait(self.store.slices(ORDERS, ME)), [self.slice(0), self.slice(8, 2)])
+        self.assertEqual(self.wait(self.store.slices(ORDERS, OTHER)), [])
+
+
+class StreamStoreContract(KeptFactsContract):
     """Facts, positions and receipts: the contract of every store."""
 
     # ---- facts

@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
 from replication.follower.catch_up import LARGE_GAP, CatchUpSources, DatabaseCatchUp, SegmentCatchUp
 from replication.segments.folders import LocalFolder
 from replication.segments.manifest import MANIFEST, Manifest, write_manifest
@@ -83,6 +83,31 @@ class SourcesCase(SynchronousTestCase):
 
     def fetch(self, sources: CatchUpSources, endpoint: str | None = None) -> list[Any]:
         return begin(sources.fetch(endpoint, ORDERS, MASTER, STEP, 500))
+
+
+class GoneTests(SourcesCase):
+    """A source that has deleted the facts, or never had them, is not waited for."""
+
+    def gone(self, upto: int | None) -> FactsGoneError:
+        return FactsGoneError(f"gone up to {upto}", upto=upto)
+
+    def test_another_source_that_has_them_is_used(self) -> None:
+        sources, _ = self.sources(self.gone(5), page(9))
+        self.assertEqual(self.fetch(sources), [page(9)])
+
+    def test_if_they_are_gone_everywhere_the_smallest_range_is_named_with_the_cure(self) -> None:
+        sources, _ = self.sources(self.gone(7), self.gone(5), self.gone(None))
+        error = cast("FactsGoneError", error_of(self.fetch(sources)))
+        self.assertEqual(error.upto, 5)
+        self.assertRegex(str(error), "gone up to 7; gone up to 5; gone up to None; .* --skip-gone, .* gone up to 5")
+
+    def test_a_source_that_may_have_them_later_is_waited_for(self) -> None:
+        for other in (CatchUpError("down"), StoreError("locked"), page(1), self.gone(None)):
+            sources, _ = self.sources(self.gone(None), other)
+            self.assertNotIsInstance(error_of(self.fetch(sources)), FactsGoneError)
+            sources, _ = self.sources(self.gone(5), other)
+            is_gone = isinstance(error_of(self.fetch(sources)), FactsGoneError)
+            self.assertEqual(is_gone, isinstance(other, FactsGoneError))
 
 
 class HistoryTests(SourcesCase):

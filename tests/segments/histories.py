@@ -15,7 +15,7 @@ from replication.segments.manifest import Manifest, Segment, read_manifest, stag
 from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, WriterRange
 from replication.session.encoder import encode_facts
 from replication.storage.migrations import upgrade
-from replication.storage.sqlite.connection import POSITION, PUT_POSITION, STEPS
+from replication.storage.sqlite.connection import ON_DEMAND, POSITION, PUT_POSITION, STEPS
 from replication.storage.sqlite.generic import GenericTable
 from replication.storage.sqlite.session import SqliteSession
 from replication.streams.definitions import StreamDefinition
@@ -64,7 +64,7 @@ def write_database(
         session.run("PRAGMA synchronous = OFF")
         session.run("PRAGMA journal_mode = WAL")
         session.begin()
-        upgrade(session.run, nullcontext, STEPS)
+        upgrade(session.run, nullcontext, STEPS, on_demand=ON_DEMAND)
         table.declare(session, may_create=True)
         table.insert(session, [(InstanceName(writer), facts) for writer, facts in histories.items()])
         for writer, token in reached.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from replication.errors import StoreError
+from replication.errors import FactsGoneError, StoreError
 from tests.contract.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from replication.errors import CommitsLostError
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISequence, ISqlExecutor, ITransaction, Page, Receipt, Write
+    from replication.streams.interfaces import FactSlice, ISequence, ISqlExecutor, ITransaction, Page, Receipt, Write
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -45,7 +45,7 @@ class Operation(Generic[T]):
         """Do it, and return the result to the process."""
         try:
             result = finish(self._work())
-        except StoreError as error:
+        except (StoreError, FactsGoneError) as error:
             self.answer.errback(error)
         else:
             self.answer.callback(result)
@@ -160,6 +160,27 @@ class SimulatedStore:
         return await self.ask(
             f"facts of {stream}", lambda: self.disk.facts(stream, writer, after=after, upto=upto, limit=limit)
         )
+
+    async def gone(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        return await self.ask(f"gone of {stream}", lambda: self.disk.gone(stream))
+
+    async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
+        await self.ask(
+            f"forget {stream} upto {upto}", lambda: self.disk.forget_facts(stream, writer, upto, delete=delete)
+        )
+
+    async def measure(
+        self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
+    ) -> FactSlice:
+        return await self.ask(
+            f"measure {stream}", lambda: self.disk.measure(stream, writer, after=after, upto=upto, limit=limit)
+        )
+
+    async def slices(self, stream: StreamName, writer: InstanceName) -> Sequence[FactSlice]:
+        return await self.ask(f"slices of {stream}", lambda: self.disk.slices(stream, writer))
+
+    async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+        await self.ask(f"slice {stream} upto {new.upto}", lambda: self.disk.store_slice(stream, writer, new))
 
     def transaction(self) -> ITransaction:
         return SimulatedTransaction(self)

@@ -24,7 +24,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import Agent, HTTPConnectionPool
 from zope.interface import alsoProvides
 
-from replication.errors import CatchUpError, ConfigError, StoreError
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
+from replication.storage.contract import facts_gone
 from replication.streams.history import Epoch
 from replication.web import client as module
 from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
@@ -175,6 +176,18 @@ class OwnSiteTests(CatchUpContract):
         self.served.error = StoreError("disk full")
         with self.assertRaisesRegex(CatchUpError, "HTTP 503: disk full"):
             self.page(0, 5)
+
+    def test_facts_that_are_gone_there_are_gone_here(self) -> None:
+        self.served.error = facts_gone(ORDERS, MASTER, Token(3))
+        with self.assertRaisesRegex(FactsGoneError, "HTTP 410: facts of orders by master up to 3 are gone") as caught:
+            self.page(0, 5)
+        self.assertEqual(caught.exception.upto, 3)
+
+    def test_an_answer_410_of_another_program_is_an_error_only(self) -> None:
+        self.served.error = facts_gone(ORDERS, MASTER, Token(0))
+        with self.assertRaisesRegex(CatchUpError, "HTTP 410") as caught:
+            self.page(0, 5)
+        self.assertNotIsInstance(caught.exception, FactsGoneError)
 
     def test_a_writer_that_was_reset_is_an_error(self) -> None:
         self.served.settled = 3

@@ -24,7 +24,9 @@ from replication.errors import (
     ValueRefusedError,
 )
 from replication.follower.worker import Worker
+from replication.storage.contract import facts_gone
 from replication.web.site import IServed, make_site
+from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.web.served import (
     ELSEWHERE,
@@ -170,6 +172,13 @@ class ErrorTests(ApiTestCase):
         ):
             self.served.error = error
             self.assert_refused(self.get(f"{UPDATES}?instance=master&from=0&upto=9"), code, str(error))
+
+    def test_facts_that_are_gone_are_a_410_with_where_to_begin(self) -> None:
+        self.served.error = facts_gone(StreamName("orders"), InstanceName("master"), Token(7))
+        for query in ("instance=master&from=0&upto=9", "since=0"):
+            received = self.get(f"{UPDATES}?{query}")
+            self.assertEqual((received.code, received.json["error"], received.json["gone_upto"]), (410, "Gone", 7))
+            self.assertIn("facts of orders by master up to 7 are gone", received.json["detail"])
 
     def test_a_bug_is_logged_and_answered_and_the_next_request_is_fine(self) -> None:
         self.served.error = RuntimeError("hidden from clients")

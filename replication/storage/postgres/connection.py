@@ -20,6 +20,7 @@ from replication.storage.postgres.holder import DELETE_MARKS, MARKS
 from replication.storage.postgres.ids import PRESENT, STATES, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
 from replication.storage.tables.skipped_facts import store_skipped
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -65,7 +66,9 @@ STEPS: Final = (
         """,
         "CREATE TABLE stream_copies (stream_name text NOT NULL PRIMARY KEY, follower_name text NOT NULL)",
     ),
+    (CREATE_GONE,),  # taken by the first deletion: until then, older programs can use the database
 )
+ON_DEMAND: Final = 1  # steps
 
 # Off in a session that reads pages.  Before the server has counted a growing table, it would scan and sort the rest of
 # the table for each page, instead of using the index.  And a page must not lack rows that a policy hides.
@@ -320,10 +323,10 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         if self._foreign and not exists:
             return
         version = installed(self.session.ask) if exists or self._read_only else 0
-        if self._read_only or version >= len(STEPS):  # a user without CREATE may use existing tables
-            check_version(version, len(STEPS))
+        if self._read_only or version >= len(STEPS) - ON_DEMAND:  # a user without CREATE may use existing tables
+            check_version(version, len(STEPS), ON_DEMAND)
         else:
-            upgrade(self.session.run, self.exclusive, STEPS)
+            upgrade(self.session.run, self.exclusive, STEPS, on_demand=ON_DEMAND)
         if not self._read_only:
             self.session.ask(DELETE_MARKS)
 

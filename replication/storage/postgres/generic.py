@@ -11,6 +11,7 @@ from replication.storage.names import quoted, relation_name
 from replication.storage.pages import SEPARATOR
 from replication.storage.postgres.session import PostgresSession
 from replication.storage.table import StreamTable
+from replication.storage.tables.kept_facts import EXISTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,11 +51,15 @@ class GenericTable(GenericRows[PostgresSession]):
             "SELECT * FROM unnest(%s::bigint[], %s::integer[], "
             f"string_to_array(%s, '{SEPARATOR}'), string_to_array(%s, '{SEPARATOR}'))"
         )
-        self._page = (
-            f"SELECT string_agg(({way.minus}stream_id)::text, ','), string_agg(\"row\", '{SEPARATOR}') FROM ("
-            f'SELECT stream_id, "row" FROM {table} WHERE instance_name = %s AND stream_id {way.above} %s '
+        some = (
+            f'FROM (SELECT stream_id, "row" FROM {table} WHERE instance_name = %s AND stream_id {way.above} %s '
             f"AND stream_id {way.upto} %s ORDER BY stream_id {way.order}, ord LIMIT %s) AS page"
         )
+        page = f"SELECT string_agg(({way.minus}stream_id)::text, ','), string_agg(\"row\", '{SEPARATOR}')"
+        self._page = f"{page}, ({EXISTS['postgresql']}) {some}"
+        gone = f"SELECT stream_id FROM gone_facts WHERE stream_name = '{definition.name}' AND instance_name = %s"
+        self._page_after_gone = f"{page}, ({gone}) {some}"
+        self._measure = f'SELECT {way.furthest}(stream_id), count(*), coalesce(sum(length("row")), 0) {some}'
         # By the index, from each writer's name to the next name, and to its last fact: the history is not scanned.
         self.select_newest = (
             f"WITH RECURSIVE writers (name) AS (SELECT min(instance_name) FROM {table} UNION ALL "

@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
 from replication.errors import StoreError
 from replication.storage.postgres.checks import refuse_shared
-from replication.storage.postgres.connection import PAGING, PostgresConnection
+from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres.joined import table_of
@@ -58,6 +58,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
     sessions hold the claims of names.
     """
 
+    SCHEMA = len(STEPS)
     RESERVED = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
 
     def __init__(

@@ -17,6 +17,7 @@ from replication.storage.sqlite.claim import claimed
 from replication.storage.sqlite.commits import VERSION, KnownCommits
 from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
 from replication.storage.sqlite.session import MEMORY, SqliteSession
+from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
 from replication.storage.tables.skipped_facts import store_skipped
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -48,7 +49,9 @@ STEPS: Final = (
         """,
         "CREATE INDEX append_receipts_written_at ON append_receipts (written_at)",
     ),
+    (CREATE_GONE,),  # taken by the first deletion: until then, older programs can use the database
 )
+ON_DEMAND: Final = 1  # steps
 
 HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'replication_schema'"
 TOUCH: Final = "UPDATE replication_schema SET version = -version"
@@ -241,9 +244,9 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             if self._foreign and not run(HAS_SCHEMA):
                 return
             if self._read_only:
-                check_version(installed(run), len(STEPS))
+                check_version(installed(run), len(STEPS), ON_DEMAND)
             else:
-                upgrade(run, self.exclusive, STEPS)
+                upgrade(run, self.exclusive, STEPS, on_demand=ON_DEMAND)
         except StoreError as error:
             cause = error.__cause__
             if not isinstance(cause, sqlite3.OperationalError) or cause.sqlite_errorname != "SQLITE_ERROR":

@@ -11,6 +11,7 @@ from replication.storage.generic import GenericRows, newest_of
 from replication.storage.pages import SEPARATOR
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.table import StreamTable
+from replication.storage.tables.kept_facts import EXISTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,11 +34,15 @@ class GenericTable(GenericRows[SqliteSession]):
             'instance_name TEXT NOT NULL, "row" TEXT NOT NULL, PRIMARY KEY (stream_id, ord)) WITHOUT ROWID'
         )
         self._insert = f'INSERT INTO {table} (stream_id, ord, instance_name, "row") VALUES (?, ?, ?, ?)'
-        self._page = (
-            f'SELECT group_concat({way.minus}stream_id), group_concat("row", char({ord(SEPARATOR)})) FROM ('
-            f'SELECT stream_id, "row" FROM {table} WHERE instance_name = ? AND stream_id {way.above} ? '
+        some = (
+            f'FROM (SELECT stream_id, "row" FROM {table} WHERE instance_name = ? AND stream_id {way.above} ? '
             f"AND stream_id {way.upto} ? ORDER BY stream_id {way.order}, ord LIMIT ?)"
         )
+        page = f'SELECT group_concat({way.minus}stream_id), group_concat("row", char({ord(SEPARATOR)}))'
+        self._page = f"{page}, ({EXISTS['sqlite']}) {some}"
+        gone = f"SELECT stream_id FROM gone_facts WHERE stream_name = '{definition.name}' AND instance_name = ?"
+        self._page_after_gone = f"{page}, ({gone}) {some}"
+        self._measure = f'SELECT {way.furthest}(stream_id), count(*), coalesce(sum(length("row")), 0) {some}'
         self._newest = (
             f"SELECT instance_name, {way.minus}{way.furthest}(stream_id) FROM {table} WHERE stream_id {way.above} ? "
             "GROUP BY instance_name"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from replication.storage.sqlite.connection import SqliteConnection
+from replication.storage.sqlite.connection import STEPS, SqliteConnection
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import MEMORY
 from replication.storage.sqlite.watch import SqliteWatch
@@ -43,6 +43,7 @@ class SqliteStore(SqlStore[SqliteConnection]):
     receipts.  ``warnings`` are about mapped tables.
     """
 
+    SCHEMA = len(STEPS)
     RESERVED = frozenset(
         ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA", "ATTACH", "DETACH", "VACUUM")
     )

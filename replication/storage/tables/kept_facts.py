@@ -1,0 +1,114 @@
+"""The tables ``gone_facts`` and ``fact_slices``, in SQLite and PostgreSQL: which facts a retention has deleted.
+
+``gone_facts`` has, for each stream and writer, the token up to which facts may be gone.  The first deletion creates
+it, and takes the last step of the schema: a program that does not know the table then refuses the database, instead of
+skipping what is gone.  ``fact_slices`` has the slices that are counted, and deleted next
+(docs/operations.md, Retention).  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from replication.streams.interfaces import FactSlice
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replication.streams.interfaces import ISqlExecutor
+
+LOCK: Final = (
+    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
+)
+CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS gone_facts (
+        stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id BIGINT NOT NULL,
+        PRIMARY KEY (stream_name, instance_name)
+    )
+"""
+CREATE_SLICES: Final = """
+    CREATE TABLE IF NOT EXISTS fact_slices (
+        stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id BIGINT NOT NULL, fact_rows BIGINT NOT NULL,
+        fact_bytes BIGINT NOT NULL, seconds DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (stream_name, instance_name, stream_id)
+    )
+"""
+EXISTS: Final[Mapping[str, str]] = {
+    "sqlite": "SELECT count(*) > 0 FROM sqlite_master WHERE type = 'table' AND name = 'gone_facts'",
+    "postgresql": "SELECT to_regclass('gone_facts') IS NOT NULL",
+}
+SLICES_EXIST: Final = {dialect: sql.replace("gone_facts", "fact_slices") for dialect, sql in EXISTS.items()}
+ALL: Final = "SELECT stream_name, instance_name, stream_id FROM gone_facts"
+OF: Final = "SELECT instance_name, stream_id FROM gone_facts WHERE stream_name = ?"
+PUT: Final = (
+    "INSERT INTO gone_facts (stream_name, instance_name, stream_id) VALUES (?, ?, ?) "
+    "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = excluded.stream_id "
+    "WHERE excluded.stream_id > gone_facts.stream_id"
+)
+SLICES: Final = (
+    "SELECT stream_id, fact_rows, fact_bytes, seconds FROM fact_slices WHERE stream_name = ? AND instance_name = ? "
+    "ORDER BY stream_id"
+)
+PUT_SLICE: Final = (
+    "INSERT INTO fact_slices (stream_name, instance_name, stream_id, fact_rows, fact_bytes, seconds) "
+    "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (stream_name, instance_name, stream_id) DO UPDATE "
+    "SET fact_rows = excluded.fact_rows, fact_bytes = excluded.fact_bytes, seconds = excluded.seconds"
+)
+# What ends at 0 has no facts: only its time counts.
+DELETE_SLICES: Final = (
+    "DELETE FROM fact_slices WHERE stream_name = ? AND instance_name = ? AND stream_id <= ? AND stream_id > 0"
+)
+
+
+def get_gone(database: ISqlExecutor, stream: StreamName) -> dict[InstanceName, Token]:
+    """Return, per writer, up to where facts may be gone; nothing without the table."""
+    if not _exists(database, EXISTS):
+        return {}
+    found = database.execute(_sql(database, OF), (stream,))
+    return {InstanceName(writer): Token(upto) for writer, upto in found}
+
+
+def put_gone(database: ISqlExecutor, stream: StreamName, writer: InstanceName, upto: Token, version: int) -> None:
+    """Note that facts up to ``upto`` are gone; ``version`` is that of a schema with the table."""
+    if not _exists(database, EXISTS):
+        _create(database, CREATE)
+        database.execute(
+            _sql(database, "UPDATE replication_schema SET version = ? WHERE version < ?"), (version, version)
+        )
+    database.execute(_sql(database, PUT), (stream, writer, upto))
+
+
+def get_slices(database: ISqlExecutor, stream: StreamName, writer: InstanceName) -> list[FactSlice]:
+    """Return the stored slices, ascending."""
+    if not _exists(database, SLICES_EXIST):
+        return []
+    found = database.execute(_sql(database, SLICES), (stream, writer))
+    return [FactSlice(Token(upto), rows, size, seconds) for upto, rows, size, seconds in found]
+
+
+def put_slice(database: ISqlExecutor, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+    """Store a slice, or replace that with the same end."""
+    if not _exists(database, SLICES_EXIST):
+        _create(database, CREATE_SLICES)
+    database.execute(_sql(database, PUT_SLICE), (stream, writer, new.upto, new.rows, new.size, new.seconds))
+
+
+def delete_slices(database: ISqlExecutor, stream: StreamName, writer: InstanceName, upto: Token) -> None:
+    """Delete the slices with facts up to ``upto``."""
+    if _exists(database, SLICES_EXIST):
+        database.execute(_sql(database, DELETE_SLICES), (stream, writer, upto))
+
+
+def _exists(database: ISqlExecutor, sql: Mapping[str, str]) -> bool:
+    return any(exists for (exists,) in database.execute(sql[database.dialect]))
+
+
+def _create(database: ISqlExecutor, sql: str) -> None:
+    if database.dialect == "postgresql":
+        database.execute(LOCK)
+    database.execute(sql)
+
+
+def _sql(database: ISqlExecutor, sql: str) -> str:
+    return sql if database.dialect == "sqlite" else sql.replace("?", "%s")

@@ -1,0 +1,110 @@
+"""Facts that a writer has deleted: its followers are answered with where to begin, and skip nothing silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import FactsGoneError
+from replication.follower.worker import Worker
+from replication.web.site import make_site
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.master import Master
+from tests.doubles import FragileStore, Net, begin, logged, now
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+WIRE, HTTP = 9092, 9093
+
+
+class GoneCase(SynchronousTestCase):
+    """A master that has deleted its facts up to 4, of 2 to 6; its workers are in the same process."""
+
+    def setUp(self) -> None:
+        self.net, self.store = Net(), FragileStore()
+        self.master = Master(database=self.store, streams=[ORDERS], reactor=self.net)
+        self.net.serving[WIRE] = self.master.factory()
+        self.net.serving[HTTP] = make_site(self.master.served, secret=None, reactor=self.net)
+        self.append(5)
+        now(self.store.forget_facts(ORDERS, MASTER, Token(4)))
+        self.processes: list[Any] = [self.master]
+
+    def tearDown(self) -> None:
+        for each in reversed(self.processes):
+            begin(each.stop())
+            self.net.run()
+
+    def append(self, count: int) -> None:
+        for number in range(count):
+            appended = begin(self.master.stream(ORDERS).append([[[f"row {number}"]]]))
+            self.net.run()
+            self.assertEqual(len(appended), 1)
+
+    def follow(self, store: FragileStore, port: int = WIRE, **options: Any) -> Worker:
+        self.worker = Worker(
+            connect=[f"tcp:127.0.0.1:{port}"], database=store, reactor=self.net, audit_interval=0, **options
+        )
+        self.processes.append(self.worker)
+        begin(self.worker.start())
+        self.net.run(2.0)
+        return self.worker
+
+    def state(self) -> tuple[int, str, str]:
+        (status,) = self.worker.served.stream_statuses(ORDERS)
+        (writer,) = status.writers
+        return writer.position, writer.state, writer.error or ""
+
+
+class StopTests(GoneCase):
+    def test_a_new_copy_stops_with_the_cure(self) -> None:
+        copy = FragileStore()
+        with logged() as messages:
+            self.follow(copy)
+            self.net.run(60.0)
+        position, state, error = self.state()
+        self.assertEqual((position, state), (0, "stopped"))
+        self.assertIn("facts of orders by master up to 4 are gone", error)
+        self.assertIn("--skip-gone", error)
+        self.assertEqual(len([each for each in messages if "next attempt" in each]), 1)
+        self.assertEqual(copy._streams[ORDERS].facts, {})
+
+    def test_one_that_has_what_is_gone_follows(self) -> None:
+        copy = FragileStore()
+        now(copy.open())
+        self.follow(copy, skip_gone=True)
+        position, state, _ = self.state()
+        self.assertEqual((position, state), (6, "live"))
+        begin(self.worker.stop())
+        self.net.run()
+        self.append(2)
+        now(self.store.forget_facts(ORDERS, MASTER, Token(6)))
+        self.follow(copy)
+        self.assertEqual(self.state(), (8, "live", ""))
+
+
+class SkipTests(GoneCase):
+    def test_a_copy_may_begin_at_the_first_fact_that_is_kept_and_says_so_to_those_behind_it(self) -> None:
+        copy = FragileStore()
+        with logged() as messages:
+            self.follow(copy, skip_gone=True)
+        self.assertEqual(self.state(), (6, "live", ""))
+        self.assertIn("orders: facts of master after 0 up to 4 are gone, and are left out here", messages)
+        self.assertEqual(sorted(copy._streams[ORDERS].facts), [5, 6])
+        with self.assertRaises(FactsGoneError):
+            now(self.worker.served.page(ORDERS, MASTER, after=0, upto=6, limit=10))
+
+    def test_a_function_receives_what_is_kept(self) -> None:
+        seen: list[int] = []
+        store = FragileStore()
+        worker = Worker(database=store, reactor=self.net, audit_interval=0, skip_gone=True)
+        self.processes.append(worker)
+
+        @worker.on(ORDERS)
+        def note(facts: Any, _txn: Any) -> None:
+            seen.extend(fact.token for fact in facts)
+
+        with logged():
+            begin(worker.start())
+            self.net.run(2.0)
+            self.append(1)
+        self.assertEqual(seen, [5, 6, 7])
