@@ -210,7 +210,7 @@ class Monitor:
     def __init__(self, server: RedisServer) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
         self._socket.sendall(b"MONITOR\r\n")
-        self._data = b""
+        self._data = bytearray()
         while b"+OK" not in self._data:
             self._data += self._socket.recv(65536)
         self._thread = Thread(target=self._read, daemon=True)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the length of ``mixed_faults.py``."""
+    parser.addoption("--minutes", type=float, default=60.0, help="how long mixed_faults.py makes faults")
+
+
 @pytest.fixture(scope="session")
 def scene(
     request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from tests.postgres import PostgresServer
@@ -66,17 +67,29 @@ def in_database(server: PostgresServer, database: str) -> dict[str, Facts]:
     }
 
 
-def in_copy(path: Path) -> dict[str, Facts]:
+def in_copy(path: Path, streams: Collection[str] = tuple(SQL)) -> dict[str, Facts]:
     """Return the facts that our worker has stored, by stream."""
     found = {}
     with closing(sqlite3.connect(path, timeout=30)) as opened:
-        for stream in SQL:
+        for stream in streams:
             sign = -1 if stream == "backfill" else 1
             rows = opened.execute(
                 f'SELECT stream_id, instance_name, row FROM "stream_{stream}" ORDER BY stream_id, ord'
             )
             found[stream] = _facts(stream, [(sign * at, writer, json.loads(row)) for at, writer, row in rows])
     return found
+
+
+def in_effects(path: Path) -> tuple[dict[str, Facts], int]:
+    """Return the facts with which a worker's function was called, by stream, and how many calls were repeated."""
+    found: dict[str, Facts] = defaultdict(dict)
+    repeated = 0
+    with closing(sqlite3.connect(path, timeout=30)) as opened:
+        for stream, token, writer, rows in opened.execute("SELECT stream, token, writer, rows FROM effects"):
+            repeated += token in found[stream]
+            fact = [_comparable(stream, json.loads(row)) for row in json.loads(rows)]
+            found[stream][token] = _writer(stream, writer), fact
+    return found, repeated
 
 
 def published(messages: list[str]) -> dict[str, Facts]:
