@@ -101,6 +101,8 @@ class Audit:
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
+    # What was counted as lost, and may be compared again.
+    _counted: dict[_Key, Collection[Token]] = attrs.field(init=False, factory=lambda: defaultdict(set))
     _troubles: dict[str, TroubleLog] = attrs.field(  # by stream; the empty name is for all of them
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(Audit.log, LogLevel.warn))
     )
@@ -252,9 +254,13 @@ class Audit:
                 each.request_positions()
 
     def _found(self, follower: StreamFollower, writer: InstanceName, tokens: Collection[Token]) -> None:
-        """Count and log facts that were lost."""
+        """Count and log facts that were lost, each once: while positions are awaited, they are found again."""
+        key = follower.name, writer
+        tokens = [each for each in tokens if each not in self._counted[key]]
         if not tokens:
             return
+        checked = follower.checked.get(writer, Token(0))
+        self._counted[key] = {*tokens, *(each for each in self._counted[key] if each > checked)}
         follower.lost_and_found[writer] += len(tokens)
         more = len(tokens) - MAX_LOGGED
         self.log.warn(
@@ -263,5 +269,5 @@ class Audit:
             source=self._source.name,
             stream=follower.name,
             writer=writer,
-            tokens=", ".join(map(str, [*tokens][:MAX_LOGGED])) + (f" and {more} more" if more > 0 else ""),
+            tokens=", ".join(map(str, tokens[:MAX_LOGGED])) + (f" and {more} more" if more > 0 else ""),
         )

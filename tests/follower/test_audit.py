@@ -413,6 +413,22 @@ class TailTests(AuditCase):
         followed.check()
         self.assertEqual((followed.applied(), followed.requests), ([2, 3], 1))
 
+    def test_what_is_lost_while_positions_are_awaited_is_counted_once(self) -> None:
+        """More is lost, and a later fact arrives, before the positions do: all earlier ones were counted again."""
+        followed = self.follow(FakeDatabase("orders", stores_positions=False))
+        followed.at(ONE, 1)
+        followed.database.write(ONE, 2, 3)
+        with logged() as messages:
+            followed.check()
+            followed.database.write(ONE, 4)
+            followed.check()
+            followed.database.write(ONE, 5)
+            followed.send(ONE, 5)
+            for _ in range(3):
+                followed.check()
+        self.assertEqual((followed.applied(), followed.follower.lost_and_found), ([5, 2, 3, 4], {ONE: 3}))
+        self.assertEqual([each.split(":")[1] for each in messages], [" 2, 3", " 4"])
+
 
 class TroubleTests(AuditCase):
     def test_a_database_that_does_not_answer_is_logged_once(self) -> None:
