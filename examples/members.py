@@ -31,7 +31,7 @@ class Members(resource.Resource):
 
 
 async def main(reactor, redis, synapse, listen):
-    database = ConnectionPool("psycopg", synapse, cp_reconnect=True)
+    database = ConnectionPool("psycopg", synapse, cp_min=1, cp_max=1, cp_reconnect=True)
     worker = Worker(
         connect=[redis],
         server_name="alpha.test",

@@ -199,6 +199,8 @@ def _requested(
             table = open_table(database, definition)
             empty = table.is_empty()
         except StoreError as error:
+            if error.temporary:
+                raise
             if not request.streams and mapped and name not in defined:
                 continue  # a position that the application stores under a name of its own
             if positions:
