@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 DATABASES: Final = ("sqlite:", "postgresql:")
 HTTP: Final = ("http://", "https://")
 MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+OWN_HTTP: Final = "its own HTTP"  # of the writer whose facts are missed
 MAX_TOKEN: Final = Token(2**63 - 1)
 GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
@@ -191,7 +192,7 @@ class _LongCatchUp:
 
     after: Token
     started: float  # seconds of the reactor
-    source: Url | None = None
+    source: str = ""  # as it was logged
     rows: int = 0
 
 
@@ -308,7 +309,7 @@ class CatchUpSources:
             if page.upto > step.after:
                 self._log_source(stream, writer, url, step)
                 return page
-            failures.append(f"{url or 'its own HTTP'} has nothing of {writer} after {step.after}")
+            failures.append(f"{url or OWN_HTTP} has nothing of {writer} after {step.after}")
             behind = behind or (url is not None and url.startswith(DATABASES))
             may_have = may_have or url is None or not is_folder(url)
         if gone and not may_have:
@@ -383,13 +384,14 @@ class CatchUpSources:
         if count <= LARGE_GAP:
             return
         long = self._long.setdefault((stream, writer), _LongCatchUp(step.after, self._reactor.seconds()))
-        if long.source != url:
-            long.source = url
+        source = str(url or OWN_HTTP)
+        if long.source != source:
+            long.source = source
             self.log.info(
                 "fetching {stream} of {writer} from {source}: {count} IDs to go",
                 stream=stream,
                 writer=writer,
-                source=str(url or "its own HTTP"),
+                source=source,
                 count=count,
             )
 

@@ -41,7 +41,7 @@ class MergingFollower(StreamFollower):
 
     _all_positions_received: Callable[[], bool]
     _writers: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)  # by connection
-    # Those of a connection that was lost, until they send a position on it or PATIENCE ends.
+    # Those of a connection that was lost; until PATIENCE ends, if they send no position again.
     _former: dict[Hashable, set[InstanceName]] = attrs.field(init=False, factory=dict)
     # Known writers that have sent no position, though connections have; with the wait for each, once it has begun.
     _missing: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
@@ -54,7 +54,6 @@ class MergingFollower(StreamFollower):
     def position_received(self, connection: Hashable, command: Position, *, can_go_back: bool = True) -> None:
         """Process a POSITION, which also names a writer that the connection brings."""
         self._writers.setdefault(connection, set()).add(command.instance)
-        self._former.get(connection, set()).discard(command.instance)
         self._missing.pop(command.instance, None)
         super().position_received(connection, command, can_go_back=can_go_back)
 

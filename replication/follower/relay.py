@@ -19,7 +19,6 @@ from replication.presence.syncing import SyncingUsers
 from replication.presence.tracker import PresenceTracker
 from replication.session.connection import Fault, Role, may_send
 from replication.session.encoder import FIRST_GAP, EncodedLines, encode_gap, encode_position
-from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, Check, Cursor, Reset
 from replication.wire.commands import (
     ApplicationCommand,
@@ -65,7 +64,6 @@ class Relay:
         broadcast: sends lines to the followers.
         limits: of each connection.
         reporter: sends commands to the writers.
-        access_tokens: whether followers receive the access tokens in facts of the caches stream.
 
     ``all_found`` returns whether each connection to writers has sent its positions.  ``own`` are the positions of the
     streams that this process writes, and None if it writes none.  Then ``server`` has the followers.
@@ -77,7 +75,6 @@ class Relay:
     broadcast: Broadcast
     _limits: Limits
     _reporter: PresenceReporter
-    _access_tokens: bool = False
     own: IPositions | None = attrs.field(init=False, default=None)
     server: RelayServer | None = attrs.field(init=False, default=None)
     all_found: Callable[[], bool] = attrs.field(init=False, default=lambda: True)
@@ -151,8 +148,7 @@ class Relay:
             if not step.facts:
                 return
             upto = step.facts[-1].token
-        facts = step.facts if self._access_tokens else hide_access_tokens(stream, step.facts)
-        lines = encode_within(self._limits, stream, writer, facts, after=step.after, upto=upto)
+        lines = encode_within(self._limits, stream, writer, step.facts, after=step.after, upto=upto)
         for each in [encode_gap(stream, writer, upto)] if lines is None else lines:
             self.broadcast.publish(stream, each)
 
@@ -305,14 +301,13 @@ def make_relay(
     functions: CommandFunctions,
     *,
     alone: bool,
-    access_tokens: bool,
     server_name: str,
     limits: Limits,
     wall: Callable[[], float],
     reactor: IReactorTime,
 ) -> Relay:
     """Return a relay; it serves ``alone`` if this process writes no stream.  The options are those of ``Worker``."""
-    relay = Relay(broadcast=Broadcast(reactor), limits=limits, reporter=reporter, access_tokens=access_tokens)
+    relay = Relay(broadcast=Broadcast(reactor), limits=limits, reporter=reporter)
     if alone:
         syncing = SyncingUsers(functions.syncing_changed)
         presence = PresenceTracker(reactor, syncing, None, lambda _sender, _token: None, relay.forward)

@@ -78,8 +78,8 @@ class StreamFollower:
             (docs/protocol/traps.md 30).
         begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first
             POSITION; by default its ``prev``, or its ``new`` if that is less.
-        access_tokens: whether functions and copies receive the access tokens in facts of the caches stream; ``first``
-            always does.
+        access_tokens: whether functions, copies and the followers of a relay receive the access tokens in facts of the
+            caches stream; ``first`` always does.
         relay: publishes what is applied; None if nothing is relayed.
 
     """

@@ -137,10 +137,9 @@ class Worker(RegistersFunctions):
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         limits = limits or Limits()
-        shared = {"server_name": server_name, "limits": limits, "wall": wall, "reactor": reactor}
+        shared: dict[str, Any] = {"server_name": server_name, "limits": limits, "wall": wall, "reactor": reactor}
         self._reporter = PresenceReporter(reactor, self._peers, wall=wall, line_limit=limits.line_limit)
-        options: dict[str, Any] = {"alone": not writes, "access_tokens": access_tokens, **shared}
-        self._relay = make_relay(self._reporter, self._functions, **options) if relay else None
+        self._relay = make_relay(self._reporter, self._functions, alone=not writes, **shared) if relay else None
         self._master = self._make_master(writes, shared) if writes else None
         self.failed: Deferred[CommitsLostError] = self.store.commits_lost
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}

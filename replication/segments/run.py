@@ -237,7 +237,7 @@ def _unknown_positions(
         return {}  # without a column of writers, every row is one of those with a position
     found: dict[InstanceName, int] = {}
     for writer in [each for each in definition.writers if each not in positions]:
-        rows = table.columns(StreamRange.of(definition, [WriterRange(writer, ORIGIN, LAST)], exclusive=False))
+        rows = table.columns(StreamRange.of(definition, [WriterRange(writer, ORIGIN, LAST)]))
         if (request.instances and writer not in request.instances) or next(rows, None) is None:
             continue
         if request.upto is None:

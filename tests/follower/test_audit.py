@@ -307,6 +307,18 @@ class HoleTests(AuditCase):
         followed.check()
         self.assertEqual(followed.applied(), [2, 4])
 
+    def test_the_status_shows_up_to_where_facts_were_compared(self) -> None:
+        followed = self.follow()
+        followed.restart(audited=False)
+        followed.at(ONE, 1)
+        followed.restart()
+        followed.at(ONE, 1)
+        followed.at(TWO, 1)
+        self.assertEqual([followed.follower.status(each).audited for each in (ONE, TWO)], [1, 0])
+        followed.restart(audited=False)
+        followed.at(ONE, 1)
+        self.assertIsNone(followed.follower.status(ONE).audited)
+
     def test_an_idle_database_is_asked_one_question_and_tokens_are_forgotten(self) -> None:
         followed = self.follow()
         followed.at(ONE, 1)

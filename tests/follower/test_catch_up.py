@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import enumerate as enumerate_threads
 from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -279,6 +280,14 @@ class SourcesTests(SourcesCase):
             [f"fetching orders of master from http://source{n}:1: 100098 IDs to go" for n in (0, 1)],
         )
 
+    def test_the_writers_own_http_is_named_as_the_source_of_a_long_catch_up(self) -> None:
+        sources, (own,) = self.sources(page(LARGE_GAP + 50))
+        sources._urls, sources._sources = [], {Url("http://here:9093"): own}  # type: ignore[dict-item]
+        step = CatchUp(Token(1), Token(LARGE_GAP + 99))
+        with logged(LogLevel.info) as messages:
+            now(sources.fetch("tcp:here:9092", ORDERS, MASTER, step, 10))
+        self.assertEqual(messages, ["fetching orders of master from its own HTTP: 100098 IDs to go"])
+
     def test_the_end_of_a_long_catch_up_is_logged_with_its_rows_ids_and_seconds(self) -> None:
         upto = LARGE_GAP + 99
         first = Page([Fact(Token(7), ("[]", "[]"))], Token(LARGE_GAP), limited=False)
@@ -372,6 +381,8 @@ class ConstructionTests(SynchronousTestCase):
             pump = Pump()
             sources = CatchUpSources(pump, [folder, f"file://{folder}"], {}, None)
             self.assertEqual([type(each) for each in sources._sources.values()], [SegmentCatchUp] * 2)
+            threads = {each.name for each in enumerate_threads()}
+            self.assertLessEqual({f"replication {folder}", f"replication file://{folder}"}, threads)
             pump.wait(sources.close())
 
     def test_an_invalid_source_is_refused_at_construction(self) -> None:
@@ -508,6 +519,40 @@ class DatabaseTests(SynchronousTestCase):
         other = DatabaseCatchUp("postgresql://nowhere.test/db", self.pump, definitions)
         self.assertEqual([*other.foreign], ["mapped1", "joined1"])
         self.pump.wait(other.close())
+
+    def test_an_audit_reads_positions_and_tokens_of_another_programs_tables(self) -> None:
+        """Each question may be the first; a stream of which no position is stored has its largest token."""
+        with closing(sqlite3.connect(self.path)) as theirs:
+            for table in ("orders", "stock"):
+                theirs.execute(f"CREATE TABLE {table} (stream_id INTEGER PRIMARY KEY, writer, item)")
+                theirs.execute(f"INSERT INTO {table} VALUES (2, 'master', 'a'), (3, 'other', 'b'), (5, 'master', 'c')")
+            theirs.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
+            theirs.execute("INSERT INTO stream_positions VALUES ('theirs', 'master', 7), ('unknown', 'master', 9)")
+            theirs.commit()
+        other, stock = InstanceName("other"), StreamName("stock")
+        columns: dict[str, Any] = {"row": ["item"], "instance_column": "writer"}
+        definitions = [
+            StreamDefinition("orders", table="orders", position_name="theirs", **columns),
+            StreamDefinition("stock", table="stock", position_name="", **columns),
+            StreamDefinition("missing", table="missing", position_name="elsewhere", **columns),
+        ]
+
+        def ask(question: Callable[[DatabaseCatchUp], Any]) -> Any:
+            source = DatabaseCatchUp(self.url, self.pump, definitions)
+            answer = self.pump.wait(question(source))
+            self.pump.wait(source.close())
+            return answer
+
+        self.assertEqual(ask(lambda source: source.stored_positions()), {"orders": {"master": 7}})
+        self.assertEqual(ask(lambda source: source.newest(stock)), {"master": 5, "other": 3})
+        found = ask(lambda source: source.present(ORDERS, MASTER, after=Token(2), upto=Token(5)))
+        self.assertEqual(found, {5})
+        self.assertEqual(ask(lambda source: source.present(stock, other, after=Token(0), upto=Token(9))), {3})
+        source = DatabaseCatchUp(self.url, self.pump, definitions)
+        self.assertEqual([source.audits(each) for each in (ORDERS, stock, StreamName("else"))], [True, True, False])
+        self.assertEqual([source.stores_positions(each) for each in (ORDERS, stock)], [True, False])
+        self.assertEqual((source.state(ORDERS, MASTER, Token(5)), source.settled(ORDERS, MASTER)), (None, 2**63 - 1))
+        self.pump.wait(source.close())
 
     def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
         """A writer whose rows are rare must not make the database read millions of rows of others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, NotAWriterError, SchemaError, StoreError
@@ -28,6 +29,7 @@ from tests.redis import FakeRedis
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from replication.session.encoder import EncodedLines
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
     from replication.web.client import HttpCatchUp
@@ -135,6 +137,35 @@ class PublishingTests(RelayCase):
         self.store.open_gate("commit")
         self.net.run()
         self.assertEqual((wire.read(), self.stored()), (rdata(2), 2))
+
+    def test_a_writer_is_announced_to_those_that_follow_the_stream(self) -> None:
+        self.store.close_gate("commit")
+        self.serve(HELLO + position(1, 7))
+        begin(self.worker.start())
+        self.net.run()
+        orders, stock = self.follow("orders"), self.follow("stock")
+        self.store.open_gate("commit")
+        self.net.run()
+        self.assertEqual((orders.read(), stock.read()), (position(7, 7), b""))
+
+    def test_the_positions_of_own_streams_are_read_again_before_they_are_sent(self) -> None:
+        relay = self.worker._relay
+        assert relay is not None
+        self.assertIsNone(relay.refresh())
+        asked: list[object] = []
+
+        class Own:
+            def refresh(self) -> Deferred[None]:
+                return refreshed
+
+            def lines(self, streams: object) -> list[EncodedLines]:
+                asked.append(streams)
+                return []
+
+        refreshed: Deferred[None] = Deferred()
+        relay.own = Own()
+        self.assertIs(relay.refresh(), refreshed)
+        self.assertEqual((relay.lines([ORDERS]), asked), ([], [[ORDERS]]))
 
     def test_a_writer_is_announced_once_it_is_caught_up_with(self) -> None:
         """A relay with a new database: a lower POSITION would take its followers back."""

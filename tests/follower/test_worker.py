@@ -20,6 +20,7 @@ from replication.errors import (
     SchemaError,
     StoreError,
     StreamError,
+    UnknownStreamError,
 )
 from replication.follower.worker import Worker
 from replication.net.protocol import Limits
@@ -724,8 +725,19 @@ class WritingWithOwnDatabaseTests(SynchronousTestCase):
         self.assertEqual(now(worker.served.append_texts("orders", [[1]], None)), [2])
         page = now(worker.served.page("orders", None, after=0, upto=None, limit=10))
         self.assertEqual([fact.token for fact in page.facts], [2])
-        outcome = begin(worker.served.page("orders", "master", after=0, upto=9, limit=10))
-        self.assertIn("only facts of 'w' are kept here", str(error_of(outcome)))
+        now(worker.served.append_texts("orders", [[[2]], [[3]]], None))
+        since, token = now(worker.served.since("orders", "2", 1))
+        self.assertEqual(([each.token for each in since.written], token), ([3], "3"))
+        for ask in (
+            worker.served.page("orders", "master", after=0, upto=9, limit=10),
+            worker.served.history("orders", "master"),
+        ):
+            error = error_of(begin(ask))
+            assert isinstance(error, UnknownStreamError)
+            self.assertEqual(str(error), "stream 'orders': only facts of 'w' are kept here")
+            self.assertEqual(error.stream, "orders")
+        own = [[*now(worker.served.history("orders", "w"))], [*now(worker.store.history(ORDERS, InstanceName("w")))]]
+        self.assertEqual((own[0], len(own[0])), (own[1], 1))
         self.assertEqual(now(worker.stop()), None)
         self.assertEqual(len(starting), 1)
         error_of(starting)
@@ -775,6 +787,17 @@ class WritingTests(SynchronousTestCase):
         tokens = now(worker.served.append_texts("orders", [[["o"]]] * count, None))
         self.net.run()
         return tokens
+
+    def test_the_streams_that_are_written_here_are_served_with_every_argument(self) -> None:
+        self.start()
+        served = self.one.served
+        facts = [[["a"]], [["b"]], [["c"]]]
+        tokens = now(served.append_texts("orders", facts, "key"))
+        self.assertEqual((tokens, now(served.append_texts("orders", facts, "key"))), ([2, 3, 4], tokens))
+        for after, upto, limit, found in ((2, 4, 9, [3, 4]), (2, 3, 9, [3]), (0, None, 1, [2])):
+            page = now(served.page("orders", "one", after=after, upto=upto, limit=limit))
+            self.assertEqual([fact.token for fact in page.facts], found)
+        self.assertEqual([each.definition.name for each in served.stream_statuses("orders")], ["orders"])
 
     def test_trap_46_each_writer_publishes_its_own_facts(self) -> None:
         self.start()
