@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replication.errors import StoppingError, StoreError, StreamError, UnknownStreamError
 from replication.streams.interfaces import Write
-from replication.streams.skips import SkippedFact, SkipState
+from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import begin, error_of, logged, now
 from tests.follower.cases import HELLO, WorkerCase, fact, position, rdata
@@ -53,6 +53,20 @@ class SkipsTests(WorkerCase):
         self.assertEqual((applied.state, again.state), (SkipState.APPLIED, SkipState.APPLIED))
         samples = {each.name: each.value for each in self.worker.served.samples() if "stream" in each.labels}
         self.assertEqual(samples["facts_skipped_total"], 1)
+
+    def test_the_function_of_the_application_decides(self) -> None:
+        failed: list[FailedFact] = []
+
+        @self.worker.on_failed_fact("orders", attempts=1)
+        def decide(each: FailedFact, _: ApplyTransaction) -> FailedFactAction:
+            failed.append(each)
+            return FailedFactAction.SKIP
+
+        self.make_it_fail()
+        self.assertEqual(([(each.fact.token, each.attempts) for each in failed], self.at()), ([(3, 1)], 4))
+        skips = self.worker.served.skips
+        assert skips is not None
+        self.assertEqual([each.decided_by for each in now(skips.skipped("orders", 9))], ["function"])
 
     def test_what_cannot_be_is_refused(self) -> None:
         self.make_it_fail()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
@@ -301,6 +302,52 @@ class CacheTests(WorkerCase):
         with logged() as messages:
             self.start()
         self.assertEqual(messages, ["nothing invalidates the cached functions: caches is not among streams"])
+
+
+class AuditedRelayTests(WorkerCase):
+    """Behind a relay that compares its facts with a database, a worker that uses facts compares with the relay."""
+
+    INTERVAL = 10.0
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.worker = self.make_worker(audit_interval=self.INTERVAL, copy=False, catch_up=["http://127.0.0.1:9093"])
+        self.worker.cached()(lambda: None)
+        self.http = self.net.serving[HTTP] = FakeWriter(b"")
+        self.answer(audited=1)
+        self.serve(HELLO + position(1, 1, "caches") + position(1, 1, "stock"), HELLO + position(1, 1, "caches"))
+
+    def answer(self, *, audited: int | None, late: int = 0) -> None:
+        streams = [
+            {"name": name, "writers": [{"instance": "master", "position": 1, "audited": audited, "late": late}]}
+            for name in ("caches", "stock")
+        ]
+        body = json.dumps({"streams": streams}).encode()
+        self.http.scripts = [b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body]
+
+    def audited(self) -> dict[str, int | None]:
+        return {
+            each.definition.name: writer.audited
+            for each in self.worker.served.stream_statuses()
+            for writer in each.writers
+        }
+
+    def test_only_streams_that_are_used_are_compared(self) -> None:
+        self.start()
+        self.net.run(1.0)
+        self.assertEqual(self.audited(), {"caches": 1, "stock": None})
+
+    def test_it_is_asked_in_each_interval_and_at_each_connection(self) -> None:
+        self.start()
+        self.net.run(1.0)
+        before = len(self.http.connections)
+        self.net.run(self.INTERVAL)
+        self.assertEqual(len(self.http.connections), before + 1)
+        self.answer(audited=None)
+        with logged():
+            self.net.cut()
+            self.net.run(1.0)
+        self.assertEqual(self.audited()["caches"], None)
 
 
 class PauseTests(WorkerCase):

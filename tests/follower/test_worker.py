@@ -502,6 +502,27 @@ class FollowingTests(WorkerCase):
         }
         self.assertEqual((samples["history_checks_total"], samples["history_mismatches_total"]), (2, 1))
 
+    def test_another_history_is_followed_from_its_beginning_if_that_is_accepted(self) -> None:
+        for accepted in (False, True):
+            self.worker = self.make_worker(accept_new_history=accepted)
+            self.start()
+            self.append("a", "b", "c")
+            self.net.run(1.0)
+            with logged():
+                begin(self.master.stop())
+                self.net.run()
+                self.net.cut()
+                self.source = FragileStore()
+                self.begin_master()
+                self.append("other")
+                self.net.run(5.0)
+            self.assertEqual(
+                (contents(self.store) == contents(self.source), self.stored()), (accepted, 2 if accepted else 4)
+            )
+            begin(self.worker.stop())
+            self.net.run()
+            now(self.store.open())
+
     def test_a_function_that_undoes_is_called_with_the_end_of_the_backup(self) -> None:
         self.apply()
         undone: list[tuple[str, int]] = []
