@@ -82,6 +82,17 @@ class FollowTests(RedisCase):
         self.assertEqual(started, [None])
         self.assertEqual(self.worker.connections, {f"redis://127.0.0.1:{PORT}": "following"})
 
+    def test_the_password_is_sent_to_a_redis_that_requires_it(self) -> None:
+        self.redis.password = b"s3cret"
+        self.worker = self.make_worker(redis_password="s3cret")
+        self.assertEqual(self.start(), [None])
+
+    def test_the_clock_of_the_wall_is_that_of_the_connection(self) -> None:
+        self.worker = self.make_worker(wall=lambda: 7.0)
+        self.start()
+        (peer,) = self.worker.served.peer_statuses()
+        self.assertEqual((peer.since, peer.name), (7.0, "example.com"))
+
     def test_incomplete_facts_of_several_writers_are_kept_apart(self) -> None:
         self.start()
         self.publish("RDATA orders one batch [1]", "RDATA orders two batch [2]", "RDATA orders one 2 [1]")

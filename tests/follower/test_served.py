@@ -107,6 +107,16 @@ class ServedTests(WorkerCase):
             ([], "not connected"),
         )
 
+    def test_a_writer_that_is_not_connected_is_named_with_the_reason(self) -> None:
+        self.assertEqual(self.worker.served.unreachable_writers(), [])
+        self.net.cut()
+        del self.net.serving[WIRE]
+        self.assertEqual(self.worker.served.unreachable_writers(), ["tcp:127.0.0.1:9092"])
+        with logged():
+            self.net.run(3.0)
+        (unreachable,) = self.worker.served.unreachable_writers()
+        self.assertRegex(unreachable, r"^tcp:127\.0\.0\.1:9092 \(.*refused.*\)$")
+
     def test_every_metric_has_its_value(self) -> None:
         self.worker.cached(name="get")(lambda: None)()
         with logged():
@@ -120,9 +130,9 @@ class ServedTests(WorkerCase):
                 "links": 0,
                 "connections_total": 1,
                 "faults_total kind=unknown command": 1,
-                "catch_ups_total stream=orders": 2,
+                "catch_ups_total stream=orders": 3,
                 "applied_rows_total stream=orders": 2,
-                "failures_total stream=orders": 2,
+                "failures_total stream=orders": 3,
                 "resets_total stream=orders": 0,
                 "history_checks_total stream=orders": 0,
                 "history_mismatches_total stream=orders": 0,
