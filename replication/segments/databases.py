@@ -84,7 +84,6 @@ class SqliteDatabase:
 
     def __init__(self, url: Url) -> None:
         self.url = url
-        self.name = str(url)
         path = Path(url.reveal().removeprefix("sqlite:///"))
         if not path.is_file():
             raise StoreError(f"database {url!r}: there is no such file")
@@ -133,7 +132,6 @@ class PostgresDatabase:
 
     def __init__(self, url: Url) -> None:
         self.url = url
-        self.name = str(url)
         self._session: PostgresSession | None = None
         try:
             from adbc_driver_manager import AdbcConnection, dbapi  # noqa: PLC0415 (an extra)

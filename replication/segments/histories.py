@@ -34,7 +34,7 @@ def read_histories(database: Database) -> Histories:
     try:
         return {(StreamName(stream), InstanceName(writer)): read_history(epochs) for stream, writer, epochs in rows}
     except msgspec.MsgspecError as error:
-        raise StoreError(f"the table stream_histories in {database.name!r} cannot be read: {error}") from error
+        raise StoreError(f"the table stream_histories in {database.url!r} cannot be read: {error}") from error
 
 
 def check_histories(folder: Folder, manifest: Manifest, histories: Histories) -> None:

@@ -178,7 +178,7 @@ def _requested(
     found = read_positions(database)
     if found is None and not request.definitions:
         raise StoreError(
-            f"{database.name!r} has no table stream_positions: is it a master's database? Start the master once, or "
+            f"{database.url!r} has no table stream_positions: is it a master's database? Start the master once, or "
             "name the mapped streams with --config"
         )
     names = {each.position_name: each.name for each in request.definitions if each.position_name}
@@ -205,9 +205,9 @@ def _requested(
                 continue  # a position that the application stores under a name of its own
             if positions:
                 cure = "declare the stream in a file for --config, or choose other streams with --stream"
-                raise StoreError(f"stream {name!r} has a position in {database.name!r}, but {error}: {cure}") from error
+                raise StoreError(f"stream {name!r} has a position in {database.url!r}, but {error}: {cure}") from error
             known = ", ".join(stored) or "none"
-            raise UnknownStreamError(f"no stream {name!r} in {database.name!r}; it has {known}: {error}") from error
+            raise UnknownStreamError(f"no stream {name!r} in {database.url!r}; it has {known}: {error}") from error
         if definition.position_name is not None and not empty:
             ends = {instance: end for (stream, instance), end in reached.items() if stream == name}
             positions = dict(foreign_positions(database, definition, positions, ends, request.upto))

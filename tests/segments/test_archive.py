@@ -111,6 +111,13 @@ def test_a_page_ends_with_its_segment_and_is_empty_after_the_last(tmp_path: Path
     assert (third.facts, third.upto, third.limited) == ((), 58, True)
 
 
+def test_a_page_has_as_many_rows_as_its_limit_unless_its_first_fact_has_more(tmp_path: Path) -> None:
+    """The facts 2, 4 and 6 have 3, 2 and 1 rows."""
+    archive = Archive(write_folder(tmp_path, HISTORY, ends=[58]))
+    ends = {limit: page(archive, 0, 58, limit).facts[-1].token for limit in (1, 3, 4, 5, 6)}
+    assert ends == {1: 2, 3: 2, 4: 2, 5: 4, 6: 6}
+
+
 def test_a_fact_too_long_for_a_line_is_left_to_another_source(tmp_path: Path) -> None:
     """The page ends before it; the facts after it are readable once another source has given it."""
     history = [fact(2, "a"), fact(5, "x" * 200), fact(6, "b"), fact(7, "y" * 200), fact(8, "z" * 200), fact(9, "c")]
