@@ -115,6 +115,7 @@ def test_a_page_has_as_many_rows_as_its_limit_unless_its_first_fact_has_more(tmp
     """The facts 2, 4 and 6 have 3, 2 and 1 rows."""
     archive = Archive(write_folder(tmp_path, HISTORY, ends=[58]))
     ends = {limit: page(archive, 0, 58, limit).facts[-1].token for limit in (1, 3, 4, 5, 6)}
+    archive.close()
     assert ends == {1: 2, 3: 2, 4: 2, 5: 4, 6: 6}
 
 
