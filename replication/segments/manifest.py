@@ -12,6 +12,7 @@ A file that the manifest does not list does not count.
 
 from __future__ import annotations
 
+import re
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -116,6 +117,7 @@ def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str
     return f"{WORK}/{stream}/{instance_folder(instance)}/{after:020}"
 
 
+_RANGE: Final = re.compile(r"[0-9]{20}-[0-9]{20}")  # of a segment, in its name
 _chain_of = attrgetter("stream", "instance")
 _place_of = attrgetter("stream", "instance", "after")
 
@@ -205,5 +207,5 @@ def _is_ours(name: str) -> bool:
             return file.startswith(".") and file.endswith(TEMPORARY)
         case [_, _, file]:
             stem, _, suffix = file.partition(".rdata")
-            return suffix in SUFFIXES.values() and len(stem) == 41 and stem.replace("-", "", 1).isdigit()  # noqa: PLR2004
+            return suffix in SUFFIXES.values() and _RANGE.fullmatch(stem) is not None
     return False

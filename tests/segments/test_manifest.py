@@ -163,7 +163,12 @@ def test_only_unlisted_segments_are_removed_as_leftovers(tmp_path: Path) -> None
     folder = write_folder(tmp_path, HISTORY, ends=[9])
     orphan = write_segment(folder, HISTORY, upto=12)
     kept = write_segment(folder, HISTORY, upto=13)
-    for name in ("notes.txt", "orders/master/notes.rdata", "orders/master/1-2.rdata.gz", "a/b/c/d.rdata"):
+    digits, segment = "0" * 20, "orders/master/" + "0" * 20 + "-" + "0" * 20
+    for name in (
+        *("notes.txt", "orders/master/notes.rdata", "orders/master/1-2.rdata.gz", "a/b/c/d.rdata"),
+        *(f"orders/master/{digits}-{digits[1:]}-.rdata", f"orders/master/{digits}0{digits}.rdata"),
+        *(f"{segment}.rdata.bz2", f"{segment}.txt", f"{segment}.rdata.gz.rdata", f"a/{segment}.rdata"),
+    ):
         with folder.create(name) as sink:
             sink.write(b"mine")
     before = folder.names()
