@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from replication.follower.application import ApplyTransaction
     from replication.follower.worker import Worker
+    from replication.net.access import Access, Grant, Rights
     from replication.net.admission import Bounds
     from replication.net.clock import use_monotonic_clock
     from replication.net.protocol import Limits
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "Access",
     "ApplicationCommand",
     "ApplyTransaction",
     "Bounds",
@@ -96,6 +98,7 @@ __all__ = [
     "FactsGoneError",
     "FailedFact",
     "FailedFactAction",
+    "Grant",
     "Keepalive",
     "Limits",
     "LocalProtocolError",
@@ -108,6 +111,7 @@ __all__ = [
     "RemoteProtocolError",
     "ReplicationError",
     "Reservation",
+    "Rights",
     "RoomError",
     "Rooms",
     "Row",
@@ -131,6 +135,7 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Access": "replication.net.access",
     "ApplicationCommand": "replication.wire.commands",
     "ApplyTransaction": "replication.follower.application",
     "Bounds": "replication.net.admission",
@@ -138,11 +143,13 @@ _ELSEWHERE = {
     "Fact": "replication.streams.facts",
     "FailedFact": "replication.streams.skips",
     "FailedFactAction": "replication.streams.skips",
+    "Grant": "replication.net.access",
     "Keepalive": "replication.session.connection",
     "Limits": "replication.net.protocol",
     "Master": "replication.writer.master",
     "MultiWriterToken": "replication.streams.positions",
     "Reservation": "replication.writer.reservation",
+    "Rights": "replication.net.access",
     "Rooms": "replication.writer.rooms",
     "Row": "replication.streams.typed_rows",
     "SourceTable": "replication.streams.definitions",

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
+from replication.net.access import ALL, Grant, Rights
 from replication.net.admission import Bounds
 from replication.net.endpoints import has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
@@ -87,13 +88,35 @@ class Tls:
         return None if self.certificate is None or self.private_key is None else (self.certificate, self.private_key)
 
 
+@attrs.frozen
+class AccessTable:
+    """``[access.NAME]``: what a peer may do that sends a secret, or shows a certificate with one of these names.
+
+    ``read`` and ``append`` are names of streams; ``*`` stands for all.
+    """
+
+    secret_file: Text | None = None
+    certificates: Texts = ()
+    read: Texts = ()
+    append: Texts = ()
+    commands: bool = False
+    admin: bool = False
+
+    def grant(self, name: str) -> Grant:
+        """Return the rights, with the secret of the file."""
+        rights = Rights((name,), self.read, self.append, commands=self.commands, admin=self.admin)
+        secret = None if self.secret_file is None else read_secret(self.secret_file)
+        return Grant(rights, secret, self.certificates)
+
+
 @attrs.frozen(kw_only=True)
 class Config:
     """The options of a master or a worker; docs/configuration.md describes each.
 
     Times are in seconds, ``line_limit`` and ``max_queued_bytes`` in bytes.  ``streams`` has the ``[[streams]]`` tables
     and the ``STREAMS`` of the modules in ``definitions``; of two with one name the table counts.  ``secret`` is the
-    content of the file ``secret_file``, and ``redis_password`` that of ``redis_password_file``.
+    content of the file ``secret_file``, and ``redis_password`` that of ``redis_password_file``.  ``grants`` are the
+    tables of ``access``, with their secrets.
     """
 
     role: Role = attrs.field(metadata=_NO_KEY)
@@ -106,6 +129,7 @@ class Config:
     redis_password_file: Text | None = attrs.field(default=None, metadata=_WORKER)
     redis_password: str | None = attrs.field(default=None, repr=False, metadata=_NO_KEY)
     secret: str | None = attrs.field(default=None, repr=False, metadata=_NO_KEY)
+    grants: tuple[Grant, ...] = attrs.field(default=(), repr=False, metadata=_NO_KEY)
     ping_after: Seconds = Keepalive().ping_after
     give_up_after: Seconds = Keepalive().give_up_after
     line_limit: Annotated[int, msgspec.Meta(ge=1024)] = LINE_LIMIT
@@ -122,6 +146,7 @@ class Config:
     listen: Texts = ()
     insecure: bool = False
     tls: Tls = attrs.field(factory=Tls)
+    access: dict[Text, AccessTable] = attrs.field(factory=dict)
     streams: tuple[StreamDefinition, ...] = ()
     definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
@@ -167,6 +192,7 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         raise ConfigError(f"{where}: a name has 1 to 255 characters and no white space") from None
     if "secret_file" in values:
         values["secret"] = read_secret(values["secret_file"])
+    values["grants"] = tuple(table.grant(name) for name, table in values.get("access", {}).items())
     if "redis_password_file" in values:
         values["redis_password"] = read_secret(values["redis_password_file"])
     if role == "worker":
@@ -178,6 +204,7 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
     _check_tls(config, path)
+    _check_access(config, path)
     if role == "worker":
         _check_listen(config, path)
     if config.give_up_after <= config.ping_after:
@@ -196,6 +223,34 @@ def _check_tls(config: Config, path: str | None) -> None:
         raise ConfigError(f"{path}: tls.certificate and tls.private_key belong together: give both")
     if tls.certificate is not None and config.role == "master":
         raise ConfigError(f"{path}: tls.certificate: only a worker shows one; ssl: endpoints name their own")
+
+
+def _check_access(config: Config, path: str | None) -> None:
+    """Raise ConfigError if a table of ``[access]`` would have no effect, or another one than it seems to have."""
+    owners: dict[str | None, str] = {} if config.secret is None else {config.secret: "secret_file"}
+    for grant in config.grants:
+        where = f"{path}: access.{grant.name}"
+        if grant.secret is None and not grant.certificates:
+            raise ConfigError(f"{where}: give secret_file or certificates, or no peer has these rights")
+        if grant.certificates and config.tls.client_ca is None:
+            raise ConfigError(f"{where}.certificates without tls.client_ca: name the file with the clients' authority")
+        if grant.secret is not None:
+            if config.http is None:
+                raise ConfigError(f"{where}.secret_file without http: only requests of HTTP send a secret")
+            if grant.secret in owners:
+                raise ConfigError(f"{where}.secret_file: {owners[grant.secret]} has the same secret: give each its own")
+            owners[grant.secret] = f"access.{grant.name}"
+        for key in ("read", "append"):
+            for name in getattr(config.access[grant.name], key):
+                _check_stream_name(name, f"{where}.{key}")
+
+
+def _check_stream_name(name: str, where: str) -> None:
+    try:
+        if name != ALL:
+            grammar.stream_name(name)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"{where}: {error}; give names of streams, or * for all") from None
 
 
 def _check_listen(config: Config, path: str | None) -> None:
@@ -221,10 +276,14 @@ def sockets_of(found: Config, make_wire: Callable[[], Any], make_http: Callable[
         for each in found.listen
     ]
     if found.http is not None:
-        risk = http_risk(found.http, has_secret=found.secret is not None, demands_certificates=demands)
+        risk = http_risk(found.http, has_secret=_has_secret(found), demands_certificates=demands)
         make_site = partial(make_http, certified=demands and has_tls(found.http))
         sockets.append(make_socket("http", "HTTP", found.http, make_site, risk))
     return sockets
+
+
+def _has_secret(config: Config) -> bool:
+    return config.secret is not None or any(each.secret is not None for each in config.grants)
 
 
 def role_of(path: str) -> Role:
@@ -275,6 +334,10 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):
             _refuse_unknown(place, attrs.fields_dict(WriterPlace), path, f"writers.{name}.")
+    access = table.get("access")
+    for name, entry in access.items() if isinstance(access, dict) else ():
+        for each in _tables([entry]):
+            _refuse_unknown(each, attrs.fields_dict(AccessTable), path, f"access.{name}.")
     if isinstance(tls := table.get("tls"), dict):
         _refuse_unknown(tls, attrs.fields_dict(Tls), path, "tls.")
     given = {**table, "rooms": True} if table.get("rooms") == {} else table

@@ -31,6 +31,7 @@ from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event
+from replication.net.access import Access
 from replication.net.admission import allow_open_files
 from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import format_address
@@ -371,10 +372,10 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     found = config.load(role, options.subOptions["config"], given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
-    make_http = partial(
-        make_site, server.served, secret=found.secret, reactor=reactor, rooms=rooms, bounds=found.bounds
-    )
-    sockets = config.sockets_of(found, server.factory, make_http)
+    access = Access(found.grants)
+    given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
+    make_http = partial(make_site, server.served, secret=found.secret, **given)
+    sockets = config.sockets_of(found, partial(server.factory, access), make_http)
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
         reactor,

@@ -10,6 +10,7 @@ import pytest
 
 from replication import config, synapse
 from replication.errors import ConfigError
+from replication.net.access import Grant, Rights
 from replication.streams.definitions import StreamDefinition
 from replication.urls import Url
 from replication.wire.grammar import StreamName
@@ -287,3 +288,33 @@ def test_the_samples_show_every_key_and_what_they_comment_out_loads_too(tmp_path
     assert found.redis_password == ("psst" if role == "worker" else None)
     shown = tomllib.loads(spoken)
     assert set(shown) == {key for key, field in config._KEYS.items() if field.metadata.get("role", role) == role}
+
+
+def test_tables_of_access_that_would_not_do_what_they_seem_to_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush")
+    secret = f'secret_file = "{tmp_path}/secret"\n'
+    for text, why in (
+        ("[access.a]\nread = ['orders']", "FILE: access.a: give secret_file or certificates"),
+        ("[access.a]\ncertificates = ['w']", "FILE: access.a.certificates without tls.client_ca: name the file"),
+        (f"{secret}[access.a]\n{secret}", "FILE: access.a.secret_file: secret_file has the same secret"),
+        (f"[access.a]\n{secret}[access.b]\n{secret}", "FILE: access.b.secret_file: access.a has the same secret"),
+        (f"[access.a]\n{secret}read = ['no stream']", "FILE: access.a.read: "),
+        (f"[access.a]\n{secret}reads = ['*']", "FILE: access.a.reads: unknown key; did you mean read?"),
+        (f"[access.a]\n{secret}read = '*'", "FILE: access.*.read: Expected `array`, got `str`"),
+    ):
+        assert refusal(tmp_path, text).startswith(why), text
+    assert "access.a.secret_file without http" in refusal(tmp_path, f"[access.a]\n{secret}", "worker")
+
+
+def test_the_rights_of_a_table_are_those_of_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    path = tmp_path / "master.toml"
+    path.write_text(
+        f"[access.shop]\nsecret_file = '{tmp_path}/secret'\nread = ['*']\nappend = ['orders']\nadmin = true"
+    )
+    found = config.load("master", str(path))
+    rights = Rights(("shop",), {"*"}, {"orders"}, commands=False, admin=True)
+    assert found.grants == (Grant(rights, "hush"),)
+    assert "hush" not in repr(found)
+    (_, http) = config.sockets_of(found, object, object)
+    assert "without TLS, and the secret can be read on the way" in http.open_risk, "a secret of a table is a secret"

@@ -15,6 +15,7 @@ from replication import errors
 
 CHECKOUT = Path(__file__).parent.parent
 PUBLIC = {
+    "Access",
     "ApplicationCommand",
     "ApplyTransaction",
     "Bounds",
@@ -26,6 +27,7 @@ PUBLIC = {
     "FactsGoneError",
     "FailedFact",
     "FailedFactAction",
+    "Grant",
     "Keepalive",
     "Limits",
     "LocalProtocolError",
@@ -38,6 +40,7 @@ PUBLIC = {
     "RemoteProtocolError",
     "ReplicationError",
     "Reservation",
+    "Rights",
     "RoomError",
     "Rooms",
     "Row",

@@ -34,7 +34,7 @@ from replication.writer.publisher import encode_within
 from replication.writer.subscribers import Subscribers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
@@ -91,7 +91,7 @@ class Relay:
         """Return what ``lines`` must wait for; None if it need not wait."""
         return None if self.own is None else self.own.refresh()
 
-    def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:
+    def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
         ours = [] if self.own is None else self.own.lines(streams)
         return [*ours, *(self._position(key) for key in self._published if not streams or key[0] in streams)]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replication.caches import Caches
     from replication.follower.relay import RelayServer
     from replication.follower.streams import FollowedStreams
+    from replication.net.access import Access
     from replication.net.links import IWriterLink
     from replication.presence.reporter import PresenceReporter
     from replication.storage.tables.instances import TokenCodec
@@ -72,12 +73,12 @@ class ServedStreams:
             )
         return self._master
 
-    def factory(self) -> Factory:
+    def factory(self, access: Access | None = None) -> Factory:
         """Return the protocol factory to listen with; NotAWriterError if nothing is published here."""
         if self.relay_server is not None:
-            return self.relay_server.subscribers
+            return self.relay_server.subscribers.listener(access)
         if self._master is not None:
-            return self._master.factory()
+            return self._master.factory(access)
         raise NotAWriterError(
             f"worker {self.instance_name!r} publishes nothing: give writes=[…] or relay=True",
             instance=self.instance_name,

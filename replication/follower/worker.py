@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.protocol import Factory
 
+    from replication.net.access import Access
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
@@ -272,9 +273,12 @@ class Worker(RegistersFunctions):
         """Return the writer of a stream in ``writes``; NotAWriterError or UnknownStreamError if it is not there."""
         return self.served.writer(name).stream(name)
 
-    def factory(self) -> Factory:
-        """Return the protocol factory to listen with; NotAWriterError if this worker writes and relays no stream."""
-        return self.served.factory()
+    def factory(self, access: Access | None = None) -> Factory:
+        """Return the protocol factory to listen with; NotAWriterError if this worker writes and relays no stream.
+
+        ``access`` is as in ``Master.factory``.
+        """
+        return self.served.factory(access)
 
     # ---- commands to writers
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
@@ -36,16 +36,15 @@ class Broadcast:
         """Iterate over all connections, oldest first; connections may be added and removed meanwhile."""
         return iter(list(self._wanted))
 
-    def add(self, peer: ReplicationProtocol) -> None:
-        """Send everything that is published from now on to ``peer``."""
+    def add(self, peer: ReplicationProtocol, streams: frozenset[StreamName] | None = None) -> None:
+        """Send what is published from now on to ``peer``: these streams, or all if ``streams`` is None."""
         self.flush()
-        self._wanted[peer] = None
+        self._wanted[peer] = streams
 
-    def restrict(self, peer: ReplicationProtocol, streams: Collection[StreamName]) -> None:
-        """Send only these streams to ``peer`` from now on; all streams if ``streams`` is empty."""
-        self.flush()
+    def restrict(self, peer: ReplicationProtocol, streams: frozenset[StreamName] | None) -> None:
+        """Send only these streams to ``peer`` from now on; all streams if ``streams`` is None."""
         if peer in self._wanted:
-            self._wanted[peer] = frozenset(streams) or None
+            self.add(peer, streams)
 
     def remove(self, peer: ReplicationProtocol) -> None:
         """Send nothing more to ``peer``."""

@@ -38,6 +38,30 @@ _WRONG_PURPOSE: Final = 26  # X509_V_ERR_INVALID_PURPOSE
 
 
 @attrs.frozen
+class NamePatterns:
+    """DNS names of certificates, such as ``worker1``, or patterns, such as ``*.example.com``.
+
+    A certificate has the DNS names of its subjectAltName.  ConfigError, with the ``key`` of the configuration: one of
+    ``names`` is neither.
+    """
+
+    names: Sequence[str]
+    key: str
+    _patterns: list[DNSPattern] = attrs.field(init=False)
+
+    @_patterns.default
+    def _parse_names(self) -> list[DNSPattern]:
+        try:
+            return [DNSPattern.from_bytes(each.encode("idna")) for each in self.names]
+        except (CertificateError, UnicodeError) as error:
+            raise ConfigError(f"{self.key}: write DNS names such as worker1 or *.example.com: {error}") from error
+
+    def match(self, certificate: x509.Certificate) -> bool:
+        """Return whether a certificate has one of the names."""
+        return any(_matches(name, pattern) for name in _dns_names(certificate) for pattern in self._patterns)
+
+
+@attrs.frozen
 class ClientRule:
     """Which client certificates are accepted: those of the authority in the file ``authority``, for certain names.
 
@@ -47,26 +71,17 @@ class ClientRule:
 
     authority: str
     names: Sequence[str] = ()
-    _patterns: list[DNSPattern] = attrs.field(init=False)
+    _patterns: NamePatterns = attrs.field(init=False)
 
     @_patterns.default
-    def _parse_names(self) -> list[DNSPattern]:
-        try:
-            return [DNSPattern.from_bytes(each.encode("idna")) for each in self.names]
-        except (CertificateError, UnicodeError) as error:
-            raise ConfigError(f"tls.allow: write DNS names such as worker1 or *.example.com: {error}") from error
+    def _parse_names(self) -> NamePatterns:
+        return NamePatterns(self.names, "tls.allow")
 
     def refusal(self, certificate: x509.Certificate) -> str | None:
         """Return why ``certificate``, which the authority has signed, is refused; None if it is accepted."""
-        if not self._patterns:
+        if not self.names or self._patterns.match(certificate):
             return None
-        try:
-            found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-            names = found.value.get_values_for_type(x509.DNSName)
-        except (x509.ExtensionNotFound, ValueError):
-            names = []
-        if any(_matches(name, pattern) for name in names for pattern in self._patterns):
-            return None
+        names = _dns_names(certificate)
         of = f"for {', '.join(names)!r:.200}" if names else "without a DNS name"
         return f"the certificate is {of}, which tls.allow does not have"
 
@@ -155,6 +170,14 @@ class _TlsFactory(TLSMemoryBIOFactory):
     def buildProtocol(self, addr: IAddress | None) -> Any:
         inner = self.wrappedFactory.buildProtocol(addr)
         return None if inner is None else self.protocol(self, inner)
+
+
+def _dns_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        return found.value.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
 
 
 def _matches(name: str, pattern: DNSPattern) -> bool:

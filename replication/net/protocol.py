@@ -25,6 +25,7 @@ from twisted.protocols.basic import LineReceiver
 from zope.interface import implementer
 
 from replication.errors import LocalProtocolError
+from replication.net.access import Access, Rights
 from replication.net.admission import Bounds
 from replication.net.endpoints import format_address
 from replication.net.tls import describe_tls_error
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 
 # An accepted connection that sends more at once is processed in turns, between which others have theirs.
-TURN_BYTES: Final = 8192
-REST: Final = 0.01  # seconds between two turns, times the number of connections that wait for one
+TURN_BYTES: Final = 4096
+REST: Final = 0.005  # seconds between two turns, times the number of connections that wait for one
 
 
 class IConnectionOwner(Protocol):
@@ -125,6 +126,9 @@ class ReplicationProtocol(LineReceiver):
         wall: the time in seconds since 1970, for PING and ``since``.
         commands: those that this end accepts, by name; by default the protocol's.
 
+    ``access`` has the rights of peers, at an accepted connection.  The owner
+    sets ``rights``, those of this peer, and ``refused``: it has sent a command without the right to.
+
     Public attributes: ``name`` (the peer's, set by the owner), ``address`` (the peer's), ``since`` (when it connected,
     seconds since 1970), ``last_command`` (the name of the last command received), ``lines_in``, ``lines_out``,
     ``bytes_in``, ``bytes_out``, ``tls_error`` (why TLS failed, else None) and ``session``, the ReplicationConnection.
@@ -142,12 +146,15 @@ class ReplicationProtocol(LineReceiver):
     limits: Limits = attrs.field(factory=Limits)
     _wall: Callable[[], float] = attrs.field(kw_only=True, default=time.time)
     _commands: Mapping[str, type[Command]] = attrs.field(kw_only=True, default=COMMANDS)
+    access: Access = attrs.field(kw_only=True, factory=Access)
 
     def __attrs_post_init__(self) -> None:
         """Begin with a peer that has sent nothing."""
         self.MAX_LENGTH = self.limits.line_limit
         self.name = self.address = self.last_command = ""
         self.tls_error: str | None = None
+        self.rights = Rights()
+        self.refused = False
         self.lines_in = self.lines_out = self.bytes_in = self.bytes_out = 0
         self._timer: IDelayedCall | None = None
         self._unread = b""

@@ -1,4 +1,4 @@
-"""Access: with the shared secret; or, if there is none, from this machine only (docs/http.md, Access)."""
+"""Access: with a secret; or, if there is none, from this machine only (docs/http.md, Access)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from twisted.internet.address import UNIXAddress
 
+from replication.net.access import EVERY_RIGHT, UNNAMED, Access, Rights
 from replication.net.endpoints import is_local
 from replication.web.address import bearer
 from replication.web.request import RequestError
@@ -45,27 +46,52 @@ class AccessPolicy:
 
     It is made from the secret, or from None: then an address of this machine is required, and no page of another site
     may have caused the request.  With ``certified`` each connection has shown a client certificate that is accepted, so
-    without a secret every address has access.  ConfigError as from ``bearer``.
+    without a secret every address has access.  ``access`` has further secrets, and the rights of certificates; a
+    request has the rights that both its secret and its certificate give.  ConfigError as from ``bearer``.
     """
 
-    expected: bytes | None = attrs.field(converter=attrs.converters.optional(bearer))
+    secret: str | None = attrs.field(repr=False)
     certified: bool = False
+    access: Access = attrs.field(factory=Access)
+    _secrets: list[tuple[bytes, Rights]] = attrs.field(init=False, repr=False)
 
-    def error(self, peer: object, headers: Headers) -> RequestError | None:
-        """Return why a request from the address ``peer``, with these headers, is refused, or None."""
-        if self.expected is None and self.certified:
-            why = _why_other_site(headers)
-            return None if why is None else RequestError(403, why)
-        if self.expected is None:
-            why = _why_not_local(peer, headers)
-            return None if why is None else RequestError(403, f"{why}; --secret-file opens it to others")
+    @_secrets.default
+    def _read_secrets(self) -> list[tuple[bytes, Rights]]:
+        every = [] if self.secret is None else [(bearer(self.secret), EVERY_RIGHT)]
+        return [*every, *((bearer(each.secret), each.rights) for each in self.access.grants if each.secret is not None)]
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether requests need a secret."""
+        return bool(self._secrets)
+
+    def rights(self, peer: object, headers: Headers, transport: object = None) -> Rights:
+        """Return what the sender of a request may do; RequestError if it has no access.
+
+        The request has come from the address ``peer``, with these headers, over ``transport``.
+        """
+        if self._secrets:
+            given = self._rights_of_secret(headers)
+        else:
+            why = _why_other_site(headers) if self.certified else _why_not_local(peer, headers)
+            if why is not None:
+                raise RequestError(403, why if self.certified else f"{why}; --secret-file opens it to others")
+            given = EVERY_RIGHT
+        shown = self.access.of_transport(transport)
+        if shown is None:
+            raise RequestError(403, UNNAMED)
+        return given & shown
+
+    def _rights_of_secret(self, headers: Headers) -> Rights:
         authorization = headers.getRawHeaders(b"authorization", [])
         if len(authorization) != 1:
-            return RequestError(401, "one header 'Authorization: Bearer SECRET' is needed here", CHALLENGE)
+            raise RequestError(401, "one header 'Authorization: Bearer SECRET' is needed here", CHALLENGE)
         scheme, _, secret = authorization[0].strip().partition(b" ")
-        if not hmac.compare_digest(scheme.capitalize() + b" " + secret.strip(), self.expected):
-            return RequestError(401, "a wrong secret: both sides must be given the same --secret-file", CHALLENGE)
-        return None
+        sent = scheme.capitalize() + b" " + secret.strip()
+        found = [rights for expected, rights in self._secrets if hmac.compare_digest(sent, expected)]
+        if not found:
+            raise RequestError(401, "a wrong secret: both sides must be given the same --secret-file", CHALLENGE)
+        return found[0]
 
 
 def _why_not_local(peer: object, headers: Headers) -> str | None:

@@ -33,6 +33,7 @@ METRICS: Final = {
     "bytes_total": "Bytes of the wire, in and out.",
     "queued_bytes": "Bytes that wait for peers that do not read.",
     "commands_total": "Commands received from followers.",
+    "commands_refused_total": "Commands of followers that have no right to send them.",
     "faults_total": "Connections closed because of an error of the peer.",
     "skipped_messages_total": "Messages of Redis that were skipped: not needed, or wrong.",
     "catch_up_rows_total": "Rows served in pages.",

@@ -3,7 +3,8 @@
 A request is refused as soon as its headers allow, and its body is limited.  An error names the parameter that is wrong.
 
 A body that is too large is answered at once.  What still arrives of it is discarded, up to twice the limit; then the
-connection is closed.  A body is stored only if the sender has access and the content type is one that the API reads.
+connection is closed.  A body is stored only if the sender may change something, and if the content
+type is one that the API reads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import attrs
 from twisted.web import server
 
 from replication.errors import RemoteProtocolError
+from replication.net.access import Rights
 from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 
@@ -58,12 +60,14 @@ class RequestError(Exception):
 class ApiRequest(server.Request):
     """A request whose body is limited.
 
-    ``api`` is what answers it, and ``access_error`` why the sender has no access; both are known once all headers have
-    arrived.  ``early_error`` is an error that was answered before the body's end.  ``received`` counts its bytes.
+    ``api`` is what answers it, ``access_error`` why the sender has no access, and ``rights`` what it may do; they are
+    known once all headers have arrived.  ``early_error`` is an error that was answered before the body's end.
+    ``received`` counts its bytes.
     """
 
     api: Api
     access_error: RequestError | None = None
+    rights = Rights()
     early_error: RequestError | None = None
     disconnected = False
     media_type = ""
@@ -76,9 +80,12 @@ class ApiRequest(server.Request):
         content_type = self.requestHeaders.getRawHeaders(b"content-type", [b""])[0].decode("latin-1")
         self.media_type = content_type.partition(";")[0].strip().lower()
         self.content, self._body = BytesIO(), BytesIO()  # Twisted looks for a form in `content`, which stays empty
-        self.access_error = self.api.access_error(self)
+        try:
+            self.rights = self.api.rights(self)
+        except RequestError as error:
+            self.access_error = error
         self._limit = self.api.max_body
-        self._stores_body = self.media_type in BODY_TYPES and self.access_error is None
+        self._stores_body = self.media_type in BODY_TYPES and self.rights.may_change
         self._check_size(length or 0)
 
     def handleContentChunk(self, data: bytes) -> None:

@@ -12,7 +12,7 @@ from replication.web.request import Answer, RequestError, read_limit, read_query
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from replication.rooms.views import EventView, RoomView, StateGroupView, StoredEvent
     from replication.web.request import ApiRequest
@@ -25,7 +25,7 @@ class IRooms(Protocol):
     """The rooms of a process: ``replication.Rooms``."""
 
     @property
-    def streams(self) -> Container[str]:
+    def streams(self) -> Collection[str]:
         """The streams whose facts are events of rooms, and nothing else."""
         ...
 

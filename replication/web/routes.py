@@ -13,6 +13,7 @@ from replication.web.request import RequestError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from replication.net.access import Right
     from replication.web.request import Answer, ApiRequest
 
 ROOM: Final = "/v1/rooms/ROOM"
@@ -24,14 +25,16 @@ class Route:
     """One call of the API.
 
     A part of ``path`` in upper case is a parameter; one that ends with … takes the rest of the path, as a list.
-    ``answer`` is called with the request and the parameters.  ``label`` is the call's name in metrics.  A ``public``
-    call needs no secret.
+    ``answer`` is called with the request and the parameters.  ``label`` is the call's name in metrics.  The
+    sender needs ``right``: for the stream that is the first parameter, or for those of rooms.  A ``public`` call needs
+    no secret.
     """
 
     method: str
     path: str
     label: str
     answer: Callable[..., Awaitable[Answer]]
+    right: Right | None = None
     public: bool = False
     _parts: Sequence[str] = attrs.field(init=False)
 
@@ -54,29 +57,29 @@ class Route:
 
 ROUTES: Final = (
     Route("GET", "/v1/streams", "streams", status.list_streams),
-    Route("GET", "/v1/streams/NAME", "stream", status.read_stream),
-    Route("GET", "/v1/streams/NAME/updates", "updates", facts.read_updates),
-    Route("GET", "/v1/streams/NAME/history", "history", facts.read_history),
-    Route("POST", "/v1/streams/NAME/facts", "facts", facts.append_facts),
-    Route("POST", "/v1/streams/NAME/skip", "skip", skips.skip_fact),
-    Route("POST", "/v1/streams/NAME/retry", "retry", skips.retry_fact),
-    Route("GET", "/v1/skipped", "skipped", skips.list_skipped),
+    Route("GET", "/v1/streams/NAME", "stream", status.read_stream, "see"),
+    Route("GET", "/v1/streams/NAME/updates", "updates", facts.read_updates, "read"),
+    Route("GET", "/v1/streams/NAME/history", "history", facts.read_history, "read"),
+    Route("POST", "/v1/streams/NAME/facts", "facts", facts.append_facts, "append"),
+    Route("POST", "/v1/streams/NAME/skip", "skip", skips.skip_fact, "admin"),
+    Route("POST", "/v1/streams/NAME/retry", "retry", skips.retry_fact, "admin"),
+    Route("GET", "/v1/skipped", "skipped", skips.list_skipped, "admin"),
     Route("GET", "/v1/connections", "connections", status.list_connections),
-    Route("GET", "/v1/users", "users", status.list_users),
-    Route("GET", "/v1/users/USER", "user", status.read_user),
+    Route("GET", "/v1/users", "users", status.list_users, "admin"),
+    Route("GET", "/v1/users/USER", "user", status.read_user, "admin"),
     Route("GET", "/health/live", "live", health.check_live, public=True),
     Route("GET", "/health/ready", "ready", health.check_ready, public=True),
     Route("GET", "/health", "health", health.check_health, public=True),
     Route("GET", "/metrics", "metrics", metrics.answer_metrics),
-    Route("GET", f"{SYNAPSE}/get_repl_stream_updates/NAME/TXN", "synapse", synapse.read_updates),
-    Route("POST", f"{SYNAPSE}/NAME/WORD…", "synapse call", synapse.answer_request),
+    Route("GET", f"{SYNAPSE}/get_repl_stream_updates/NAME/TXN", "synapse", synapse.read_updates, "read"),
+    Route("POST", f"{SYNAPSE}/NAME/WORD…", "synapse call", synapse.answer_request, "commands"),
 )
 ROOM_ROUTES: Final = (
-    Route("GET", ROOM, "room", rooms.read_room),
-    Route("POST", f"{ROOM}/events", "room events", rooms.persist_events),
-    Route("GET", f"{ROOM}/events", "room history", rooms.read_history),
-    Route("GET", f"{ROOM}/events/EVENT", "room event", rooms.read_event),
-    Route("GET", f"{ROOM}/state_groups/NUMBER", "room state group", rooms.read_state_group),
+    Route("GET", ROOM, "room", rooms.read_room, "read"),
+    Route("POST", f"{ROOM}/events", "room events", rooms.persist_events, "append"),
+    Route("GET", f"{ROOM}/events", "room history", rooms.read_history, "read"),
+    Route("GET", f"{ROOM}/events/EVENT", "room event", rooms.read_event, "read"),
+    Route("GET", f"{ROOM}/state_groups/NUMBER", "room state group", rooms.read_state_group, "read"),
 )
 NO_ROOMS: Final = tuple(Route(method, f"{ROOM}…", "none", rooms.refuse_rooms) for method in ("GET", "POST"))
 
@@ -92,7 +95,11 @@ def find_route(routes: Sequence[Route], method: str, path: Sequence[str]) -> tup
             continue
         methods = {each.method: each for each in routes if each.path == route.path}
         found = methods.get("GET" if method == "HEAD" else method)
-        return (found, parameters) if found else (attrs.evolve(route, answer=partial(_refuse, method, methods)), [])
+        return (
+            (found, parameters)
+            if found
+            else (attrs.evolve(route, answer=partial(_refuse, method, methods), right=None), [])
+        )
     return Route(method, "", "none", partial(_not_found, "/".join(path))), []
 
 

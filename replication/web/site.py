@@ -12,6 +12,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from replication import errors
+from replication.net.access import Access
 from replication.net.admission import Admission, Bounds
 from replication.net.peer_log import PeerLog
 from replication.streams.interfaces import Sample
@@ -19,13 +20,14 @@ from replication.web.auth import AccessPolicy
 from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
-from replication.web.routes import NO_ROOMS, ROOM_ROUTES, ROUTES, find_route
+from replication.web.routes import NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IAddress, IReactorTime
 
+    from replication.net.access import Rights
     from replication.streams.history import History
     from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
@@ -147,6 +149,7 @@ def make_site(
     reactor: IReactorTime | None = None,
     rooms: IRooms | None = None,
     bounds: Bounds | None = None,
+    access: Access | None = None,
 ) -> Site:
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
@@ -154,9 +157,17 @@ def make_site(
     machine are answered, and no page of another site.  With ``certified`` the endpoint demands client
     certificates; peers on other machines are then answered without a secret, too.  The body of a request may have
     ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.  ``bounds`` are those of connections and requests.
+    ``access`` has further secrets, and the rights of secrets and certificates (docs/security.md, Rights).
     """
     clock = reactor or cast("IReactorTime", import_module("twisted.internet.reactor"))  # importing it installs it
-    api = Api(served, AccessPolicy(secret, certified), max_body, clock, rooms=rooms, bounds=bounds or Bounds())
+    api = Api(
+        served,
+        AccessPolicy(secret, certified, access or Access()),
+        max_body,
+        clock,
+        rooms=rooms,
+        bounds=bounds or Bounds(),
+    )
     return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
 
 
@@ -181,7 +192,7 @@ class Api(Resource):
         self.clock = clock
         self.health = Health(served, clock)
         self.rooms = cast("IRooms", rooms)  # without rooms, NO_ROOMS answers
-        self.streams_of_rooms: Container[str] = () if rooms is None else rooms.streams
+        self.streams_of_rooms: Collection[str] = () if rooms is None else rooms.streams
         self.answers: Counter[tuple[str, int]] = Counter()  # by the call's name and the status
         self.routes = (*ROUTES, *(NO_ROOMS if rooms is None else ROOM_ROUTES))
         self.bounds = bounds
@@ -214,9 +225,9 @@ class Api(Resource):
             yield Sample("http_timeouts_total", count, {"part": part})
         yield from self.admission.samples()
 
-    def access_error(self, request: ApiRequest) -> RequestError | None:
-        """Return why the sender of ``request`` has no access, or None."""
-        return self._access.error(request.client, request.requestHeaders)
+    def rights(self, request: ApiRequest) -> Rights:
+        """Return what the sender of ``request`` may do; RequestError if it has no access."""
+        return self._access.rights(request.client, request.requestHeaders, request.channel.transport)
 
     def render(self, request: ApiRequest) -> int:
         """Answer later."""
@@ -228,7 +239,7 @@ class Api(Resource):
         path = [part.decode("utf-8", "backslashreplace") for part in request.postpath or ()]
         route, parameters = find_route(self.routes, request.method.decode("latin-1"), path)
         try:
-            self._check(request, route)
+            self._check(request, route, parameters)
             answer = await route.answer(request, *parameters)
         except RequestError as error:
             answer = error.answer
@@ -243,8 +254,13 @@ class Api(Resource):
         self.answers[route.label, answer.status] += 1
         request.send(answer)
 
-    def _check(self, request: ApiRequest, route: Route) -> None:
+    def _check(self, request: ApiRequest, route: Route, parameters: Sequence[str]) -> None:
+        """Raise RequestError if the sender has no access, or not the right that the call needs."""
         if request.early_error is not None:
             raise request.early_error
-        if not (route.public and self._access.expected) and request.access_error is not None:
+        if not (route.public and self._access.has_secrets) and request.access_error is not None:
             raise request.access_error
+        if route.right is not None:
+            streams = self.streams_of_rooms if route.path.startswith(ROOM) else parameters[:1]
+            if why := request.rights.missing(route.right, streams):
+                raise RequestError(403, why)

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 async def list_streams(request: ApiRequest) -> Answer:
-    """Answer with the status of all streams."""
-    return Answer.json({"streams": [describe_stream(each) for each in request.api.served.stream_statuses()]})
+    """Answer with the status of all streams that the sender may see."""
+    found = request.api.served.stream_statuses()
+    return Answer.json(
+        {"streams": [describe_stream(each) for each in found if request.rights.may_see(each.definition.name)]}
+    )
 
 
 async def read_stream(request: ApiRequest, name: str) -> Answer:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.protocol import Factory
 
+    from replication.net.access import Access
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
     from replication.wire.grammar import InstanceName, StreamName, Token
@@ -171,10 +172,13 @@ class Master:
             self._stop = Deferred.fromCoroutine(self._close())
         return share(self._stop)
 
-    def factory(self) -> Factory:
-        """Return the protocol factory for an endpoint to listen with; starts the master."""
+    def factory(self, access: Access | None = None) -> Factory:
+        """Return the protocol factory for an endpoint to listen with; starts the master.
+
+        ``access`` has the rights of peers by their certificates (docs/security.md, Rights); None: every right.
+        """
         self.start().addErrback(lambda failure: self.log.error("cannot start: {why}", why=failure.getErrorMessage()))
-        return self._subscribers
+        return self._subscribers.listener(access)
 
     # ---- streams
 

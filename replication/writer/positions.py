@@ -19,7 +19,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
@@ -39,7 +39,7 @@ class IPositions(Protocol):
         """Return what ``lines`` must wait for; None if it need not wait."""
         ...
 
-    def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:
+    def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
         ...
 
@@ -133,7 +133,7 @@ class Positions:
         """Read which absent writers run again, before ``lines``; None if no writer was absent."""
         return Deferred.fromCoroutine(self._forget_returned()) if any(self._absent.values()) else None
 
-    def lines(self, streams: Sequence[StreamName]) -> Sequence[EncodedLines]:
+    def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
         lines = []
         for name, writer in self._streams.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -11,6 +11,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from replication.errors import LocalProtocolError
+from replication.net.access import ALL, UNNAMED, Access
 from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
@@ -19,7 +20,7 @@ from replication.streams.interfaces import Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from replication.writer.positions import IPositions
 
 CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
+ALWAYS: Final = (Name, Ping, Replicate, Error)  # commands that need no right
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
@@ -67,6 +69,7 @@ class Subscribers(Factory):
     faults: Counter[str] = attrs.field(init=False, factory=Counter)  # connections closed for one, by its kind
     _peer_log: PeerLog = attrs.field(init=False, factory=PeerLog)
     _received: Counter[str] = attrs.field(init=False, factory=Counter)  # commands, by word
+    _refused: Counter[str] = attrs.field(init=False, factory=Counter)  # commands without the right, by word
     _tls_failures: int = attrs.field(init=False, default=0)  # connections that failed in TLS
     _accepted: int = attrs.field(init=False, default=0)  # connections
     _closed: str | None = attrs.field(init=False, default=None)  # why no connection is accepted
@@ -92,11 +95,25 @@ class Subscribers(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol | None:
         """Return a protocol in the role of a master; None if the connection is refused."""
-        if not self._admission.enter(addr):
+        return self.accept(addr, Access())
+
+    def accept(self, address: IAddress | None, access: Access) -> ReplicationProtocol | None:
+        """Return a protocol whose peer has the rights that ``access`` gives it; None if it is refused."""
+        if not self._admission.enter(address):
             return None
         return ReplicationProtocol(
-            Role.MASTER, self, self._clock, self._limits, commands=self._functions.commands, wall=self._wall
+            Role.MASTER,
+            self,
+            self._clock,
+            self._limits,
+            commands=self._functions.commands,
+            wall=self._wall,
+            access=access,
         )
+
+    def listener(self, access: Access | None) -> Factory:
+        """Return the factory to listen with; ``access`` has the rights of peers, None: every right."""
+        return self if access is None else _Listener(self, access)
 
     def __iter__(self) -> Iterator[ReplicationProtocol]:
         """All connections, oldest first."""
@@ -153,6 +170,8 @@ class Subscribers(Factory):
             for way in ("in", "out"):
                 total = self._past[f"{unit}_{way}"] + sum(getattr(peer, f"{unit}_{way}") for peer in peers)
                 yield Sample(f"{unit}_total", total, {"direction": way})
+        for word, count in self._refused.items():
+            yield Sample("commands_refused_total", count, {"command": word})
         for kind, count in self.faults.items():
             yield Sample("faults_total", count, {"kind": kind})
         if self._tls_failures:
@@ -169,8 +188,13 @@ class Subscribers(Factory):
         if self._closed is not None:
             peer.close(self._closed)
             return
+        rights = peer.access.of_transport(peer.transport)
+        if rights is None:
+            peer.fail(Fault(UNNAMED, "no right"))
+            return
+        peer.rights = rights
         peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
-        self._broadcast.add(peer)
+        self._broadcast.add(peer, _readable(peer, ()))
         if self._bounds.handshake_timeout:
             self._silent[peer] = self._clock.seconds() + self._bounds.handshake_timeout
             self._wait_for_lines()
@@ -178,34 +202,14 @@ class Subscribers(Factory):
             self._waiting[peer] = []
 
     def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
-        """Act on commands; of equal REPLICATEs in one read, on the last: their answers would be the same."""
+        """Act on the commands that the peer may send, and ignore others; it still follows."""
         self._forget_silence(peer)
-        last = {command: place for place, command in enumerate(received) if isinstance(command, Replicate)}
-        for place, command in enumerate(received):
-            if peer not in self._broadcast and self._closed is None:
-                return  # the connection was closed for what came before
-            match command:
-                case Replicate() if place < last[command]:
-                    pass
-                case Replicate(streams):
-                    if self._waiting is not None and peer in self._waiting:
-                        self._waiting[peer] = [*self._waiting[peer], command][-MAX_REPLICATE:]
-                    else:
-                        self._answer(peer, streams)
-                case Name(name):
-                    self._peer_log.named(peer, name[:NAME_LENGTH])
-                case Ping():
-                    self._peer_log.pinged(peer)
-                case Error(Error.STOPPING):
-                    self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
-                case Error(text):
-                    self._peer_log.error(peer, "{name} ({address}) sent ERROR: {error}", repr(text[:200]))
-                case RemoteServerUp():
-                    self._relay(peer, command)
-            if not isinstance(command, Rows | Fault):
-                self._received[command.WORD] += 1
-                self._presence.receive(peer, command)
-                self._functions.receive(peer, command)
+        allowed = received if peer.rights.commands else [each for each in received if isinstance(each, ALWAYS)]
+        self._act(peer, allowed)
+        if len(allowed) < len(received):
+            self._refuse_commands(
+                peer, [each.WORD for each in received if not isinstance(each, (Rows, Fault, *ALWAYS))]
+            )
 
     def peer_failed(self, peer: ReplicationProtocol, fault: Fault) -> None:
         """Count and log the fault for which a connection is closed."""
@@ -237,6 +241,35 @@ class Subscribers(Factory):
             self._empty.callback(None)
 
     # ---- inside
+
+    def _act(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
+        """Act on commands; of equal REPLICATEs in one read, on the last: their answers would be the same."""
+        last = {command: place for place, command in enumerate(received) if isinstance(command, Replicate)}
+        for place, command in enumerate(received):
+            if peer not in self._broadcast and self._closed is None:
+                return  # the connection was closed for what came before
+            match command:
+                case Replicate() if place < last[command]:
+                    pass
+                case Replicate(streams):
+                    if self._waiting is not None and peer in self._waiting:
+                        self._waiting[peer] = [*self._waiting[peer], command][-MAX_REPLICATE:]
+                    else:
+                        self._answer(peer, streams)
+                case Name(name):
+                    self._peer_log.named(peer, name[:NAME_LENGTH])
+                case Ping():
+                    self._peer_log.pinged(peer)
+                case Error(Error.STOPPING):
+                    self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
+                case Error(text):
+                    self._peer_log.error(peer, "{name} ({address}) sent ERROR: {error}", repr(text[:200]))
+                case RemoteServerUp():
+                    self._relay(peer, command)
+            if not isinstance(command, Rows | Fault):
+                self._received[command.WORD] += 1
+                self._presence.receive(peer, command)
+                self._functions.receive(peer, command)
 
     def _forget_silence(self, peer: ReplicationProtocol) -> None:
         self._silent.pop(peer, None)
@@ -285,6 +318,44 @@ class Subscribers(Factory):
 
     def _send_positions(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
         """Send positions to this connection only, after all that was published before (docs/protocol/traps.md 19)."""
-        self._broadcast.restrict(peer, streams)
-        lines = self._positions.lines(streams)
+        readable = _readable(peer, streams)
+        self._broadcast.restrict(peer, readable)
+        lines = self._positions.lines(readable or ()) if readable is None or readable else ()
         peer.write(b"".join(each.data for each in lines), len(lines))
+        if why := peer.rights.missing("read", streams):
+            self._refuse(peer, why)
+
+    def _refuse_commands(self, peer: ReplicationProtocol, words: Sequence[str]) -> None:
+        self._refused.update(words)
+        if not peer.refused:
+            peer.refused = True
+            self._refuse(peer, f"{words[0]} is ignored: {peer.rights.missing('commands')}")
+
+    def _refuse(self, peer: ReplicationProtocol, why: str) -> None:
+        self._peer_log.error(peer, "{name} ({address}): {error}", why)
+        peer.send(Error(why))
+
+
+class _Listener(Factory):
+    """The factory of an endpoint whose peers have the rights of ``access``."""
+
+    noisy = False
+
+    def __init__(self, subscribers: Subscribers, access: Access) -> None:
+        self._subscribers, self._access = subscribers, access
+
+    def logPrefix(self) -> str:
+        """Return the name of this factory in Twisted's log lines."""
+        return self._subscribers.logPrefix()
+
+    def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol | None:
+        """Return a protocol; None if the connection is refused."""
+        return self._subscribers.accept(addr, self._access)
+
+
+def _readable(peer: ReplicationProtocol, streams: Collection[StreamName]) -> frozenset[StreamName] | None:
+    """Return which of ``streams``, or of all if that is empty, a peer may read; None: all streams."""
+    may_read = cast("frozenset[StreamName]", peer.rights.read)
+    if ALL in may_read:
+        return frozenset(streams) or None
+    return may_read & frozenset(streams) if streams else may_read

@@ -121,6 +121,7 @@ def test_every_flag_is_in_the_table(role: config.Role) -> None:
         ("## `[[streams.tables]]`", SourceTable),
         ("## `[writers.NAME]`", config.WriterPlace),
         ("## `[tls]`", config.Tls),
+        ("## `[access.NAME]`", config.AccessTable),
     ],
 )
 def test_every_key_of_a_table_is_there_with_its_default(heading: str, described: type[attrs.AttrsInstance]) -> None:

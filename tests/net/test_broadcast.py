@@ -81,7 +81,7 @@ class BroadcastTests(SynchronousTestCase):
             self.broadcast.publish(stream, EncodedLines(b"RDATA %s i %d []\n" % (stream.encode(), number), 1))
 
     def restrict(self, wire: Wire, *streams: StreamName) -> None:
-        self.broadcast.restrict(wire.protocol, streams)
+        self.broadcast.restrict(wire.protocol, frozenset(streams) or None)
 
     def numbers(self, wire: Wire) -> list[str]:
         return [line.removeprefix("RDATA ").removesuffix(" []").replace(" i", "") for line in lines_of(wire.read())]

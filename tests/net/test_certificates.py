@@ -13,6 +13,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
+from replication.net.access import Access, Grant, Rights
 from replication.net.admission import Admission
 from replication.net.certificates import ClientRule, TlsEndpoint
 from tests.certificates import DAY, Authority, Identity
@@ -29,15 +30,17 @@ STRANGER = IPv4Address("TCP", "192.0.2.1", 40_000)
 class CertificateCase(TlsCase):
     """A master at an ``ssl:`` endpoint."""
 
-    def listen(self, clients: ClientRule | None = None, description: str | None = None) -> TlsEndpoint:
+    def listen(
+        self, clients: ClientRule | None = None, description: str | None = None, access: Access | None = None
+    ) -> TlsEndpoint:
         endpoint = TlsEndpoint(self.net, description or self.good.listen(PORT), clients)
-        begin(endpoint.listen(self.master.factory()))
+        begin(endpoint.listen(self.master.factory(access)))
         self.net.serving[PORT] = self.net.tcpServers[-1][1]
         return endpoint
 
-    def demand(self, *names: str) -> TlsEndpoint:
+    def demand(self, *names: str, access: Access | None = None) -> TlsEndpoint:
         """Demand certificates of the authority, for ``names``."""
-        return self.listen(ClientRule(str(self.authority.certificate), names))
+        return self.listen(ClientRule(str(self.authority.certificate), names), access=access)
 
 
 class ClientRuleTests(CertificateCase):
@@ -137,6 +140,19 @@ class ClientRuleTests(CertificateCase):
             self.assertIsNone(self.net.serving[PORT].buildProtocol(STRANGER))
             client, _ = self.follow(shown=self.authority.issue("worker1", "worker1"))
         self.assertTrue(client.greeted)
+
+    def test_a_certificate_has_the_rights_of_its_table_once_tls_is_negotiated(self) -> None:
+        rights = Rights(("worker1",), {"nothing"})
+        access = Access([Grant(rights, certificates=["worker1"])])
+        self.demand(access=access)
+        client, lines = self.follow(shown=self.authority.issue("worker1", "worker1"))
+        self.assertTrue(client.greeted)
+        self.assertEqual([each.rights for each in self.master.factory()], [rights])
+        self.assertEqual(lines, [])
+        _, lines = self.follow(shown=self.authority.issue("worker2", "worker2"))
+        self.assertEqual(len(lines), 2)
+        for each in lines:
+            self.assertIn("no [access] table names the certificate", each)
 
     def test_what_is_not_a_name_is_refused(self) -> None:
         for name in ("", "10.0.0.1", "*", "*.com", "a.*.example.com", "worker..1"):

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import socket
+from unittest.mock import patch
 
 import pytest
 from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.web.http_headers import Headers
 
+from replication.net.access import EVERY_RIGHT, Access, Grant, Rights
 from replication.web.address import bearer
 from replication.web.auth import AccessPolicy
+from replication.web.request import RequestError
 
 LOCAL = IPv4Address("TCP", "127.0.0.1", 1)
 
 
 def status(access: AccessPolicy, *authorization: bytes, peer: object = None) -> int | None:
-    error = access.error(peer, Headers({b"host": [b"localhost:9093"], b"authorization": authorization}))
+    error = error_of(access, peer, Headers({b"host": [b"localhost:9093"], b"authorization": authorization}))
     return None if error is None else error.answer.status
+
+
+def error_of(access: AccessPolicy, peer: object, headers: Headers) -> RequestError | None:
+    try:
+        access.rights(peer, headers)
+    except RequestError as error:
+        return error
+    return None
 
 
 def test_the_secret_gives_access_from_any_address() -> None:
@@ -42,7 +53,7 @@ def test_the_secret_gives_access_from_any_address() -> None:
     ],
 )
 def test_any_other_header_is_refused_on_this_machine_too(headers: list[bytes]) -> None:
-    error = AccessPolicy("correct horse").error(LOCAL, Headers({b"authorization": headers}))
+    error = error_of(AccessPolicy("correct horse"), LOCAL, Headers({b"authorization": headers}))
     assert error is not None
     assert error.answer.status == 401
     assert error.answer.headers == {"WWW-Authenticate": "Bearer"}
@@ -59,7 +70,7 @@ def test_without_a_secret_only_this_machine_has_access() -> None:
 
 
 def refusal(access: AccessPolicy, peer: object = LOCAL, **headers: str) -> str | None:
-    error = access.error(peer, Headers({name: [text] for name, text in headers.items()}))
+    error = error_of(access, peer, Headers({name: [text] for name, text in headers.items()}))
     return None if error is None else error.answer.body.decode()
 
 
@@ -100,7 +111,7 @@ def test_any_other_host_is_refused_as_dns_rebinding(host: str) -> None:
 
 
 def test_two_hosts_are_refused() -> None:
-    error = AccessPolicy(None).error(LOCAL, Headers({b"host": [b"localhost", b"evil.example"]}))
+    error = error_of(AccessPolicy(None), LOCAL, Headers({b"host": [b"localhost", b"evil.example"]}))
     assert error is not None
     assert error.answer.status == 403
 
@@ -142,3 +153,27 @@ def test_where_clients_show_certificates_every_address_has_access_without_a_secr
     found = refusal(access, elsewhere, host="db1.example.com:9093", origin="https://evil.example")
     assert "a page of the origin" in (found or "")
     assert status(AccessPolicy("correct horse", certified=True), peer=elsewhere) == 401
+
+
+def test_each_secret_has_its_own_rights_and_the_first_one_every_right() -> None:
+    reader, writer = Rights(("reader",), {"orders"}), Rights(("writer",), (), {"orders"})
+    access = Access([Grant(reader, secret="r"), Grant(writer, secret="w")])
+    for secret, rights in ((b"s", EVERY_RIGHT), (b"r", reader), (b"w", writer)):
+        headers = Headers({b"authorization": [b"Bearer " + secret]})
+        assert AccessPolicy("s", access=access).rights(LOCAL, headers) == rights
+    alone = AccessPolicy(None, access=access)
+    assert alone.has_secrets
+    assert status(alone, b"Bearer r") is None
+    assert status(alone, peer=LOCAL) == 401, "as soon as there is one secret, each request needs one"
+
+
+def test_a_request_has_the_rights_that_both_its_secret_and_its_certificate_give() -> None:
+    access = Access([Grant(Rights(("reader",), {"orders", "stock"}), secret="r")])
+    shown: list[Rights | None] = [Rights(("worker1",), {"orders", "caches"}), None]
+    headers = Headers({b"authorization": [b"Bearer r"]})
+    with patch.object(Access, "of_transport", lambda *_: shown.pop(0)):
+        assert AccessPolicy(None, True, access).rights(LOCAL, headers).read == {"orders"}
+        error = error_of(AccessPolicy(None, True, access), LOCAL, headers)
+    assert error is not None
+    assert error.answer.status == 403
+    assert b"no [access] table names the certificate" in error.answer.body

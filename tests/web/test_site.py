@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -24,17 +25,23 @@ from replication.errors import (
     ValueRefusedError,
 )
 from replication.follower.worker import Worker
+from replication.net.access import Access, Grant, Rights
 from replication.storage.contract import facts_gone
+from replication.web.request import ApiRequest
+from replication.web.routes import find_route
 from replication.web.site import IServed, make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.web.served import (
     ELSEWHERE,
     FACTS,
+    JSON,
     UPDATES,
     ApiTestCase,
     Client,
     FakeServed,
+    Received,
+    header,
     served_site,
 )
 
@@ -237,3 +244,105 @@ def test_a_master_a_worker_and_the_stand_in_have_every_member(member: str) -> No
     worker = Worker(connect=["tcp:127.0.0.1:1"], database="sqlite://", reactor=reactor)
     served: list[IServed] = [master.served, worker.served, FakeServed()]
     assert all(hasattr(each, member) for each in served)
+
+
+GRANTS = [
+    Grant(Rights(("reader",), {"orders"}), secret="r"),
+    Grant(Rights(("writer",), (), {"orders"}), secret="w"),
+    Grant(Rights(("sender",), commands=True), secret="c"),
+    Grant(Rights(("boss",), admin=True), secret="a"),
+    Grant(Rights(("monitor",)), secret="m"),
+    Grant(Rights(("all",), {"*"}, {"*"}), secret="*"),
+]
+PAGE = f"{UPDATES}?instance=master&from=1&upto=9"
+OTHERS = PAGE.replace("orders", "caches")
+ROOM_EVENTS = "/v1/rooms/!r:h/events"
+# By call: the secrets with which it is not refused; s is the secret with every right.
+MATRIX: dict[tuple[str, str], str] = {
+    ("GET", "/v1/streams"): "srwcam*",
+    ("GET", "/v1/streams/orders"): "srwa*",
+    ("GET", "/v1/streams/caches"): "sa*",
+    ("GET", PAGE): "sr*",
+    ("GET", OTHERS): "s*",
+    ("GET", f"{UPDATES}?since=s9"): "sr*",
+    ("GET", "/v1/streams/orders/history?instance=master"): "sr*",
+    ("POST", FACTS): "sw*",
+    ("POST", FACTS.replace("orders", "caches")): "s*",
+    ("POST", "/v1/streams/orders/skip"): "sa",
+    ("POST", "/v1/streams/orders/retry"): "sa",
+    ("GET", "/v1/skipped"): "sa",
+    ("GET", "/v1/connections"): "srwcam*",
+    ("GET", "/v1/users"): "sa",
+    ("GET", "/v1/users/@u:h"): "sa",
+    ("GET", "/metrics"): "srwcam*",
+    ("GET", "/health"): "srwcam*",
+    ("GET", f"{SYNAPSE}?from_token=1&upto_token=9"): "sr*",
+    ("GET", f"{SYNAPSE.replace('orders', 'caches')}?from_token=1&upto_token=9"): "s*",
+    ("POST", "/_synapse/replication/presence_set_state/u"): "sc",
+    ("GET", "/v1/rooms/!r:h"): "s*",
+    ("POST", ROOM_EVENTS): "s*",
+    ("GET", ROOM_EVENTS): "s*",
+    ("GET", f"{ROOM_EVENTS}/$e"): "s*",
+    ("GET", "/v1/rooms/!r:h/state_groups/1"): "s*",
+    ("GET", "/nothing"): "srwcam*",
+    ("DELETE", "/v1/streams/orders"): "srwcam*",
+}
+
+
+class RightsTests(ApiTestCase):
+    """Each call of the API with each right."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        rooms = cast("Any", SimpleNamespace(streams=("events", "backfill")))
+        access = Access(GRANTS)
+        self.site = make_site(self.served, secret="s", access=access, reactor=self.clock, rooms=rooms)
+        self.client = Client(self.site)
+
+    def ask(self, method: str, path: str, secret: str) -> Received:
+        headers = [("Authorization", f"Bearer {secret}"), JSON]
+        return self.client.ask(method, path, b'{"rows": [["a", "new"]]}' if method == "POST" else None, headers)
+
+    def test_every_call_needs_its_right_and_no_other(self) -> None:
+        self.flushLoggedErrors()
+        for (method, path), allowed in MATRIX.items():
+            for secret in "srwcam*":
+                answer = self.ask(method, path, secret)
+                refused = answer.code == 403 and "is missing: " in answer.detail
+                self.assertEqual(refused, secret not in allowed, (method, path, secret, answer.body))
+        self.flushLoggedErrors()
+
+    def test_every_call_is_in_the_matrix(self) -> None:
+        api = cast("Any", self.site).resource
+        seen = {
+            find_route(api.routes, method, path.partition("?")[0].strip("/").split("/"))[0].label
+            for method, path in MATRIX
+        }
+        self.assertEqual({each.label for each in api.routes} - seen, {"live", "ready"})
+
+    def test_a_refusal_names_the_right_and_the_table(self) -> None:
+        for method, path, secret, detail in (
+            ("POST", FACTS, "r", "the right to append 'orders' is missing: add it to append in [access.reader]"),
+            ("GET", OTHERS, "r", "the right to read 'caches' is missing: add it to read in [access.reader]"),
+            ("GET", "/v1/users", "m", "the right 'admin' is missing: set admin = true in [access.monitor]"),
+            ("POST", ROOM_EVENTS, "w", "the right to append 'events' is missing: add it to append in [access.writer]"),
+        ):
+            self.assertEqual(self.ask(method, path, secret).detail, detail)
+        self.assertEqual(self.served.appended, [])
+
+    def test_only_streams_that_may_be_seen_are_listed(self) -> None:
+        for secret, names in (("r", ["orders"]), ("w", ["orders"]), ("a", ["orders", "caches"]), ("m", [])):
+            listed = self.ask("GET", "/v1/streams", secret).json["streams"]
+            self.assertEqual([each["name"] for each in listed], names)
+
+    def test_a_wrong_secret_and_none_are_refused_as_before(self) -> None:
+        self.assertEqual(self.ask("GET", "/v1/streams", "x").code, 401)
+        self.assertEqual(self.get("/v1/streams").code, 401)
+
+    def test_the_body_of_a_reader_is_not_stored(self) -> None:
+        stored: list[bool] = []
+        with patch.object(ApiRequest, "send", lambda request, _: stored.append(request._stores_body)):
+            for secret in "rw":
+                client = Client(self.site)
+                client.send(header("POST", FACTS, [("Authorization", f"Bearer {secret}"), JSON], 2) + b"{}")
+        self.assertEqual(stored, [False, True])
