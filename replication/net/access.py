@@ -19,6 +19,10 @@ Right = Literal["see", "read", "append", "commands", "admin"]
 ALL: Final = "*"  # stands for every stream
 
 
+def _names(streams: Iterable[str]) -> frozenset[str]:
+    return frozenset(streams)
+
+
 @attrs.frozen
 class Rights:
     """What a peer may do.
@@ -33,8 +37,8 @@ class Rights:
     """
 
     grants: tuple[str, ...] = ()
-    read: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
-    append: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    read: frozenset[str] = attrs.field(default=(), converter=_names)
+    append: frozenset[str] = attrs.field(default=(), converter=_names)
     commands: bool = False
     admin: bool = False
 
@@ -133,7 +137,7 @@ class Access:
         """
         if not self._named or not ISSLTransport.providedBy(transport):
             return EVERY_RIGHT
-        shown = transport.getPeerCertificate()
+        shown: Any = transport.getPeerCertificate()  # Twisted's annotation is object
         if shown is None:
             return None
         certificate = shown.to_cryptography()

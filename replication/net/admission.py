@@ -130,8 +130,13 @@ def host_of(address: object) -> str | None:
 
     None for an address of this machine.
     """
-    host = getattr(address, "host", None)
-    return None if host is None or is_local(address) else _network(host)
+    host: str | None = getattr(address, "host", None)
+    if host is None:
+        return None
+    try:
+        return None if is_local(address) else _network(host)
+    except ValueError:  # the transport of an application, which has names instead of IP addresses
+        return host
 
 
 def allow_open_files() -> None:

@@ -126,7 +126,9 @@ class ApiSite(Site):
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the protocol of a connection; None if it is refused."""
-        return super().buildProtocol(addr) if self.resource.admission.enter(addr) else None
+        if not self.resource.admission.enter(addr):
+            return None
+        return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
 
     def startFactory(self) -> None:
         """Start neither of the two."""

@@ -88,6 +88,7 @@ def test_an_address_of_ipv6_is_a_network() -> None:
     assert host_of(near) == host_of(IPv6Address("TCP", "2001:db8::ffff:2", 1))
     assert host_of(near) != host_of(far)
     assert host_of(IPv6Address("TCP", "::ffff:192.0.2.1", 1)) == host_of(ONE) == "192.0.2.1"
+    assert host_of(IPv4Address("TCP", "a name", 1)) == "a name"
 
 
 def test_a_flood_of_refusals_is_one_line_of_the_log_in_a_minute() -> None:

@@ -29,6 +29,7 @@ class Owner:
     def __init__(self, connections: Broadcast) -> None:
         self.broadcast = connections
         self.faults: list[str] = []
+        self.resting = 0
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         self.broadcast.add(peer)

@@ -147,7 +147,7 @@ class ClientRuleTests(CertificateCase):
         self.demand(access=access)
         client, lines = self.follow(shown=self.authority.issue("worker1", "worker1"))
         self.assertTrue(client.greeted)
-        self.assertEqual([each.rights for each in self.master.factory()], [rights])
+        self.assertEqual([each.rights for each in self.master._subscribers], [rights])
         self.assertEqual(lines, [])
         _, lines = self.follow(shown=self.authority.issue("worker2", "worker2"))
         self.assertEqual(len(lines), 2)
