@@ -8,6 +8,8 @@ from collections import defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
@@ -60,11 +62,13 @@ SQL = {
 
 
 def in_database(server: PostgresServer, database: str) -> dict[str, Facts]:
-    """Return the facts that Synapse has written, by stream."""
-    return {
-        stream: _facts(stream, [row for query in queries for row in server.sql(query, database=database)])
-        for stream, queries in SQL.items()
-    }
+    """Return the facts that Synapse has written, by stream; all tables at one moment."""
+    with psycopg.connect(server.url(database)) as opened:
+        opened.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return {
+            stream: _facts(stream, [row for query in queries for row in opened.execute(query)])
+            for stream, queries in SQL.items()
+        }
 
 
 def in_copy(path: Path, streams: Collection[str] = tuple(SQL)) -> dict[str, Facts]:
