@@ -202,7 +202,7 @@ class FactsGoneError(CatchUpError):
     """Missed facts were deleted, because the stream has a retention (docs/operations.md, Retention).
 
     Facts of ``writer`` in ``stream`` up to ``upto`` are gone from this source; all later ones are there.  ``upto`` is
-    None if segments have no fact of that writer.
+    None if this source never has the missed facts: segments without that writer, or a source older than a restore.
     """
 
     stream: str | None = None

@@ -5,8 +5,10 @@ For a large gap, folders of segments are tried first.  While a page is applied, 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +25,7 @@ from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import texts_of
+from replication.streams.history import common_position
 from replication.streams.interfaces import IStreamStore, Page
 from replication.urls import Url
 from replication.web.client import HttpCatchUp
@@ -155,9 +158,9 @@ class SegmentCatchUp:
         """Return facts up to the end of the segments; CatchUpError names a segment that is damaged or missing."""
         return await self._thread.run(self._archive.page, stream, writer, after=after, upto=upto, limit=limit)
 
-    async def history(self, _stream: StreamName, _writer: InstanceName) -> History:
-        """Return nothing: segments may be older than the restore of a database."""
-        return ()
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of the facts in the segments; empty if the folder has none, as one of version 0.1."""
+        return await self._thread.run(self._archive.history, stream, writer)
 
     async def close(self) -> None:
         """Close the files and end the thread."""
@@ -248,9 +251,16 @@ class CatchUpSources:
             self._source(url)
 
     async def fetch(
-        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+        self,
+        endpoint: str | None,
+        stream: StreamName,
+        writer: InstanceName,
+        step: CatchUp,
+        limit: int,
+        *,
+        followed: History = (),
     ) -> Page:
-        """Return a page from the first source that has facts after ``step.after``.
+        """Return a page from the first source that has facts of the writer after ``step.after``.
 
         Args:
             endpoint: which sent the writer's POSITION; None if unknown.
@@ -258,6 +268,7 @@ class CatchUpSources:
             writer: whose facts.
             step: which facts.
             limit: rows of the page, about.
+            followed: the history of the writer; empty if it is not known.
 
         Raises:
             CatchUpError: no source has any; the message has the reason of each.
@@ -272,16 +283,23 @@ class CatchUpSources:
         elif fetched is not None:
             fetched.drop()
         if page is None:
-            page = await self.page(endpoint, stream, writer, step, limit)
+            page = await self.page(endpoint, stream, writer, step, limit, followed=followed)
         self._log_end(stream, writer, step, page)
         if page.limited and page.facts and page.upto < step.upto and not step.fresh:
             following = attrs.evolve(step, after=page.upto)
-            fetching = Deferred.fromCoroutine(self.page(endpoint, stream, writer, following, limit))
+            fetching = Deferred.fromCoroutine(self.page(endpoint, stream, writer, following, limit, followed=followed))
             self._next_pages[stream, writer] = _NextPage(endpoint, following, fetching)
         return page
 
     async def page(
-        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+        self,
+        endpoint: str | None,
+        stream: StreamName,
+        writer: InstanceName,
+        step: CatchUp,
+        limit: int,
+        *,
+        followed: History = (),
     ) -> Page:
         """Return a page as ``fetch`` does, without a fetch of the page after it."""
         urls, failures, gone = self._in_order(step), [], list[int]()
@@ -290,13 +308,19 @@ class CatchUpSources:
             if urls == [None] and self._http_of(endpoint, writer) is None:
                 return self._skip(stream, writer, step)
         behind = may_have = False  # may_have: a source that fails now may have the facts later
+        from_synapse = endpoint is not None and is_redis(endpoint)  # which has no histories
         for url in urls:
             if url is None and self._http_of(endpoint, writer) is None:
                 failures.append(_no_http(endpoint, writer))
                 continue
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
+                of_writer = url is None or from_synapse
+                theirs = () if of_writer else await source.history(stream, writer)  # before the facts
                 page = await source.facts(stream, writer, after=step.after, upto=step.upto, limit=limit)
+                if theirs and page.upto > step.after:
+                    ours = followed or await self._writer_history(endpoint, stream, writer)
+                    page = _only_common(page, step.after, theirs, ours, f"{url}: facts of {stream} by {writer}")
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
                 if isinstance(error, FactsGoneError):
@@ -333,12 +357,14 @@ class CatchUpSources:
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer from the first source that has any; empty if no source has them.
 
-        Segments have none.  CatchUpError: no source has any, and one failed; the message has the reason of each.
+        HTTP comes first: the other sources may be older than a restore of the writer's database.  Segments are left
+        out.  CatchUpError: no source has any, and one failed; the message has the reason of each.
         """
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
         failures = []
-        for url in [*self._urls, *self._own()]:
+        over_http = [url for url in self._urls if url.startswith(HTTP)]
+        for url in [*over_http, *self._own(), *(url for url in self._urls if url.startswith(DATABASES))]:
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if found := await source.history(stream, writer):
@@ -348,6 +374,13 @@ class CatchUpSources:
         if failures:
             raise CatchUpError("; ".join(failures))
         return ()
+
+    async def _writer_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
+        """Return what ``history`` returns; empty if no source answers."""
+        try:
+            return await self.history(endpoint, stream, writer)
+        except CatchUpError:
+            return ()
 
     def over_http(self, endpoint: str) -> list[HttpCatchUp]:
         """Return the HTTP sources: those that are configured, or that of the process at an endpoint."""
@@ -442,6 +475,23 @@ class CatchUpSources:
 
 def _no_http(endpoint: str | None, writer: InstanceName) -> str:
     return f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
+
+
+def _only_common(page: Page, after: Token, theirs: History, ours: History, what: str) -> Page:
+    """Return the facts of a page that are of the writer's history ``ours``, given the history of the source.
+
+    The source may be older than a restore of the writer's database, and have facts that the writer has lost.
+    FactsGoneError: it has no fact of the writer above ``after``.
+    """
+    if not ours:
+        return page
+    common = common_position(theirs, ours, page.upto) or Token(0)
+    if common <= after:
+        why = "the source is older than a restore of that database, or of another database"
+        raise FactsGoneError(f"{what} above {common} are not those that the writer has: {why}")
+    if common == page.upto:
+        return page
+    return Page(page.facts[: bisect_right(page.facts, common, key=itemgetter(0))], common, limited=True)
 
 
 def is_folder(url: Url) -> bool:

@@ -359,8 +359,10 @@ class FollowedStreams:
         )
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
+        histories, endpoint = self._followers[stream].histories, self._endpoints.get(writer)
+        followed = () if histories is None else await histories.followed(writer)
         try:
-            return await self._sources.fetch(self._endpoints.get(writer), stream, writer, step, limit)
+            return await self._sources.fetch(endpoint, stream, writer, step, limit, followed=followed)
         except FactsGoneError as error:
             if not self._skip_gone or error.upto is None:
                 raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
+from replication.segments.histories import HISTORIES, stored_histories
 from replication.segments.manifest import MANIFEST, Segment, read_manifest
 from replication.streams.interfaces import Page
 from replication.wire.grammar import Token
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replication.segments.folders import Folder
+    from replication.segments.histories import Histories
     from replication.streams.facts import Fact
+    from replication.streams.history import History
     from replication.wire.grammar import InstanceName, StreamName
 
 
@@ -34,6 +37,7 @@ class Archive:
         self._chains: dict[tuple[StreamName, InstanceName], list[Segment]] = {}
         self._cursors: dict[tuple[StreamName, InstanceName], _SegmentCursor] = {}
         self._checked: dict[str, tuple[object, str | None]] = {}  # checked files by name: stamp and fault
+        self._histories: tuple[object, Histories] = None, {}  # with the stamp of their file
 
     def page(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``ICatchUp.facts`` does; it ends with the segment at the latest.
@@ -59,6 +63,16 @@ class Archive:
         if page.upto >= segment.upto:
             self._close(stream, writer)
         return page
+
+    def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of a writer's facts in the segments; empty if the folder has none.
+
+        StoreError: they cannot be read.
+        """
+        stamp = self._folder.stamp(HISTORIES)
+        if stamp != self._histories[0]:
+            self._histories = stamp, stored_histories(self._folder)
+        return self._histories[1].get((stream, writer), ())
 
     def close(self) -> None:
         """Close all files."""

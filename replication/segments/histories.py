@@ -43,7 +43,7 @@ def check_histories(folder: Folder, manifest: Manifest, histories: Histories) ->
     StoreError if the segments have facts of another history.  What an interrupted run has left behind is removed if it
     may have other facts.
     """
-    known = _read(folder)
+    known = stored_histories(folder)
     for key, chain in manifest.chains().items():
         end = chain[-1].upto
         if key not in known or key not in histories:
@@ -64,7 +64,8 @@ def _encode(histories: Histories) -> bytes:
     return msgspec.json.encode([[*key, encode_history(history)] for key, history in sorted(histories.items())])
 
 
-def _read(folder: Folder) -> Histories:
+def stored_histories(folder: Folder) -> Histories:
+    """Return the histories in a folder; none in one of version 0.1.  StoreError if they cannot be read."""
     if folder.size(HISTORIES) is None:
         return {}
     try:

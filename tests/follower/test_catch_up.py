@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
 from replication.follower.catch_up import LARGE_GAP, CatchUpSources, DatabaseCatchUp, SegmentCatchUp
 from replication.segments.folders import LocalFolder
+from replication.segments.histories import HISTORIES
 from replication.segments.manifest import MANIFEST, Manifest, write_manifest
 from replication.storage import open_store
 from replication.streams.cursor import CatchUp
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+STEP_AFTER = Token(1), Token(1)
 STEP = CatchUp(Token(1), Token(9))
 Answer = Page | Exception | Deferred[Page]
 
@@ -130,7 +133,16 @@ class HistoryTests(SourcesCase):
         sources, _ = self.sources(page(1), page(1))
         self.assertEqual(self.history(sources), [()])
 
-    def test_a_database_has_histories_and_segments_have_none(self) -> None:
+    def test_http_is_requested_before_databases_which_may_be_older_copies(self) -> None:
+        sources, (database, _, http) = self.sources(page(1), CatchUpError("down"), page(1))
+        database.epochs, http.epochs = (), self.HISTORY
+        older = Url("sqlite:///copy.db")
+        sources._urls = [older, *sources._urls[1:]]
+        sources._sources[older] = cast("Any", FakeSource(page(1)))
+        cast("Any", sources._sources[older]).epochs = (Epoch("old", Token(1), Token(1)),)
+        self.assertEqual(self.history(sources), [self.HISTORY])
+
+    def test_a_database_has_histories_and_segments_are_left_out(self) -> None:
         with TemporaryDirectory() as folder:
             pump, url = Pump(), f"sqlite:///{folder}/writer.db"
             store = open_store(url, pump)
@@ -140,6 +152,70 @@ class HistoryTests(SourcesCase):
             self.assertEqual([*pump.wait(sources.history(None, ORDERS, MASTER))], [*self.HISTORY])
             pump.wait(sources.close())
             pump.wait(store.close())
+
+
+class OtherHistoryTests(SourcesCase):
+    """A source may be older than a restore of the writer's database: facts that the writer has lost are not used."""
+
+    OLD = (Epoch("a", Token(1), Token(1)),)
+    NEW = (*OLD, Epoch("b", Token(6), Token(6)))
+    STALE = Page([Fact(Token(token), ("[]",)) for token in (5, 6, 7)], Token(7), limited=False)
+
+    def ask(self, answer: Page, epochs: History, followed: History, *, own: History = ()) -> tuple[object, list[str]]:
+        """Return what is fetched from a source with these epochs, else from another one; and what is logged."""
+        sources, (copy, writer) = self.sources(answer, page(9))
+        copy.epochs, writer.epochs = epochs, own
+        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
+        with logged() as lines:
+            (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500, followed=followed))
+        return fetched, lines
+
+    def test_the_page_ends_where_the_restore_began(self) -> None:
+        expected = Page(self.STALE.facts[:2], Token(6), limited=True)
+        self.assertEqual(self.ask(self.STALE, self.OLD, self.NEW), (expected, []))
+
+    def test_the_writers_history_is_requested_if_none_was_followed(self) -> None:
+        expected = Page(self.STALE.facts[:2], Token(6), limited=True)
+        self.assertEqual(self.ask(self.STALE, self.OLD, (), own=self.NEW), (expected, []))
+
+    def test_a_source_without_common_facts_is_skipped_and_logged(self) -> None:
+        for epochs, upto in ((self.OLD, 0), ((Epoch("other", Token(1), Token(1)),), 0)):
+            new = (Epoch("b", Token(0), Token(0)),) if epochs is not self.OLD else (*self.OLD, Epoch("b", *STEP_AFTER))
+            fetched, lines = self.ask(self.STALE, epochs, new)
+            self.assertEqual(fetched, page(9))
+            self.assertIn("are not those that the writer has", lines[0])
+            self.assertIn(f"above {1 if epochs is self.OLD else upto} ", lines[0])
+
+    def test_other_sources_are_used_whole(self) -> None:
+        restarted = (*self.OLD, Epoch("b", Token(5), Token(7)))  # as after a kill, while 6 was open
+        for epochs, followed in ((self.NEW, self.NEW), (self.OLD, restarted), ((), self.NEW), (self.OLD, ())):
+            self.assertEqual(self.ask(self.STALE, epochs, followed), (self.STALE, []))
+
+    def test_segments_have_the_history_of_their_facts(self) -> None:
+        with TemporaryDirectory() as name:
+            folder, pump = LocalFolder(Path(name)), Pump()
+            facts = [Fact(Token(token), (f"[{token}]",)) for token in range(2, 8)]
+            write_manifest(folder, Manifest([write_segment(folder, facts)]))
+            sources = CatchUpSources(pump, [name], {"master": {"http": "http://m:1"}}, None)
+            own = sources._sources[Url("http://m:1")] = cast("Any", FakeSource(page(9)))
+            own.epochs = self.NEW
+
+            def fetch(after: int) -> Page:
+                return pump.wait(
+                    sources.fetch(None, ORDERS, MASTER, CatchUp(Token(after), Token(9)), 500, followed=self.NEW)
+                )
+
+            self.assertEqual(fetch(0).upto, 7)
+            index = [[ORDERS, MASTER, '[["a",1,1]]'], [ORDERS, "other", "[]"]]
+            (folder.path / HISTORIES).write_text(json.dumps(index))
+            self.assertEqual(fetch(0), Page(facts[:5], Token(6), limited=True))
+            with logged() as lines:
+                self.assertEqual(fetch(6), page(9))
+                (folder.path / HISTORIES).write_text("[")
+                self.assertEqual(fetch(0), page(9))
+            self.assertEqual(["are not those" in lines[0], "histories.json cannot be read" in lines[1]], [True, True])
+            pump.wait(sources.close())
 
 
 class SegmentTests(SourcesCase):
@@ -186,7 +262,7 @@ class SourcesTests(SourcesCase):
     def test_the_first_source_with_new_facts_is_used(self) -> None:
         sources, (one, two, three) = self.sources(CatchUpError("down"), page(5), page(9))
         self.assertEqual(self.fetch(sources), [page(5)])
-        self.assertEqual((one.asked, two.asked, three.asked), ([(1, 9, 500)], [(1, 9, 500)], []))
+        self.assertEqual((one.asked, two.asked, three.asked), ([], [(1, 9, 500)], []))
 
     def test_a_source_without_new_facts_is_skipped(self) -> None:
         sources, _ = self.sources(page(1), StoreError("locked"), page(9))

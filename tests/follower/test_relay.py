@@ -369,7 +369,9 @@ class FakeSources:
         """Return none: nothing is compared here."""
         return []
 
-    async def fetch(self, _: str | None, stream: str, writer: str, step: CatchUp, limit: int) -> Page:
+    async def fetch(
+        self, _: str | None, stream: str, writer: str, step: CatchUp, limit: int, *, followed: tuple[()]
+    ) -> Page:
         return Page([each for each in self._facts if step.after < each.token <= step.upto], step.upto, limited=False)
 
     async def history(self, *_: object) -> tuple[()]:

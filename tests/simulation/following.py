@@ -91,7 +91,14 @@ class SimulatedSources:
         return []
 
     async def fetch(
-        self, endpoint: str | None, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int
+        self,
+        endpoint: str | None,
+        stream: StreamName,
+        writer: InstanceName,
+        step: CatchUp,
+        limit: int,
+        *,
+        followed: History = (),
     ) -> Page:
         """Return a page of at most ``page_rows`` rows; while ``pages_held``, it waits."""
         host = self._host

@@ -81,6 +81,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 }
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
+_READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
     "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -88,15 +89,14 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
     "does not exist": "create it with createdb or createuser, or name another one",
     "too many clients": CURES["53300"],
     "remaining connection slots": CURES["53300"],
-    "starting up": "it will be ready soon: try again",
+    **dict.fromkeys(_READY_SOON, "it will be ready soon: try again"),
     "shutting down": "start it again",
     "refused": "start the server, or name another host and port",
     "No such file": "start the server, or name another host and port",
 }
-# By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and, while a session is opened,
-# by words of the server's message.
+# By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
-_TEMPORARY_WORDS: Final = ("too many clients", "remaining connection slots", "starting up", "shutting down")
+_TEMPORARY_WORDS: Final = (*_READY_SOON, "too many clients", "remaining connection slots", "shutting down")
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 
 
