@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -203,6 +203,22 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.server.sql("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
         self.addCleanup(lambda: self.server.sql("DROP ROLE crowded"))
         self.assertIn("too many connections", self.connect_error(self.server.url(self.database, "crowded")))
+
+    def test_a_server_that_starts_or_recovers_is_waited_for(self) -> None:
+        for state in ("starting up", "in recovery mode", "not yet accepting connections", "shutting down"):
+            with socket.create_server(("127.0.0.1", 0)) as listening:
+                answering = Thread(target=self.refuse, args=(listening, f"the database system is {state}"))
+                answering.start()
+                session = self.make_session(f"postgresql://127.0.0.1:{listening.getsockname()[1]}/x?sslmode=disable")
+                self.assertTrue(self.assertRaises(SessionLostError, session.connect).temporary, state)
+                answering.join()
+
+    def refuse(self, listening: socket.socket, message: str) -> None:
+        """Answer one connection as a server does that takes none now."""
+        with listening.accept()[0] as connection:
+            connection.recv(1_000)
+            fields = b"SFATAL\0VFATAL\0C57P03\0M%s\0\0" % message.encode()
+            connection.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
 
     def test_a_socket_of_this_machine_will_do(self) -> None:
         url = f"postgresql://postgres@/{self.database}?host={self.server.folder}&port={self.server.port}"
