@@ -21,6 +21,7 @@ from replication.net.endpoints import has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
 from replication.session.connection import Keepalive
 from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.streams.retention import KEEP_ALL, Retention
 from replication.streams.typed_rows import TypedStream
 from replication.urls import Url
 from replication.web.address import read_secret, read_text
@@ -150,6 +151,8 @@ class Config:
     streams: tuple[StreamDefinition, ...] = ()
     definitions: Texts = ()
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
+    retention: Text = KEEP_ALL
+    retention_segments: Url | None = None
     connect: Urls = attrs.field(default=(), metadata=_WORKER)
     writes: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Urls = attrs.field(default=(), metadata=_WORKER)
@@ -203,6 +206,7 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
+    _check_retention(config, path)
     _check_tls(config, path)
     _check_access(config, path)
     if role == "worker":
@@ -210,6 +214,16 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
     if config.give_up_after <= config.ping_after:
         raise ConfigError(f"{path}: give_up_after: must be more than ping_after, which is {config.ping_after:g}")
     return config
+
+
+def _check_retention(config: Config, path: str | None) -> None:
+    """Raise ConfigError if this process cannot delete what the keys name."""
+    try:
+        Retention.parse(config.retention)
+    except ConfigError as error:
+        raise ConfigError(f"{path or '--retention'}: {error}") from None
+    if config.role == "worker" and not config.writes and (config.retention != KEEP_ALL or config.retention_segments):
+        raise ConfigError(f"{path}: retention without writes: a worker that only follows deletes nothing")
 
 
 def _check_tls(config: Config, path: str | None) -> None:
@@ -325,8 +339,6 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     if isinstance(streams, str) or (isinstance(streams, list) and any(isinstance(each, str) for each in streams)):
         raise ConfigError(f"{path}: streams: these are [[streams]] tables; did you mean stream, which takes names?")
     for number, stream in enumerate(_tables(streams)):
-        if "retention" in stream:
-            raise ConfigError(f"{path}: streams[{number}].retention: not supported yet; remove the key")
         _refuse_unknown(stream, attrs.fields_dict(StreamDefinition), path, f"streams[{number}].")
         for index, source in enumerate(_tables(stream.get("tables"))):
             _refuse_unknown(source, attrs.fields_dict(SourceTable), path, f"streams[{number}].tables[{index}].")

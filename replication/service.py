@@ -44,6 +44,7 @@ from replication.web.health import Health
 from replication.web.site import make_site
 from replication.writer.master import Master
 from replication.writer.rooms import Rooms
+from replication.writer.segment_needs import set_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,7 @@ class _RoleOptions(_StrictOptions):
     optParameters = [
         ["config", None, None, "TOML file with any of these options, _ for -; an option given here wins"],
         ["server-name", None, None, "name in SERVER; a worker requires it [localhost]"],
+        ["retention", None, None, "what is kept of what it writes: 30d, 10 GiB [all]"],
         ["secret-file", None, None, "file with the secret of HTTP; none: loopback only"],
     ]
 
@@ -141,7 +143,7 @@ class WorkerOptions(_RoleOptions):
     synopsis = "Usage: twistd [-n] replication worker [options]        (* may be given several times)"
     optParameters = [
         ["instance-name", None, None, "name of this process; no two processes may share it [worker1]"],
-        ["database", None, None, "where facts and positions are stored [sqlite:///replication-INSTANCE.db]"],
+        ["database", None, None, "own database [sqlite:///replication-INSTANCE.db]"],
         ["http", None, None, "endpoint of the HTTP API [none]"],
         ["redis-password-file", None, None, "file with the password of Redis"],
         ["app", None, None, "MODULE[:NAME]: import MODULE, call NAME [register] with the Worker"],
@@ -390,7 +392,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
 
 def make_master(reactor: Any, found: config.Config) -> Master:
     """Return the master of a configuration."""
-    return Master(
+    master = Master(
         server_name=found.server_name,
         instance_name=found.instance_name,
         database=found.database,
@@ -398,6 +400,8 @@ def make_master(reactor: Any, found: config.Config) -> Master:
         limits=_limits(found),
         reactor=reactor,
     )
+    set_retention(master.retention, found.retention, found.retention_segments, reactor)
+    return master
 
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
@@ -428,6 +432,9 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         limits=_limits(found),
         reactor=reactor,
     )
+    if writes:
+        retention = worker.served.writer().retention
+        set_retention(retention, found.retention, found.retention_segments, reactor)
     if found.app is not None:
         register_app(found.app, worker)
     return worker

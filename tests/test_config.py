@@ -191,10 +191,24 @@ def test_a_writers_table_is_checked(tmp_path: Path) -> None:
     assert (found.writers["w2"].connect, found.connect) == (None, config.DEFAULT_CONNECT)
 
 
-def test_retention_is_refused_while_it_is_not_there(tmp_path: Path) -> None:
-    assert "FILE: streams[0].retention: not supported yet" in refusal(
-        tmp_path, '[[streams]]\nname = "a"\nretention = "30d"'
-    )
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('retention = "30 years"', "FILE: retention '30 years': write 30d, 12h, 1000000 rows or 10 GiB"),
+        ('[[streams]]\nname = "a"\nretention = "1d, 2d"', "stream 'a': retention '1d, 2d': write 30d"),
+        ('[[streams]]\nname = "a"\nretention = 30', "FILE: streams[0].retention: Expected `str"),
+        (
+            '[[streams]]\nname = "a"\ntable = "t"\nrow = ["b"]\nretention = "1d"',
+            "stream 'a': only facts of a generic table have a retention",
+        ),
+    ],
+)
+def test_a_wrong_retention_is_refused(tmp_path: Path, text: str, error: str) -> None:
+    assert error in refusal(tmp_path, text)
+
+
+def test_a_worker_that_only_follows_deletes_nothing(tmp_path: Path) -> None:
+    assert "retention without writes" in refusal(tmp_path, 'retention = "1d"', "worker")
 
 
 def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def as_tables(status: dict[str, Any]) -> Group:
                 where = f"{stream['name']} {writer['instance']} {failed}"
                 what = f"fact {failed} fails; `replication skip {where}` leaves it out"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
+            if gone := writer.get("gone"):
+                notes.append(plain(f"{stream['name']} of {writer['instance']}: facts up to {gone} are deleted"))
             if skipped := writer.get("skipped"):
                 what = f"{skipped} facts are left out; `replication skipped` lists them"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import attrs
 
 from replication.errors import ConfigError, RowError, UnknownStreamError, did_you_mean
+from replication.streams.retention import Retention
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName
 
@@ -95,6 +96,8 @@ class StreamDefinition:
         position_name: for a stream that another program writes, and that is only read here: its name in that program's
             ``stream_positions``.  A writer without a position there writes no more.  Empty: no positions are stored,
             and a row is inserted in the transaction that allocates its ID.
+        retention: what the writer keeps, such as ``30d, 10 GiB``, and ``all`` (docs/operations.md, Retention).  Only
+            facts of a generic table are ever deleted.
 
     """
 
@@ -118,6 +121,7 @@ class StreamDefinition:
     sequence: str | None = attrs.field(default=None, kw_only=True)
     known_by_token: bool = attrs.field(default=False, kw_only=True)
     position_name: str | None = attrs.field(default=None, kw_only=True)
+    retention: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         """Check the combination; ConfigError if it cannot work."""
@@ -133,6 +137,8 @@ class StreamDefinition:
             self._check_tables()
         elif self.distinct or (*self.json_fields, *self.boolean_fields, *self.ascii_fields):
             raise ConfigError(f"stream {self.name!r}: distinct and …_fields need tables")
+        if self.retention is not None:
+            self._check_retention(self.retention)
         self._check_names(self.sequence or "x")
         if self.table is None:
             if self.instance_column or self.where:
@@ -141,6 +147,14 @@ class StreamDefinition:
         if not self.row:
             raise ConfigError(f"stream {self.name!r} is mapped onto table {self.table!r}: row must list its columns")
         self._check_names(self.table, self.id_column, self.instance_column or "x", *self.row)
+
+    def _check_retention(self, text: str) -> None:
+        if not self.may_forget:
+            raise ConfigError(f"stream {self.name!r}: only facts of a generic table have a retention")
+        try:
+            Retention.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"stream {self.name!r}: {error}") from error
 
     def _check_tables(self) -> None:
         name, row = self.name, self.row
@@ -203,6 +217,11 @@ class StreamDefinition:
     def in_tables(self) -> bool:
         """Whether the stream is mapped onto, or joined from, tables of the application."""
         return self.table is not None or bool(self.tables)
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether its facts may be deleted: those of applications, and those in memory, never are."""
+        return not (self.in_tables or self.in_memory or self.position_name is not None)
 
     def is_mapped(self, dialect: Dialect) -> bool:
         """Return whether a database of this kind has the stream in the application's tables, with IDs of its own."""

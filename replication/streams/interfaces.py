@@ -395,7 +395,8 @@ class WriterStatus:
     the number of facts that were lost on the way here, and were found in the writers' database.  ``failed`` is the
     token of the fact that a function cannot take now.  ``skipped`` is the number of facts that are left out.
     ``audited`` is the ID up to which the audit has compared: no fact is found below it later.  It is None without an
-    audit.  ``late`` is the number of facts that were applied below the position.
+    audit.  ``late`` is the number of facts that were applied below the position.  ``gone`` is the ID up to which this
+    process has deleted facts.
     """
 
     instance: InstanceName
@@ -408,6 +409,7 @@ class WriterStatus:
     skipped: int = 0
     audited: Token | None = None
     late: int = 0
+    gone: int = 0
 
     @property
     def lag(self) -> int:

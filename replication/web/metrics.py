@@ -24,6 +24,8 @@ METRICS: Final = {
     "oldest_open_seconds": "Age of the oldest open ID; 0 if there is none.",
     "facts_refused_total": "Facts refused because of their rows: too large, too deep, without the declared fields.",
     "kept_bytes": "Memory of an in-memory stream.",
+    "gone": "ID up to which this process has deleted facts.",
+    "kept_rows": "Rows that are counted and kept, of a stream with a retention.",
     "connections": "Connections of followers.",
     "connections_total": "Connections. M: accepted. W: made.",
     "connections_refused_total": "Connections refused because of a bound, by the key of the bound.",

@@ -79,6 +79,7 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
                 "skipped": each.skipped,
                 "audited": each.audited,
                 "late": each.late,
+                "gone": each.gone,
             }
             for each in status.writers
         ],

@@ -31,6 +31,7 @@ from replication.writer.external_writers import ExternalWriters
 from replication.writer.positions import Positions
 from replication.writer.publisher import INITIAL_POSITION, Publisher
 from replication.writer.reservation import OpenTransactions
+from replication.writer.retention import Retentions
 from replication.writer.served import WrittenStreams
 from replication.writer.stream import StreamWriter
 from replication.writer.subscribers import Subscribers
@@ -119,6 +120,7 @@ class Master:
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()
+        self.retention = Retentions(self.instance_name, self.store, self._lifetime)
         self._subscribers = Subscribers(
             reactor,
             self._broadcast,
@@ -281,6 +283,7 @@ class Master:
         self._slow_loop.start(max(1.0, self._slow_open / 4), now=False)
         self._presence.start()
         self._subscribers.begin()
+        self.retention.start(self._streams.values())
         self._opened = True
         return None
 
@@ -345,6 +348,7 @@ class Master:
             presence=self._presence,
             tokens=TokenCodec(self.store),
             synapse_requests=self._synapse_requests,
+            retention=self.retention,
         )
 
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:

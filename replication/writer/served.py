@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replication.writer.external_writers import ExternalWriters
     from replication.writer.positions import Positions
     from replication.writer.reservation import OpenTransactions
+    from replication.writer.retention import Retentions
     from replication.writer.stream import StreamWriter
     from replication.writer.subscribers import Subscribers
 
@@ -50,6 +51,7 @@ class WrittenStreams:
     _subscribers: Subscribers
     _presence: PresenceTracker
     _tokens: TokenCodec
+    _retention: Retentions
     skips: ISkips | None = attrs.field(init=False, default=None)  # no function is called here
     _catch_up_rows: int = attrs.field(init=False, default=0)
 
@@ -152,6 +154,10 @@ class WrittenStreams:
             ours = status.writers[0]
             where = {**of, "writer": ours.instance}
             yield Sample("position", ours.published, where)
+            retention = self._retention.get(status.definition.name)
+            if retention is not None:
+                yield Sample("gone", ours.gone, where)
+                yield Sample("kept_rows", retention.kept.rows, where)
             yield Sample("lag", ours.lag, where)
 
     def _status(self, writer: StreamWriter, oldest: tuple[Token, float] | None) -> StreamStatus:
@@ -167,7 +173,11 @@ class WrittenStreams:
                 notes.append(f"stream {name!r}: {count} IDs from {oldest[0]} on wait for {', '.join(state.blockers)}")
         error = self._error(writer)
         word = "stopped" if error else "writing" if ids.horizon_known else "opening"
-        ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error)
+        retention = self._retention.get(name)
+        gone = Token(0) if retention is None else retention.gone
+        if retention is not None and retention.held:
+            notes.append(retention.held)
+        ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
         others = [
             WriterStatus(instance, position, position, state="elsewhere")
             for instance, position in self._positions.of_writers(writer).items()

@@ -152,13 +152,6 @@ def test_the_toml_is_configuration(block: Any, tmp_path: Path) -> None:
         config.load(role, str(path))
 
 
-def test_the_reserved_key_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "retention.toml"
-    path.write_text('[[streams]]\nname = "orders"\nretention = "30d"\n')
-    with pytest.raises(ConfigError, match="retention"):
-        config.load("master", str(path))
-
-
 def constants(name: str) -> set[float]:
     """Return the numbers that constants of this name are, in any module."""
     found = set()

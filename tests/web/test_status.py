@@ -37,6 +37,7 @@ def test_a_stream_as_a_json_object() -> None:
                 "skipped": 0,
                 "audited": None,
                 "late": 0,
+                "gone": 0,
             },
             {
                 "instance": "worker2",
@@ -50,6 +51,7 @@ def test_a_stream_as_a_json_object() -> None:
                 "skipped": 0,
                 "audited": None,
                 "late": 0,
+                "gone": 0,
             },
         ],
         "positions": {"master": 9, "worker2": 7},

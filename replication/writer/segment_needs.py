@@ -1,0 +1,49 @@
+"""A folder of segments, to which a replay has still to add facts before a retention may delete them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from replication.segments.folders import open_folder
+from replication.segments.manifest import read_manifest
+from replication.storage.threads import SerialThread
+from replication.urls import Url
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from twisted.internet.interfaces import IReactorFromThreads
+
+    from replication.wire.grammar import InstanceName, StreamName
+    from replication.writer.retention import Retentions
+
+
+def set_retention(retention: Retentions, default: str, segments: Url | None, reactor: IReactorFromThreads) -> None:
+    """Set what a master deletes: the limits of streams without their own, and the folder that must have the facts."""
+    retention.default = default
+    if segments is not None:
+        retention.needs.append(SegmentNeeds(segments, reactor))
+
+
+@attrs.frozen
+class SegmentNeeds:
+    """The folder at ``url``: it needs each fact above the end of its segments; ``reactor`` needs ``callFromThread``."""
+
+    _url: Url = attrs.field(converter=Url)
+    _reactor: IReactorFromThreads
+
+    async def needed(
+        self, streams: Collection[StreamName], writer: InstanceName
+    ) -> Mapping[StreamName, Mapping[str, Token]]:
+        """Return up to where the segments of each stream reach; CatchUpError if the folder cannot be read."""
+        thread = SerialThread(self._reactor, f"replication {self._url}")
+        try:
+            manifest = await thread.run(read_manifest, open_folder(self._url))
+        finally:
+            await thread.stop()
+        chains = {} if manifest is None else manifest.chains()
+        ends = {name: chains[name, writer][-1].upto for name in streams if (name, writer) in chains}
+        return {name: {f"the segments in {self._url}": ends.get(name, Token(0))} for name in streams}

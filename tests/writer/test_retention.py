@@ -1,0 +1,216 @@
+"""Retention: old facts are counted in slices and deleted, never those that somebody needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import ConfigError, FactsGoneError, StoreError
+from replication.streams.definitions import StreamDefinition
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer import retention
+from replication.writer.master import Master
+from tests.doubles import FragileStore, Net, begin, logged, now
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+ORDERS, MASTER = StreamName("orders"), InstanceName("master")
+AGE = 200.0  # seconds
+
+
+class Needs:
+    """Lacks the facts above ``has``."""
+
+    def __init__(self, has: int = 0) -> None:
+        self.has = has
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def needed(
+        self, streams: Collection[StreamName], writer: InstanceName
+    ) -> Mapping[StreamName, Mapping[str, Token]]:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return {name: {"follower worker1": Token(self.has)} for name in streams}
+
+
+class RetentionCase(SynchronousTestCase):
+    """A slice has two rows, and every fact one."""
+
+    def setUp(self) -> None:
+        self.patch(retention, "SLICE_ROWS", 2)
+        self.net, self.store = Net(), FragileStore()
+        self.masters: list[Master] = []
+
+    def tearDown(self) -> None:
+        for each in self.masters:
+            self.stop(each)
+        self.assertEqual(self.net.getDelayedCalls(), [])
+
+    def start(self, limits: str | None = None, **options: Any) -> Master:
+        streams = [StreamDefinition(ORDERS, retention=limits)]
+        master = Master(database=self.store, streams=streams, reactor=self.net, **options)
+        self.masters.append(master)
+        return master
+
+    def stop(self, master: Master) -> None:
+        stopped = begin(master.stop())
+        self.net.run()
+        self.assertEqual(stopped, [None])
+
+    def append(self, count: int, master: Master | None = None) -> None:
+        for number in range(count):
+            appended = begin((master or self.masters[-1]).stream(ORDERS).append([[[number]]]))
+            self.net.run()
+            self.assertEqual(len(appended), 1)
+
+    def rounds(self, count: int = 1) -> None:
+        self.net.run(retention.INTERVAL * count)
+
+    def tokens(self) -> list[int]:
+        return sorted(self.store._streams[ORDERS].facts)
+
+    def gone(self) -> int:
+        (status,) = self.masters[-1].served.stream_statuses(ORDERS)
+        return status.writers[0].gone
+
+
+class LimitTests(RetentionCase):
+    def test_of_many_rows_the_newest_are_kept(self) -> None:
+        self.start("4 rows")
+        self.append(9)  # 2 to 10
+        self.assertEqual(self.tokens(), [*range(2, 11)])
+        self.rounds()
+        self.assertEqual((self.tokens(), self.gone()), ([*range(6, 11)], 5))
+        with self.assertRaises(FactsGoneError):
+            now(self.masters[0].served.page(ORDERS, MASTER, after=4, upto=None, limit=10))
+        page = now(self.masters[0].served.page(ORDERS, MASTER, after=5, upto=None, limit=10))
+        self.assertEqual([each.token for each in page.facts], [6, 7, 8, 9, 10])
+        self.append(1)
+        self.rounds()
+        self.assertEqual(self.tokens(), [8, 9, 10, 11])
+
+    def test_the_bytes_of_the_newest_rows_are_kept(self) -> None:
+        self.start("6 kB")
+        for _ in range(10):
+            begin(self.masters[0].stream(ORDERS).append([[["x" * 1000]]]))
+        self.net.run()
+        self.rounds()
+        self.assertEqual(len(self.tokens()), 6)
+
+    def test_facts_are_kept_for_an_age_and_little_longer(self) -> None:
+        self.start("200s")
+        self.append(3)
+        self.net.run(AGE * 0.99)
+        self.assertEqual(self.tokens(), [2, 3, 4])
+        self.net.run(50.0)
+        self.assertEqual((self.tokens(), self.gone()), ([], 4))
+        self.append(1)
+        self.assertEqual(self.tokens(), [5])
+
+    def test_only_the_time_that_the_master_runs_counts_and_no_wall_clock(self) -> None:
+        self.start("200s")
+        self.append(3)
+        self.net.run(AGE * 0.5)
+        self.stop(self.masters.pop())
+        self.net.advance(AGE * 100)
+        self.start("200s")
+        begin(self.masters[0].start())
+        self.net.run(AGE * 0.48)
+        self.assertEqual(self.tokens(), [2, 3, 4])
+        self.net.run(50.0)
+        self.assertEqual(self.tokens(), [])
+
+    def test_by_default_all_is_kept_and_nothing_is_done(self) -> None:
+        self.start()
+        self.append(3)
+        self.rounds(10)
+        self.assertEqual((self.tokens(), self.store._streams[ORDERS].slices), ([2, 3, 4], {}))
+
+    def test_a_default_is_for_streams_without_limits_of_their_own(self) -> None:
+        self.start("all").retention.default = "2 rows"
+        self.append(5)
+        self.rounds()
+        self.assertEqual(len(self.tokens()), 5)
+        self.stop(self.masters.pop())
+        self.start().retention.default = "2 rows"
+        begin(self.masters[0].start())
+        self.rounds()
+        self.assertEqual(len(self.tokens()), 3)
+
+    def test_an_application_keeps_its_tables(self) -> None:
+        for more in ({"table": "t", "row": ("a",)}, {"in_memory": True}):
+            with self.assertRaisesRegex(ConfigError, "only facts of a generic table have a retention"):
+                StreamDefinition("a", retention="1d", **more)
+
+
+class NeedTests(RetentionCase):
+    def test_what_somebody_lacks_is_kept_and_the_status_names_who(self) -> None:
+        needs = Needs(4)
+        self.start("2 rows").retention.needs.append(needs)
+        self.append(8)  # 2 to 9
+        self.rounds()
+        self.assertEqual((self.tokens(), self.gone()), ([*range(4, 10)], 3))
+        (status,) = self.masters[0].served.stream_statuses(ORDERS)
+        self.assertEqual([*status.notes], ["stream 'orders': facts up to 5 are kept for follower worker1"])
+        needs.has = 9
+        self.rounds()
+        self.assertEqual(self.tokens(), [8, 9])
+        (status,) = self.masters[0].served.stream_statuses(ORDERS)
+        self.assertEqual([*status.notes], [])
+
+    def test_while_the_needs_are_unknown_nothing_is_deleted(self) -> None:
+        needs = Needs(9)
+        needs.error = StoreError("locked")
+        self.start("2 rows").retention.needs.append(needs)
+        self.append(8)
+        with logged() as messages:
+            self.rounds(3)
+            self.assertEqual(len(self.tokens()), 8)
+            needs.error = None
+            self.rounds()
+        self.assertEqual(messages, ["retention: nothing more is deleted: locked"])
+        self.assertEqual(self.tokens(), [8, 9])
+        asked = needs.asked
+        self.rounds(5)
+        self.assertEqual(needs.asked, asked, "nothing is beyond the limit")
+
+
+class RestartTests(RetentionCase):
+    def test_a_restart_goes_on_where_the_last_run_was(self) -> None:
+        """Killed between two slices: each is one transaction, and what is counted is stored."""
+        self.start("2 rows")
+        self.append(8)
+        deleted: list[object] = []
+        forget = self.store.forget_facts
+
+        async def fail_at_the_second(*arguments: Any, **options: Any) -> None:
+            if deleted:
+                raise StoreError("killed")
+            deleted.append(arguments)
+            await forget(*arguments, **options)
+
+        self.patch(self.store, "forget_facts", fail_at_the_second)
+        with logged():
+            self.rounds()
+        self.stop(self.masters.pop())
+        self.assertEqual(self.tokens(), [*range(4, 10)])
+        self.patch(self.store, "forget_facts", forget)
+        self.start("2 rows")
+        begin(self.masters[0].start())
+        self.net.run()
+        self.rounds()
+        self.assertEqual((self.tokens(), self.gone()), ([8, 9], 7))
+
+    def test_no_id_is_used_again_after_all_facts_are_deleted(self) -> None:
+        self.start("200s")
+        self.append(3)
+        self.net.run(AGE + 30.0)
+        self.assertEqual(self.tokens(), [])
+        self.stop(self.masters.pop())
+        self.start("200s")
+        self.append(1)
+        self.assertEqual(self.tokens(), [5])

@@ -1,0 +1,37 @@
+"""A folder of segments needs what a replay has not added to it yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CatchUpError
+from replication.segments.manifest import MANIFEST
+from replication.wire.grammar import InstanceName, StreamName
+from replication.writer.segment_needs import SegmentNeeds
+from tests.segments.histories import HISTORY, MASTER, STREAM, write_folder
+from tests.storage.pump import Pump
+
+
+class SegmentNeedsTests(SynchronousTestCase):
+    def needed(self, folder: str, writer: str = MASTER) -> dict[str, dict[str, int]]:
+        pump = Pump()
+        names = [StreamName(STREAM), StreamName("other")]
+        found = pump.wait(SegmentNeeds(folder, pump).needed(names, InstanceName(writer)))
+        return {name: {who.removesuffix(folder): int(has) for who, has in each.items()} for name, each in found.items()}
+
+    def test_segments_have_the_facts_up_to_their_end(self) -> None:
+        with TemporaryDirectory() as folder:
+            write_folder(Path(folder), HISTORY, ends=[5, 9])
+            who = "the segments in "
+            self.assertEqual(self.needed(folder), {STREAM: {who: 9}, "other": {who: 0}})
+            self.assertEqual(self.needed(folder, "worker2"), {STREAM: {who: 0}, "other": {who: 0}})
+
+    def test_a_folder_without_a_manifest_has_nothing_and_one_that_is_damaged_is_an_error(self) -> None:
+        with TemporaryDirectory() as folder:
+            self.assertEqual(self.needed(folder)["other"], {"the segments in ": 0})
+            (Path(folder) / MANIFEST).write_text("[]")
+            with self.assertRaises(CatchUpError):
+                self.needed(folder)
