@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import attrs
 
@@ -103,6 +103,8 @@ class Cursor:
     second link to the same writer is followed from its next POSITION on.
     """
 
+    ORDERED_AGAIN: ClassVar = 100  # after so many facts in order, they are taken as they arrive again
+
     def __init__(
         self,
         position: Token,
@@ -133,6 +135,7 @@ class Cursor:
         self._skipping: set[Hashable] = set()  # links in the middle of a fact whose first rows were dropped
         self._jumped_from = position  # no fact was received between this and published
         self._unordered = False  # facts were received out of order, so only pages have them all
+        self._ordered = 0  # facts that were received in order since then
         self._late_gap: tuple[Token, Token] | None = None  # a range below the position from which facts may be missing
         self._late: list[Fact] = []  # facts that were fetched from that range and are to be applied
         self._resets = 0
@@ -197,7 +200,8 @@ class Cursor:
         """Process consecutive rows; a place of None means that the next row is of the same fact.
 
         A fact above ``published`` needs no fetch, whatever IDs lie between: a link is in order, so those have no facts.
-        Once a link was out of order, as Synapse's ``backfill`` is (docs/protocol/traps.md 12), its facts are fetched.
+        Once a link was out of order, as Synapse's ``backfill`` is (docs/protocol/traps.md 12), its facts are fetched,
+        until ORDERED_AGAIN facts were in order.
         """
         if link != self._link:
             self.dropped += len(texts)
@@ -363,6 +367,10 @@ class Cursor:
     def _add(self, facts: list[Fact]) -> None:
         """Take complete facts from the link that is followed."""
         tokens = tokens_of(facts)
+        missing = self._late_gap is not None or self._tail < self._gap_upto
+        if self._ordered >= self.ORDERED_AGAIN and not missing:
+            self._unordered, self._ordered = False, 0  # pages have filled all that was out of order
+            self._jumped_from = self.published
         if self._unordered or not is_ascending([self.published, *tokens]):
             if self._unordered or self._is_out_of_order(tokens):
                 self._fetch_instead(facts)
@@ -414,6 +422,7 @@ class Cursor:
         if not self._unordered and any(self._jumped_from < token < self.published for token in tokens):
             # The newest fact is being applied, or is applied: facts below it are applied after it.
             self._late_gap = self._jumped_from, self.published
+        self._ordered = self._ordered + len(facts) if is_ascending([self.published, *tokens]) else 0
         self._unordered = True
         newest = max(tokens)
         if newest > self.published:

@@ -744,6 +744,34 @@ class TestOutOfOrder:
         send(made, 11, 10)
         assert made.step() is None
 
+    def test_after_many_facts_in_order_facts_are_no_longer_fetched(self) -> None:
+        """A relay sends a fact that it has found late below its position: each later one was fetched, for ever."""
+        made = cursor()
+        send(made, 6, 9)
+        assert apply_all(made) == [6, 9]
+        send(made, 8)
+        step = made.step()
+        assert step == CatchUp(Token(6), Token(9), fresh=True)
+        tokens = [*range(10, 11 + Cursor.ORDERED_AGAIN)]
+        send(made, *tokens)
+        assert made.step() == step
+        made.fetched(step, Page([fact(8), fact(9)], Token(9), limited=False))
+        assert apply_all(made) == [8]
+        send(made, 200)
+        step = made.step()
+        assert step == CatchUp(Token(9), Token(200), fresh=True)  # nothing is trusted before pages have filled the gap
+        made.fetched(step, Page([*map(fact, tokens), fact(200)], Token(200), limited=False))
+        assert apply_all(made) == [*tokens, 200]
+        send(made, 203)
+        assert apply_all(made) == [203]
+        send(made, 201)
+        step = made.step()
+        assert step == CatchUp(Token(200), Token(203), fresh=True)
+        made.fetched(step, Page([fact(201), fact(203)], Token(203), limited=False))
+        assert apply_all(made) == [201]
+        send(made, 205)
+        assert made.step() == CatchUp(Token(203), Token(205), fresh=True)
+
     def test_a_late_fact_is_fetched_and_applied_although_a_later_one_is_applied(self) -> None:
         made = cursor()
         send(made, 6, 19)
