@@ -184,9 +184,16 @@ class RelayedAudit:
             return
         if relay.audits(follower.name):
             await _begin(follower)
-        elif follower.audited and follower.name in (relay.streams or {}):
-            writers = follower.cursors.keys()
-            if writers and all(self._endpoints.get(each) == endpoint for each in writers):
+            follower.audit_known = True
+            return
+        if relay.streams is None:  # a Synapse
+            follower.audit_known = True
+            return
+        named = relay.streams.get(follower.name, {})
+        writers = [each for each in follower.cursors if self._endpoints.get(each) == endpoint]
+        if writers and all(each in named for each in writers):  # a relay that has just started may not name them yet
+            follower.audit_known = True
+            if len(writers) == len(follower.cursors):
                 await _end(follower)
 
     async def _ask_in_time(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> None:

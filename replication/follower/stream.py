@@ -116,6 +116,8 @@ class StreamFollower:
     lost_and_found: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts, by writer
     late: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # facts applied below the position
     checked: dict[InstanceName, Token] = attrs.field(init=False, factory=dict)  # up to where facts were compared
+    # Whether it is known that facts are compared, or that they are not: behind a relay, once that has answered.
+    audit_known: bool = attrs.field(init=False, default=False)
     application: Application = attrs.field(init=False)
     lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
     # None: it begins just now.
@@ -254,7 +256,8 @@ class StreamFollower:
         state = "stopped" if error else "live" if cursor.live else "catching up" if cursor.linked else "not connected"
         failing, lost = self.application.failing, self.lost_and_found[writer]
         failed, skipped = failing.failing(writer), failing.counts[writer]
-        audited = self.checked.get(writer, Token(0)) if self.audited else None
+        decided = self.audit_known or self._confirm_audit is None
+        audited = self.checked.get(writer, Token(0)) if self.audited or not decided else None
         known = lost, failed, skipped, audited, self.late[writer]
         return WriterStatus(writer, cursor.position, cursor.published, state, error, *known)
 

@@ -44,6 +44,7 @@ class FakeRelay:
         self.asked = Counter[str]()
         self.errors: list[ReplicationError] = []
         self.waiting: Deferred[None] | None = None
+        self.has_positions = True
 
     def apply(self, *tokens: int) -> None:
         self.facts_here.update(tokens)
@@ -61,6 +62,8 @@ class FakeRelay:
         if self.errors:
             raise self.errors.pop()
         upto = None if self.audited_upto is None else Token(self.audited_upto)
+        if not self.has_positions:
+            return {StreamName("orders"): {}}
         return {StreamName("orders"): {ONE: AuditedWriter(ONE, Token(self.position), upto, self.late)}}
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -220,6 +223,30 @@ class RelayedAuditTests(SynchronousTestCase):
         behind.check()
         self.assertEqual(behind.applied(), [2, 4, 3])
 
+    def test_a_relay_that_has_no_positions_yet_ends_no_audit(self) -> None:
+        """It has started again, and waits for its writers: the tokens of its followers were forgotten."""
+        behind = self.follow()
+        self.lose_one(behind)
+        self.relay.has_positions = False
+        behind.reconnect()
+        behind.check()
+        self.relay.has_positions = True
+        for _ in range(3):
+            behind.check()
+        self.assertEqual(behind.applied(), [2, 4, 3])
+
+    def test_a_relay_behind_a_relay_shows_an_audit_until_it_is_known_that_there_is_none(self) -> None:
+        """Without copies it has noted nothing at its start; its followers ended their audits."""
+        behind = self.follow(FollowMode.POSITION_ONLY)
+        self.relay.audited_upto = None
+        behind.at(ONE, 1)
+        self.assertEqual(behind.follower.status(ONE).audited, 1)
+        behind.connect()
+        self.assertIsNone(behind.follower.status(ONE).audited)
+        self.relay.audited_upto = 0
+        behind.reconnect()
+        self.assertEqual(behind.follower.status(ONE).audited, 1)
+
     def test_behind_a_master_nothing_is_noted(self) -> None:
         behind = self.follow()
         self.lose_one(behind)
@@ -304,6 +331,7 @@ class Follower:
     cursors: dict[InstanceName, Cursor]
     known: Tokens | None = attrs.field(factory=Tokens)
     audited: bool = False
+    audit_known: bool = False
     checked: dict[InstanceName, Token] = attrs.field(factory=dict)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
 
