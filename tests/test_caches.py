@@ -773,7 +773,8 @@ class StreamTests(CacheTests):
 
         first, other = fetch("a", "1"), fetch("b", "1")
         self.fact("fetch", "a")
-        answers[0].callback("old"), answers[1].callback("other")
+        answers[0].callback("old")
+        answers[1].callback("other")
         self.assertEqual([self.successResultOf(each) for each in (first, other)], ["old", "other"])
         self.assertEqual(fetch.cache_info().currsize, 1)
 

@@ -134,7 +134,7 @@ class Worker(RegistersFunctions):
         self.caches = Caches()
         database = database or f"sqlite:///replication-{instance_name}.db"
         self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
-        self._clock, self._copy, self._redis = reactor, copy, {"password": redis_password, "certificate": certificate}
+        self._clock, self._copy, self._redis_login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         limits = limits or Limits()
@@ -402,9 +402,11 @@ class Worker(RegistersFunctions):
         }
         client: IWriterLink
         if is_redis(endpoint):
+            password, certificate = self._redis_login
             client = RedisClient(
                 url=endpoint,
-                **self._redis,
+                password=password,
+                certificate=certificate,
                 channel=self.server_name,
                 wants=self._followed.wants,
                 command=self._functions.taken,

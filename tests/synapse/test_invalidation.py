@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from typing import TYPE_CHECKING
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -16,6 +17,9 @@ from replication.synapse.invalidation import (
     BY_SERVER_KEY,
 )
 from tests.synapse.published import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOW = 1_700_000_000_000
 ROOMS, USERS = ("!tea:alpha.test", "!pub:alpha.test"), ("@anna:alpha.test", "@ben:alpha.test", "@cara:alpha.test")
@@ -48,7 +52,7 @@ class SpecialNameTests(SynchronousTestCase):
         def server_key(server: str, key: str) -> None: ...
 
         pairs = [*product(ROOMS, USERS)]
-        self.calls: list[tuple[CachedFunction[..., None], list[tuple[str, ...]]]] = [
+        self.calls: list[tuple[CachedFunction[..., None], Sequence[tuple[str, ...]]]] = [
             (topic, [(each,) for each in ROOMS]),
             (state, pairs),
             (rooms, [(each,) for each in USERS]),

@@ -43,7 +43,7 @@ def test_a_program_beside_a_synapse_serves_no_stale_value(
     with postgres.database() as name, ExitStack() as stack:
         postgres.sql(TABLES, database=name)
         listen = f"tcp:{port}:interface=127.0.0.1"
-        command = [sys.executable, CHECKOUT / "examples/members.py", redis.url, postgres.url(name), listen]
+        command = [sys.executable, str(CHECKOUT / "examples/members.py"), redis.url, postgres.url(name), listen]
         output = stack.enter_context(log.open("wb"))
         program = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
         stack.callback(program.wait, PATIENCE)
