@@ -6,7 +6,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     cli/         `replication COMMAND`: main.py and a file for each command
     service.py   `twistd replication`: options, and the wiring of a daemon
     config.py    TOML and options become a frozen Config; an unknown key is an error that names the nearest known key
-    bench/       `replication bench`: a file for each scenario
+    bench/       `replication bench`: a file for each scenario; simulation/ is `replication simulate`
     follower/    following writers: worker.py (wiring), streams.py, stream.py, merge.py, catch_up.py,
                  waiters.py; application.py and failures.py call functions, and find a fact that one cannot take;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database
@@ -18,7 +18,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     net/         Twisted TCP: protocol.py (LineReceiver), client.py (one writer), redis.py (a Synapse's), broadcast.py,
                  listening.py, certificates.py (TLS that demands them), notify.py (systemd)
     web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
-    storage/     IStreamStore twice: sqlite/, postgres/; tables beside the streams in tables/
+    storage/     IStreamStore: sqlite/, postgres/, and memory.py for tests; tables beside the streams in tables/
     deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime
     logs.py      a trouble logged once; observers for `twistd --logger`
     session/     one connection without I/O: connection.py, channel.py (Redis), encoder.py (facts to lines)

@@ -16,9 +16,9 @@ from twisted.test.iosim import FakeTransport, IOPump
 from zope.interface import implementer
 
 from replication.deferreds import share
+from replication.storage.memory import MemoryStore, MemoryTransaction
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.contract.memory_store import MemoryStore, MemoryTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence

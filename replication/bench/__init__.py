@@ -1,7 +1,7 @@
-"""The scenarios of ``replication bench`` (docs/performance.md).
+"""The scenarios of ``replication bench`` (docs/performance.md), and the simulation (docs/simulation.md).
 
-Each is a module with ``measure(options)``, which yields a :class:`Series` for each figure.  Sockets, processes and
-databases are real; databases lie in a temporary folder, so ``TMPDIR`` decides which disk is measured.
+Each scenario is a module with ``measure(options)``, which yields a :class:`Series` for each figure.  Its sockets,
+processes and databases are real; databases lie in a temporary folder, so ``TMPDIR`` decides which disk is measured.
 """
 
 from __future__ import annotations

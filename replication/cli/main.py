@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "rooms": "show a room, or draw its graph",
     "certs": "make an authority and certificates for TLS",
     "bench": "measure this machine",
+    "simulate": "run masters and workers with faults, from seeds",
     "completion": "print a script that completes commands and options in a shell",
 }
 

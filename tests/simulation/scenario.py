@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.bench.simulation.world import World
 from replication.wire.grammar import InstanceName, StreamName
-from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from tests.simulation.following import WorkerHost
-    from tests.simulation.network import Connection
-    from tests.simulation.writing import MasterHost
+    from replication.bench.simulation.following import WorkerHost
+    from replication.bench.simulation.network import Connection
+    from replication.bench.simulation.writing import MasterHost
 
 A, B, CACHES = map(StreamName, ("a", "b", "caches"))
 MASTER, SECOND = map(InstanceName, ("master", "second"))

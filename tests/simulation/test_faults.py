@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replication.bench.simulation.world import HEALED_WITHIN
+from replication.bench.simulation.writing import RollBackError
 from tests.simulation.scenario import CACHES, MASTER, TOO_LONG, A, B, Scenario
-from tests.simulation.world import HEALED_WITHIN
-from tests.simulation.writing import RollBackError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,16 +1,16 @@
-"""Single cases of workers behind a relay; ``test_follow.py`` has the random ones."""
+"""Single cases of workers behind a relay; ``test_seeds.py`` has the random ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.contract.memory_store import MemoryStore
-from tests.simulation.disk import finish
+from replication.bench.simulation.disk import finish
+from replication.storage.memory import MemoryStore
 from tests.simulation.scenario import A, Scenario
 
 if TYPE_CHECKING:
-    from tests.simulation.following import WorkerHost
-    from tests.simulation.world import World
+    from replication.bench.simulation.following import WorkerHost
+    from replication.bench.simulation.world import World
 
 WORKERS = {"relay": (None, ()), "copy": (None, ()), "apply": (None, ("a", "caches"))}
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError
 
-from tests.simulation.disk import Operation
-from tests.simulation.host import LIMITS
+from replication.bench.simulation.disk import Operation
+from replication.bench.simulation.host import LIMITS
+from replication.bench.simulation.writing import RollBackError
 from tests.simulation.scenario import CACHES, MASTER, SECOND, SOON, TOO_LONG, A, B, Scenario
-from tests.simulation.writing import RollBackError
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
-    from tests.simulation.following import WorkerHost
-    from tests.simulation.network import Connection
+    from replication.bench.simulation.following import WorkerHost
+    from replication.bench.simulation.network import Connection
 
 
 class SenderTests(Scenario):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.storage.memory import MemoryStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.epochs import begin_epochs
-from tests.contract.memory_store import MemoryStore
 from tests.doubles import now
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")

@@ -225,7 +225,7 @@ class WritingTests(RoomsCase):
         self.assertEqual(self.pump.wait(self.rooms.event(ROOM, "older")).stored.stream_ordering, -3)
 
     def test_a_store_without_sql_refuses_rooms(self) -> None:
-        from tests.contract.memory_store import MemoryStore
+        from replication.storage.memory import MemoryStore
 
         master = Master(database=MemoryStore(), reactor=self.net)
         self.assertRaises(StoreError, self.pump.wait, Rooms(master).started())

@@ -16,13 +16,13 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CommitsLostError, ConfigError, SchemaError, StoreError
+from replication.storage.memory import MemoryStore
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Receipt, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.contract.memory_store import MemoryStore
 from tests.contract.stream_store import (
     ME,
     ORDERS,

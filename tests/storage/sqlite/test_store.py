@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
 from replication.storage import proof
+from replication.storage.memory import MemoryStore
 from replication.storage.sqlite.connection import SqliteConnection
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
@@ -28,7 +29,6 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Receipt, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.contract.memory_store import MemoryStore
 from tests.contract.stream_store import (
     ME,
     ORDERS,

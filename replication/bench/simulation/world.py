@@ -5,37 +5,38 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Self
-from unittest import mock
 
 from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
 import replication.follower.stream
+import replication.writer.epochs
 import replication.writer.publisher
+from replication.bench.simulation.disk import SharedDisk
+from replication.bench.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerHost
+from replication.bench.simulation.host import LIMITS
+from replication.bench.simulation.invariants import WireCheck
+from replication.bench.simulation.network import Network
+from replication.bench.simulation.writing import MasterHost
 from replication.follower.relay import RelayedCursor
 from replication.streams.cursor import Cursor
 from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import InstanceName
-from tests.simulation.disk import SharedDisk
-from tests.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerHost
-from tests.simulation.host import LIMITS
-from tests.simulation.invariants import WireCheck
-from tests.simulation.network import Network
-from tests.simulation.writing import MasterHost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from twisted.logger import LogEvent
     from twisted.python.failure import Failure
 
-    from tests.simulation.following import PageRequest
-    from tests.simulation.host import Host
-    from tests.simulation.network import Connection
+    from replication.bench.simulation.following import PageRequest
+    from replication.bench.simulation.host import Host
+    from replication.bench.simulation.network import Connection
 
 # Seconds.  A dead link is noticed after 15 and closed after 15 more; a retry waits up to 10.
 HEALED_WITHIN = 45.0
@@ -50,6 +51,27 @@ WORKERS: Mapping[str, tuple[Sequence[str] | None, Sequence[str]]] = {
 NO_RELAYS: Mapping[str, str] = {}
 
 
+class _Secrets:
+    """The module ``secrets``, with chance of the seed."""
+
+    @staticmethod
+    def token_hex(size: int) -> str:
+        return random.randbytes(size).hex()
+
+
+# Small limits of memory, which are reached soon.
+_REPLACED = (
+    (replication.follower.stream, "Cursor", partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)),
+    (
+        replication.follower.stream,
+        "RelayedCursor",
+        partial(RelayedCursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS),
+    ),
+    (replication.writer.publisher, "ReorderBuffer", partial(ReorderBuffer, max_bytes=HELD_BYTES)),
+    (replication.writer.epochs, "secrets", _Secrets),
+)
+
+
 class World:
     """Masters and workers; the context starts them all, with small limits of memory."""
 
@@ -60,7 +82,9 @@ class World:
         relays: Mapping[str, str] = NO_RELAYS,  # for each worker that follows a relay, its name
         without_copies: Sequence[str] = (),  # workers that store no copies
         linear: Sequence[str] = (),  # streams of all masters, which share a database; functions need linear order
+        seed: int = 0,  # of what the processes draw
     ) -> None:
+        self.seed = seed
         self.trace: list[str] = []
         self.failures: list[str] = []  # logged bugs, and failed checks in callbacks
         self.remains: list[object] = []  # objects of killed processes
@@ -76,12 +100,11 @@ class World:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        little = partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)
-        self._stack.enter_context(mock.patch.object(replication.follower.stream, "Cursor", little))
-        relayed = partial(RelayedCursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)
-        self._stack.enter_context(mock.patch.object(replication.follower.stream, "RelayedCursor", relayed))
-        waiting = partial(ReorderBuffer, max_bytes=HELD_BYTES)
-        self._stack.enter_context(mock.patch.object(replication.writer.publisher, "ReorderBuffer", waiting))
+        self._stack.callback(random.setstate, random.getstate())
+        random.seed(self.seed)
+        for module, name, value in _REPLACED:
+            self._stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
         globalLogPublisher.addObserver(self._logged)  # type: ignore[arg-type]
         self._stack.callback(globalLogPublisher.removeObserver, self._logged)  # type: ignore[arg-type]
         for host in self.hosts:
@@ -147,28 +170,31 @@ class World:
 
     def converge(self, within: float = HEALED_WITHIN) -> float:
         """Let time pass until all followers are complete, at most ``within`` seconds (I10); return the seconds."""
-        since = self.network.clock.seconds()
+        since = self.network.clock.now
         for _ in self.network.passing(within):
             self.check()
-            if not self.lags():
+            if not any(self.lags()):
                 break
-        lags = self.lags()
+        lags = [*self.lags()]
         assert not lags, f"I10: after {within} s: {lags}"
         for worker in self.workers.values():
             worker.check_disk()
             for order in worker.orders.values():
                 order.excused.clear()
-        return self.network.clock.seconds() - since
+        return self.network.clock.now - since
 
-    def lags(self) -> list[str]:
-        """Return what is not complete or not working."""
-        lags = [each for worker in self.workers.values() for each in worker.lags()]
+    def lags(self) -> Iterator[str]:
+        """Yield what is not complete or not working; first what is cheap to see."""
+        for each in self.network.connections:
+            if each.dead:
+                yield f"connection {each.number} is dead"
+        for worker in self.workers.values():
+            yield from worker.lags()
         for master in self.masters.values():
             for status in master.master.served.stream_statuses():
                 (writer,) = [each for each in status.writers if each.instance == master.name]
                 if status.open_count or writer.published != writer.position:
-                    lags.append(f"{master} has {status} open")
-        return lags + [f"connection {each.number} is dead" for each in self.network.connections if each.dead]
+                    yield f"{master} has {status} open"
 
     def check_quiet(self, seconds: float = 30.0) -> None:
         """I11: while nothing is written, only PING is sent."""

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.python.failure import Failure
 
+from replication.bench.simulation.disk import SimulatedStore, finish
+from replication.bench.simulation.network import SimulatedReactor
 from replication.net.protocol import Limits
+from replication.storage.memory import MemoryStore
 from replication.wire.grammar import InstanceName
-from tests.contract.memory_store import MemoryStore
-from tests.simulation.disk import SimulatedStore, finish
-from tests.simulation.network import SimulatedReactor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replication.bench.simulation.world import World
     from replication.streams.interfaces import Write
-    from tests.simulation.world import World
 
 PORT = 9092
 SERVER_NAME = "simulated"

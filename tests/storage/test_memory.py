@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
+from replication.storage.memory import MemoryStore
 from replication.streams.definitions import StreamDefinition
-from tests.contract.memory_store import MemoryStore
 from tests.contract.stream_store import StreamStoreContract, facts, write
 
 if TYPE_CHECKING:

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from replication.bench.simulation.host import LIMITS, PORT, SERVER_NAME, Host
+from replication.bench.simulation.invariants import WriterHistory
 from replication.errors import ReplicationError, StoreError, StreamError
 from replication.streams.definitions import CACHES
 from replication.wire.grammar import StreamName, Token, encode_row
 from replication.writer.master import Master
-from tests.simulation.host import LIMITS, PORT, SERVER_NAME, Host
-from tests.simulation.invariants import WriterHistory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from twisted.python.failure import Failure
 
+    from replication.bench.simulation.world import World
+    from replication.storage.memory import MemoryStore
     from replication.streams.interfaces import Write
     from replication.writer.reservation import Reservation
-    from tests.contract.memory_store import MemoryStore
-    from tests.simulation.world import World
 
 
 class RollBackError(Exception):
@@ -200,3 +200,5 @@ class MasterHost(Host):
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         for write in writes:
             self.histories[write.stream].commit(write.facts)
+            if write.writer == self.name:
+                self.histories[write.stream].store(write.upto)

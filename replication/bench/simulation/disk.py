@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from twisted.internet.defer import Deferred
 
 from replication.errors import FactsGoneError, StoreError
-from tests.contract.memory_store import MemoryStore
+from replication.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence

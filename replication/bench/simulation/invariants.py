@@ -40,16 +40,24 @@ class WriterHistory:
             )
             self.committed[token] = texts
 
+    def store(self, token: Token) -> None:
+        """Record that the position ``token`` is stored: a replay reads no facts at or below it later."""
+        unfinished = self._unfinished(token)
+        assert not unfinished, f"I5: {self.name}: position {token} is stored while {unfinished} are open"
+
     def publish(self, token: Token) -> None:
         """Record that everything up to ``token`` was published as complete."""
-        # A stopping master ends a reservation after a time, and refuses later calls of it.
-        unfinished = [each for each, held in self.open.items() if each <= token and held._ended is None]
+        unfinished = self._unfinished(token)
         assert not unfinished, f"I5: {self.name}: {token} is published while {unfinished} are open"
         self.published = max(self.published, token)
 
     def between(self, after: Token, upto: Token) -> list[Fact]:
         """Return the facts with rows between ``after`` and ``upto``, which a follower must apply."""
         return [Fact(each, texts) for each, texts in sorted(self.committed.items()) if texts and after < each <= upto]
+
+    def _unfinished(self, upto: Token) -> list[Token]:
+        # A stopping master ends a reservation after a time, and refuses later calls of it.
+        return [each for each, held in self.open.items() if each <= upto and held._ended is None]
 
     def check_page(self, page: Page, after: Token, upto: Token) -> None:
         """Check that a page is complete, and has no fact that may still change."""

@@ -1,14 +1,14 @@
 """A network in memory with the interfaces of Twisted's TCP; tests cut and delay connections.
 
 A :class:`Transport` behaves as Twisted's own: it buffers, pauses its producer above a mark, closes once all is written.
-Between two of them a :class:`Connection` carries bytes in two :class:`Pipe`\\ s, each of which can be held back, let go
-by the byte, or lose everything.  Nothing happens by itself: :meth:`Network.turn` is one round of a reactor for all.
+Between two of them a :class:`Connection` carries bytes.  Each of its pipes can be held back, let go by the byte, or
+lose everything.  Nothing happens by itself: :meth:`Network.turn` is one round of a reactor for all.
 """
 
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import (
@@ -18,14 +18,17 @@ from twisted.internet.error import (
     ConnectionRefusedError,  # noqa: A004 - the one that Twisted means
 )
 from twisted.internet.error import TimeoutError as ConnectTimeoutError
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
+
+from replication.bench.simulation.clock import SimulatedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from twisted.internet.base import DelayedCall
+    from twisted.internet.interfaces import IDelayedCall
     from twisted.internet.protocol import ClientFactory, Factory
+
+    from replication.bench.simulation.clock import Timer
 
 MAX_ROUNDS = 10_000  # of one turn; more is a loop that never ends
 
@@ -216,22 +219,25 @@ class SimulatedReactor:
         self.network = network
         self.host = host
         self.killed = False
-        self._calls: list[DelayedCall] = []
+        self._timers: list[Timer] = []
+        self._many = 50
 
     def seconds(self) -> float:
-        return self.network.clock.seconds()
+        return self.network.clock.now
 
-    def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any) -> DelayedCall:  # noqa: A002
-        call: DelayedCall = self.network.clock.callLater(delay, callable, *args, **kwargs)  # type: ignore[assignment]
+    def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any) -> IDelayedCall:  # noqa: A002
+        timer = self.network.clock.call_later(delay, callable, args, kwargs)
         if self.killed:
-            call.cancel()
+            timer.cancel()
         else:
-            self._calls = [each for each in self._calls if each.active()]
-            self._calls.append(call)
-        return call
+            self._timers.append(timer)
+            if len(self._timers) > self._many:  # forget those that were called
+                self._timers = [each for each in self._timers if each.active()]
+                self._many = 50 + 2 * len(self._timers)
+        return cast("IDelayedCall", timer)
 
-    def getDelayedCalls(self) -> list[DelayedCall]:
-        return [each for each in self._calls if each.active()]
+    def getDelayedCalls(self) -> list[IDelayedCall]:
+        return [cast("IDelayedCall", each) for each in self._timers if each.active()]
 
     def listen(self, port: int, factory: Factory) -> None:
         self.network.listeners[self.host, port] = (self, factory)
@@ -266,7 +272,7 @@ class Network:
     """
 
     def __init__(self, *, high_water: int = 65_536, window: int = 65_536) -> None:
-        self.clock = Clock()
+        self.clock = SimulatedClock()
         self.high_water = high_water
         self.window = window
         self.read_size = 1 << 20
@@ -283,7 +289,7 @@ class Network:
     def turn(self) -> None:
         """Do all reads, writes and timers that are due."""
         for _ in range(MAX_ROUNDS):
-            if not (self._connect() | self._move() | self._run_due_calls()):
+            if not (self._connect() | self._move() | self.clock.run_due()):
                 return
         raise AssertionError("a turn of the reactor does not end")
 
@@ -294,22 +300,15 @@ class Network:
 
     def passing(self, seconds: float) -> Iterator[float]:
         """Let time pass, and yield the time after each step."""
-        until = self.clock.seconds() + seconds
+        clock = self.clock
+        until = clock.now + seconds
         self.turn()
-        yield self.clock.seconds()
-        while self.clock.seconds() < until:
-            calls = self.clock.getDelayedCalls()
-            due = min([until, *[each.getTime() for each in calls]])
-            self.clock.rightNow = max(self.clock.rightNow, due)  # advance() would add up, and miss it by a rounding
+        yield clock.now
+        while clock.now < until:
+            due = clock.next_time()
+            clock.now = until if due is None else max(clock.now, min(until, due))
             self.turn()
-            yield self.clock.seconds()
-
-    def _run_due_calls(self) -> bool:
-        now = self.clock.seconds()
-        if not any(each.getTime() <= now for each in self.clock.getDelayedCalls()):
-            return False
-        self.clock.advance(0)
-        return True
+            yield clock.now
 
     # ---- connections
 
@@ -337,6 +336,8 @@ class Network:
                 pipe.held = False
 
     def _connect(self) -> bool:
+        if not self.attempts:
+            return False
         moved = False
         for connector in list(self.attempts):
             if connector not in self.attempts or {connector.reactor.host, connector.host} & self.unplugged:

@@ -1,0 +1,1 @@
+"""Masters and workers in one thread, on a simulated network, disk and clock (docs/simulation.md)."""

@@ -1,0 +1,198 @@
+"""Faults that are planted into the code, most of which other projects had: seeds find each of them.
+
+``FIRST_SEED=1 pytest -rP tests/simulation/test_planted_faults.py`` searches again, and prints the seeds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+import replication.errors
+import replication.follower.merge
+import replication.session.encoder
+import replication.writer.publisher
+from replication.bench.simulation.run import make_plan, run
+from replication.follower.application import Application
+from replication.follower.merge import MergingFollower
+from replication.follower.stream import StreamFollower
+from replication.session.connection import ReplicationConnection
+from replication.session.encoder import encode_position
+from replication.session.send_buffer import SendBuffer
+from replication.streams.cursor import Apply, Cursor
+from replication.streams.merge import ApplyMerged
+from replication.streams.merge import merge as merge_rightly
+from replication.streams.pending import PendingIds
+from replication.streams.reorder_buffer import Batch, ReorderBuffer
+from replication.wire.grammar import Token
+from replication.writer.publisher import PublishedStream, Publisher
+from replication.writer.reservation import FactTransaction
+from tests.docs.pages import page, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOST_SEEDS = 600
+
+
+class Fault(NamedTuple):
+    """A fault: the class or module that is changed, the name there, the wrong value; a world; a seed that finds it."""
+
+    where: Any
+    name: str
+    wrong: Any
+    world: str = ""
+    seed: int = 1
+
+
+def forget_writers(self: MergingFollower, connection: Any) -> None:
+    self._writers.pop(connection, None)
+    StreamFollower.connection_lost(self, connection)
+
+
+def wrong_order(cursors: Mapping[Any, Cursor]) -> ApplyMerged | None:
+    found = merge_rightly(cursors)
+    return found and ApplyMerged(found.parts, [fact for part in found.parts.values() for fact in part.facts])
+
+
+def ready_only(cursors: Mapping[Any, Cursor]) -> ApplyMerged | None:
+    ready = {writer: each for writer, each in cursors.items() if isinstance(each.step(), Apply)}
+    return merge_rightly(ready)
+
+
+def whole_range(self: Cursor, step: Any, page: Any, right: Callable[..., None] = Cursor.fetched) -> None:
+    right(self, step, page)
+    if step.resets == self._resets:
+        self._advance_tail(max(self._tail, self._gap_upto))
+
+
+def unpaged_rows(self: Cursor, link: Any, prev: Token, new: Token, right: Any = Cursor.position_received) -> None:
+    right(self, link, new if prev > self.published else prev, new)
+    self._tail = self._gap_upto = self.published
+
+
+async def forget_to_store(self: Publisher, stream: PublishedStream, settled: Token) -> None:
+    self.ids.durable = max(self.ids.durable, settled)
+
+
+async def swallow(self: Application, step: Any, tried: Any, transaction: Any, right: Any = Application._call) -> Any:
+    try:
+        return await right(self, step, tried, transaction)
+    except ValueError:
+        return ()
+
+
+async def publish_first(
+    self: FactTransaction[Any], facts: Any, receipt: Any = None, right: Any = FactTransaction.commit
+) -> None:
+    if self._transaction is None:
+        self.stream.complete([fact.token for fact in facts], facts)
+        self._complete = True
+    await right(self, facts, receipt)
+
+
+def lose_spilled(self: ReorderBuffer, settled: Token, right: Any = ReorderBuffer.release) -> Batch | None:
+    found: Batch | None = right(self, settled)
+    return found and Batch(found.facts, found.after, found.upto)
+
+
+def drop_when_full(self: SendBuffer, chunk: bytes, lines: int, right: Any = SendBuffer.push) -> bool:
+    right(self, chunk, lines)
+    return True
+
+
+def bare_position(self: PublishedStream, upto: Token) -> Any:
+    return encode_position(self.definition.name, self._instance_name, self.published, upto)
+
+
+def drop_long_rows(head: str, fact: Any, stream: str, instance: str, limit: int) -> Any:
+    return [line for line in replication.session.encoder._encode_fact(head, fact) if len(line.encode()) <= limit + 1]
+
+
+async def give_up(self: StreamFollower, writer: Any, step: Any, right: Any = StreamFollower._catch_up) -> None:
+    try:
+        await right(self, writer, step)
+    except replication.errors.ReplicationError:
+        self._driving[writer] = None
+        await self._lifetime.sleep(1e6)
+
+
+def never_reached(*_: object) -> float:
+    return float("inf")
+
+
+def as_published(self: PublishedStream) -> Any:
+    settled = Token(self.ids.pending.highest)
+    return encode_position(self.definition.name, self._instance_name, settled, settled)
+
+
+FAULTS: dict[str, Fault] = {
+    # ---- linear order
+    "facts of several writers are not sorted": Fault(
+        replication.follower.merge, "merge", wrong_order, "linear", seed=10
+    ),
+    "a writer that has nothing ready is passed": Fault(
+        replication.follower.merge, "merge", ready_only, "linear", seed=1
+    ),
+    "a writer is not waited for while its connection is lost": Fault(
+        MergingFollower,
+        "connection_lost",
+        forget_writers,
+        "linear",
+        seed=16,
+    ),
+    "a known writer is not waited for after a start": Fault(
+        MergingFollower, "open", StreamFollower.open, "linear-relay", seed=305
+    ),
+    # ---- publishing
+    "a position passes an open ID (synapse#11045)": Fault(
+        PendingIds, "settled", property(lambda self: self.highest), seed=7
+    ),
+    "the stored position ignores open IDs": Fault(PendingIds, "settled_with", lambda self, ids: self.highest, seed=3),
+    "a position is published and not stored (synapse#17226)": Fault(
+        Publisher, "_store_position", forget_to_store, seed=9
+    ),
+    "a fact is published before its commit": Fault(FactTransaction, "commit", publish_first, seed=13),
+    "facts beyond the limit of memory are lost": Fault(ReorderBuffer, "release", lose_spilled, seed=3),
+    "a bare POSITION covers facts (synapse#19795)": Fault(PublishedStream, "gap", bare_position, seed=2),
+    "REPLICATE is answered with what is not published yet (synapse#7360)": Fault(
+        PublishedStream, "position", as_published, seed=45
+    ),
+    "a row that is too long is left out (synapse#6327)": Fault(
+        replication.session.encoder, "_encode_long_fact", drop_long_rows, seed=2
+    ),
+    "lines for a slow peer are dropped": Fault(SendBuffer, "push", drop_when_full, seed=120),
+    # ---- following
+    "a page counts for more than it has (synapse#15335)": Fault(Cursor, "fetched", whole_range, seed=2),
+    "a gap is not fetched (synapse#7427)": Fault(Cursor, "position_received", unpaged_rows, seed=2),
+    "rows of a lost connection are joined to a later fact": Fault(Cursor, "_drop_partial", lambda self: None, seed=86),
+    "a failed page is never fetched again": Fault(StreamFollower, "_catch_up", give_up, seed=22),
+    "the position moves although the function raised": Fault(Application, "_call", swallow, seed=11),
+    "a dead connection is not noticed (synapse#9010)": Fault(
+        ReplicationConnection, "_give_up_at", never_reached, seed=1
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_seed_finds_the_fault(fault: str) -> None:
+    planted = FAULTS[fault]
+    first = int(os.environ.get("FIRST_SEED", planted.seed))
+    with mock.patch.object(planted.where, planted.name, planted.wrong):
+        for seed in range(first, first + MOST_SEEDS):
+            plan = make_plan(seed, planted.world)
+            if failure := run(plan).failure:
+                break
+        else:
+            pytest.fail(f"{MOST_SEEDS} seeds have not found it")
+    sys.stdout.write(f"seed {seed}: {fault}: {failure[:100]}\n")
+    assert not run(plan).failure, "the seed fails without the fault"
+
+
+def test_the_page_lists_every_fault() -> None:
+    listed = [(row["fault"], int(row["seed"])) for row in table(page("simulation.md"), "## Faults that it finds")]
+    assert listed == [(name, fault.seed) for name, fault in FAULTS.items()]

@@ -1,0 +1,37 @@
+"""Random runs of masters and workers with all faults, from seeds; ``replication simulate`` runs more of them.
+
+``test_faults.py`` and ``test_traps.py`` have the interesting single cases.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from replication.bench.simulation.run import WORLDS, make_plan, run
+from replication.bench.simulation.seeds import run_some
+
+SEEDS = range(1, 41)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_invariant_holds(world: str) -> None:
+    totals, failed = run_some(SEEDS, world)
+    assert failed is None, f"replication simulate --world {world} --seed {failed.seed}: {failed.failure}"
+    assert totals.seeds == len(SEEDS)
+
+
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+    """Whatever the order of a set of texts is there."""
+    seeds = [2, 3, 5, 7, 11, 13]
+    program = f"""
+from replication.bench.simulation.run import make_plan, run
+for seed in {seeds}:
+    print("\\n".join(run(make_plan(seed)).trace))
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True)
+    assert there.stdout.splitlines() == [line for seed in seeds for line in run(make_plan(seed)).trace]
