@@ -72,14 +72,14 @@ class Lifetime:
     def __init__(self, clock: IReactorTime) -> None:
         self.ended = False
         self.clock = clock
-        self._waiting: set[Deferred[Any]] = set()
+        self._waiting: dict[Deferred[Any], None] = {}  # oldest first
 
     def add(self, waiting: Deferred[T]) -> Deferred[T]:
         """Return ``waiting``, and cancel it when ``end`` is called; at once if ``end`` was called before."""
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
 
         def forget(result: T) -> T:
-            self._waiting.discard(waiting)
+            self._waiting.pop(waiting, None)
             return result
 
         waiting.addBoth(forget)

@@ -150,7 +150,7 @@ class LifetimeTests(SynchronousTestCase):
         waiting.callback(7)
         self.lifetime.end()
         self.assertEqual(outcome, [7])
-        self.assertEqual(self.lifetime._waiting, set())
+        self.assertEqual(self.lifetime._waiting, {})
 
     def test_an_error_is_passed_on(self) -> None:
         waiting: Deferred[int] = Deferred()

@@ -76,7 +76,7 @@ class Subscribers(Factory):
     # By peer; None after ``begin``.
     _waiting: dict[ReplicationProtocol, list[Replicate]] | None = attrs.field(init=False, factory=dict)
     # Of all connections, also of those that are closing.
-    _transports: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
+    _transports: dict[ReplicationProtocol, None] = attrs.field(init=False, factory=dict)  # oldest first
     _past: Counter[str] = attrs.field(init=False, factory=Counter)  # lines and bytes of connections that are gone
     _empty: Deferred[None] | None = attrs.field(init=False, default=None)  # fires when no transport is left
     # Connections that have sent no good line: when that is due, oldest first, and those that stay without one.
@@ -184,7 +184,7 @@ class Subscribers(Factory):
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         """Send SERVER and PING; from now on the connection receives what is published."""
         self._accepted += 1
-        self._transports.add(peer)
+        self._transports[peer] = None
         if self._closed is not None:
             peer.close(self._closed)
             return
@@ -235,7 +235,7 @@ class Subscribers(Factory):
 
     def transport_closed(self, peer: ReplicationProtocol) -> None:
         """Remove a transport."""
-        self._transports.discard(peer)
+        self._transports.pop(peer, None)
         self._admission.leave(peer.transport.getPeer())
         if self._empty is not None and not self._transports and not self._empty.called:
             self._empty.callback(None)
