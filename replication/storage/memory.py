@@ -76,21 +76,91 @@ class _Stream:
         self.positions[write.writer] = upto
 
 
-class MemoryStore:
+class _MemoryNotes:
+    """What a store has beside facts: histories, and the facts that followers leave out."""
+
+    def __init__(self, clock: ReceiptClock) -> None:
+        self.clock = clock
+        self.closed = True
+        self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
+        self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        """Return the stored history of a writer; empty if there is none."""
+        self.check_open()
+        return self._histories.get((stream, writer, follower), ())
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        """Return the stored history of a writer in every stream that has one."""
+        self.check_open()
+        return {stream: each for (stream, of, by), each in self._histories.items() if (of, by) == (writer, "")}
+
+    async def store_histories(
+        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
+    ) -> None:
+        """Store the history of a writer in each of these streams."""
+        self.check_open()
+        for stream, history in histories.items():
+            self._histories[stream, writer, follower] = history
+
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        """Return the facts that a follower leaves out, the latest first."""
+        self.check_open()
+        found = [
+            skipped
+            for (of, name, which), skipped in self._skipped.items()
+            if of == follower
+            and stream in (None, name)
+            and key in (None, which)
+            and (not states or skipped.state in states)
+        ]
+        return sorted(found, key=lambda each: (each.changed_at, each.fact.token), reverse=True)[:limit]
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        """Return how many facts of each writer a follower leaves out."""
+        found = await self.skipped_facts(follower, stream, states=[SkipState.SKIPPED], limit=1_000_000)
+        return Counter(each.writer for each in found)
+
+    def check_open(self) -> None:
+        """Raise StoreError unless the store is open."""
+        if self.closed:
+            raise StoreError("the memory store is not open")
+
+    def note_skipped(self, write: Write, follower: InstanceName) -> None:
+        """Store what a write skips, or forget what it goes back from."""
+        if write.reset:
+            lost = [
+                key
+                for key in self._skipped
+                if key[:2] == (follower, write.stream) and key[2][0] == write.writer and key[2][1] > write.upto
+            ]
+            for key in lost:
+                del self._skipped[key]
+        now, _ = self.clock.read()
+        for each in write.skipped:
+            self._skipped[follower, each.stream, each.key] = attrs.evolve(each, changed_at=now)
+
+
+class MemoryStore(_MemoryNotes):
     """An IStreamStore whose coroutines never wait.
 
     A fact without rows only raises the position; it is in no page.  ``clock`` is for receipts.
     """
 
     def __init__(self, clock: ReceiptClock | None = None) -> None:
-        self.clock = clock or ReceiptClock()
+        super().__init__(clock or ReceiptClock())
         self.warnings: list[str] = []
         self.commits_lost: Deferred[CommitsLostError] = Deferred()
-        self.closed = True
         self._streams: dict[StreamName, _Stream] = {}
         self._receipts: dict[str, tuple[float, Sequence[Token]]] = {}
-        self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
-        self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
 
     async def open(self) -> None:
         """Open; facts from before a ``close`` are still there."""
@@ -199,50 +269,6 @@ class MemoryStore:
             token for token, (of, _) in self._stream(stream).facts.items() if of == writer and after < token <= upto
         }
 
-    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
-        """Return the stored history of a writer; empty if there is none."""
-        self.check_open()
-        return self._histories.get((stream, writer, follower), ())
-
-    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
-        """Return the stored history of a writer in every stream that has one."""
-        self.check_open()
-        return {stream: each for (stream, of, by), each in self._histories.items() if (of, by) == (writer, "")}
-
-    async def store_histories(
-        self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
-    ) -> None:
-        """Store the history of a writer in each of these streams."""
-        self.check_open()
-        for stream, history in histories.items():
-            self._histories[stream, writer, follower] = history
-
-    async def skipped_facts(
-        self,
-        follower: InstanceName,
-        stream: StreamName | None = None,
-        key: tuple[InstanceName, Token] | None = None,
-        *,
-        states: Collection[SkipState] = (),
-        limit: int,
-    ) -> Sequence[SkippedFact]:
-        """Return the facts that a follower leaves out, the latest first."""
-        self.check_open()
-        found = [
-            skipped
-            for (of, name, which), skipped in self._skipped.items()
-            if of == follower
-            and stream in (None, name)
-            and key in (None, which)
-            and (not states or skipped.state in states)
-        ]
-        return sorted(found, key=lambda each: (each.changed_at, each.fact.token), reverse=True)[:limit]
-
-    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
-        """Return how many facts of each writer a follower leaves out."""
-        found = await self.skipped_facts(follower, stream, states=[SkipState.SKIPPED], limit=1_000_000)
-        return Counter(each.writer for each in found)
-
     def watch(self) -> IWatch | None:
         """Return None: no other process writes here."""
         return None
@@ -277,11 +303,6 @@ class MemoryStore:
         """Refuse every later call."""
         self.closed = True
 
-    def check_open(self) -> None:
-        """Raise StoreError unless the store is open."""
-        if self.closed:
-            raise StoreError("the memory store is not open")
-
     def land(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         """Store all of it, or nothing."""
         streams: dict[StreamName, _Stream] = {}
@@ -300,20 +321,7 @@ class MemoryStore:
         self._streams.update(streams)
         for write in writes:
             if write.follower is not None:
-                self._skip(write, write.follower)
-
-    def _skip(self, write: Write, follower: InstanceName) -> None:
-        if write.reset:
-            lost = [
-                key
-                for key in self._skipped
-                if key[:2] == (follower, write.stream) and key[2][0] == write.writer and key[2][1] > write.upto
-            ]
-            for key in lost:
-                del self._skipped[key]
-        now, _ = self.clock.read()
-        for each in write.skipped:
-            self._skipped[follower, each.stream, each.key] = attrs.evolve(each, changed_at=now)
+                self.note_skipped(write, write.follower)
 
     def _stream(self, stream: StreamName) -> _Stream:
         self.check_open()

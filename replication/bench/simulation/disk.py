@@ -86,12 +86,8 @@ class SimulatedSequence:
         return await self._store.ask(f"allocate {count}", lambda: self._disk.allocate(self._stream, count))
 
 
-class SimulatedStore:
-    """One process's IStreamStore over a ``disk`` that outlives it.
-
-    While ``held``, calls wait in ``waiting``; while ``failing``, they fail.  ``on_landed`` is called for every commit
-    that reached the disk, with what the application's function wrote in its transaction.
-    """
+class UnheldStore:
+    """The calls of an IStreamStore over a ``disk`` that never wait nor fail."""
 
     def __init__(self, disk: MemoryStore, on_landed: Callable[[Sequence[Write], Sequence[Any]], object]) -> None:
         self.disk = disk
@@ -101,6 +97,49 @@ class SimulatedStore:
         self.waiting: list[Operation[Any]] = []
         self.on_landed = on_landed
         self._idle: Deferred[None] | None = None
+
+    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
+        await self.disk.claim_tables(streams, instance, copy=copy)
+
+    def watch(self) -> None:
+        """Return None: there are no external writers."""
+
+    async def read(self, function: Callable[[ISqlExecutor], T]) -> T:
+        return await self.disk.read(function)
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        return await self.disk.present(stream, writer, after=after, upto=upto)
+
+    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
+        return await self.disk.history(stream, writer, follower)
+
+    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
+        return await self.disk.histories(writer)
+
+    async def skipped_facts(
+        self,
+        follower: InstanceName,
+        stream: StreamName | None = None,
+        key: tuple[InstanceName, Token] | None = None,
+        *,
+        states: Collection[SkipState] = (),
+        limit: int,
+    ) -> Sequence[SkippedFact]:
+        return await self.disk.skipped_facts(follower, stream, key, states=states, limit=limit)
+
+    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
+        return await self.disk.skipped_counts(follower, stream)
+
+    async def verify(self) -> None:
+        """Return: the disk loses nothing."""
+
+
+class SimulatedStore(UnheldStore):
+    """One process's IStreamStore over a ``disk`` that outlives it.
+
+    While ``held``, calls wait in ``waiting``; while ``failing``, they fail.  ``on_landed`` is called for every commit
+    that reached the disk, with what the application's function wrote in its transaction.
+    """
 
     def release(self, operation: Operation[Any], outcome: Callable[[Operation[Any]], None] = Operation.succeed) -> None:
         """End a waiting call."""
@@ -147,12 +186,6 @@ class SimulatedStore:
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return await self.ask(f"positions of {stream}", lambda: self.disk.applied_positions(stream, follower))
 
-    async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
-        await self.disk.claim_tables(streams, instance, copy=copy)
-
-    def watch(self) -> None:
-        """Return None: there are no external writers."""
-
     async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
         return await self.ask("stored positions", self.disk.stored_positions)
 
@@ -188,9 +221,6 @@ class SimulatedStore:
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         await self.transaction().commit(writes, receipt)
 
-    async def read(self, function: Callable[[ISqlExecutor], T]) -> T:
-        return await self.disk.read(function)
-
     async def claim(self, instance: InstanceName) -> None:
         await self.disk.claim(instance)
         if isinstance(self.disk, SharedDisk):
@@ -207,36 +237,10 @@ class SimulatedStore:
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
         return await self.ask(f"recall {key}", lambda: self.disk.find_receipt(key))
 
-    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
-        return await self.disk.present(stream, writer, after=after, upto=upto)
-
-    async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
-        return await self.disk.history(stream, writer, follower)
-
-    async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
-        return await self.disk.histories(writer)
-
     async def store_histories(
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
     ) -> None:
         await self.ask("store histories", lambda: self.disk.store_histories(writer, histories, follower))
-
-    async def skipped_facts(
-        self,
-        follower: InstanceName,
-        stream: StreamName | None = None,
-        key: tuple[InstanceName, Token] | None = None,
-        *,
-        states: Collection[SkipState] = (),
-        limit: int,
-    ) -> Sequence[SkippedFact]:
-        return await self.disk.skipped_facts(follower, stream, key, states=states, limit=limit)
-
-    async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
-        return await self.disk.skipped_counts(follower, stream)
-
-    async def verify(self) -> None:
-        """Return: the disk loses nothing."""
 
     async def check(self) -> None:
         await self.ask("check", self.disk.check)
