@@ -30,6 +30,7 @@ from replication.wire.commands import LINE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
 
 Role = Literal["master", "worker"]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -278,13 +279,20 @@ def _check_listen(config: Config, path: str | None) -> None:
         raise ConfigError(f"{path or '--listen'}: a worker that relays what it follows needs {missing}, too")
 
 
-def sockets_of(found: Config, make_wire: Callable[[], Any], make_http: Callable[..., Any]) -> list[Socket]:
+def sockets_of(
+    found: Config,
+    make_wire: Callable[[], Any],
+    make_http: Callable[..., Any],
+    expires: dict[str, datetime] | None = None,
+) -> list[Socket]:
     """Return the sockets of a daemon: those of ``listen``, then that of ``http``.
 
-    ``make_wire`` makes the factory of the wire, and ``make_http`` that of HTTP, with ``certified``.
+    ``make_wire`` makes the factory of the wire, and ``make_http`` that of HTTP, with ``certified``.  ``expires``
+    is that of each ``Socket``.
     """
+    expires = {} if expires is None else expires
     demands = found.tls.client_ca is not None
-    make_socket = partial(Socket, client_ca=found.tls.client_ca, allow=found.tls.allow)
+    make_socket = partial(Socket, client_ca=found.tls.client_ca, allow=found.tls.allow, expires=expires)
     sockets = [
         make_socket("listen", "the wire", each, make_wire, wire_risk(each, demands_certificates=demands))
         for each in found.listen

@@ -48,6 +48,7 @@ from replication.writer.segment_needs import set_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from twisted.internet.interfaces import IListeningPort
     from twisted.logger import ILogObserver
@@ -376,8 +377,10 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
+    expires: dict[str, datetime] = {}
+    given["expires"] = lambda: {**expires, **_expiry_of_shown(found.tls.certificate)}
     make_http = partial(make_site, server.served, secret=found.secret, **given)
-    sockets = config.sockets_of(found, partial(server.factory, access), make_http)
+    sockets = config.sockets_of(found, partial(server.factory, access), make_http, expires)
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(
         reactor,
@@ -388,6 +391,15 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
         drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
         log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),
     )
+
+
+def _expiry_of_shown(file: str | None) -> Mapping[str, datetime]:
+    """Return when the certificate expires that a worker shows; it reads the file for each connection."""
+    if file is None:
+        return {}
+    from replication.net.certificates import expiries  # noqa: PLC0415 (an extra)
+
+    return expiries(file)
 
 
 def make_master(reactor: Any, found: config.Config) -> Master:

@@ -15,7 +15,14 @@ import attrs
 from replication import config
 from replication.cli.findings import Finding
 from replication.cli.output import report, write_line
-from replication.cli.own_checks import check_database, check_files, check_folders, check_sockets
+from replication.cli.own_checks import (
+    check_access,
+    check_certificates,
+    check_database,
+    check_files,
+    check_folders,
+    check_sockets,
+)
 from replication.cli.parser import Parser
 from replication.cli.peer_checks import check_process, check_wire, check_writers
 from replication.errors import ConfigError
@@ -81,7 +88,10 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
             return
         secret_file = secret_file or configured.secret_file
         sockets = config.sockets_of(configured, _no_factory, _no_factory)
-        yield from check_files([configured.secret_file, configured.redis_password_file])
+        secrets = [each.secret_file for each in configured.access.values()]
+        yield from check_files([configured.secret_file, configured.redis_password_file, *secrets])
+        yield from check_certificates(configured)
+        yield from check_access(configured)
         yield from check_sockets(sockets, insecure=configured.insecure)
         yield from check_database(configured, found.min_free * 2**20)
         yield from check_folders(configured)

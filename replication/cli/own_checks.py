@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replication.cli.findings import Finding
-from replication.errors import CatchUpError, ConfigError, ReplicationError, SchemaError, StoreError
+from replication.errors import (
+    TLS_CURE,
+    CatchUpError,
+    ConfigError,
+    ReplicationError,
+    SchemaError,
+    StoreError,
+    did_you_mean,
+)
 from replication.follower.catch_up import DATABASES, HTTP
+from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
 from replication.segments.folders import open_folder
 from replication.segments.manifest import MANIFEST, read_manifest
@@ -20,6 +29,8 @@ from replication.storage import path_of
 from replication.storage.blocking import use_store
 from replication.storage.mapping_checks import check
 from replication.storage.sqlite.session import MEMORY
+from replication.streams.definitions import CACHES
+from replication.writer.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,10 +66,52 @@ def check_sockets(sockets: Sequence[Socket], *, insecure: bool) -> Iterator[Find
             _, named = split_endpoint(each.endpoint, *SSL_ARGUMENTS)
             key = named.get("privateKey", "server.pem")
             yield from check_files([key])
-            yield from _check_certificate(Path(named.get("certKey", key)))
+            yield from _check_certificate(Path(named.get("certKey", key)), "renew it, and send SIGHUP to the process")
 
 
-def _check_certificate(file: Path) -> Iterator[Finding]:
+def check_certificates(config: Config) -> Iterator[Finding]:
+    """Find that the authority of the clients, or the certificate that this process shows, has expired or soon will."""
+    shown = config.tls.certificate
+    for file, cure in (
+        (config.tls.client_ca, "add a new authority to the file, and send SIGHUP to the process"),
+        (shown, "renew it; the worker reads it for each connection"),
+    ):
+        if file is None:
+            continue
+        try:
+            yield from _check_certificate(Path(file), cure)
+        except (OSError, ValueError) as error:
+            yield Finding(file, f"no certificate can be read: {error}", "correct [tls], or the file")
+        except ImportError:
+            yield Finding(file, f"no certificate can be read: {TLS_CURE}", "install it")
+    yield from check_files([config.tls.private_key])
+
+
+def check_access(config: Config) -> Iterator[Finding]:
+    """Find tables of ``[access]`` that give less than they seem to: no such stream, or no such certificate."""
+    written = {CACHES, *config.writes, *config.stream, *(each.name for each in config.streams)}
+    if config.role == "worker":
+        written = {CACHES, *config.writes} if config.writes else set()
+    if config.rooms:
+        written |= {*Rooms.streams}
+    for grant in config.grants:
+        where, rights = f"access.{grant.name}", grant.rights
+        keys = [("append", rights.append)] if config.relays else [("append", rights.append), ("read", rights.read)]
+        for key, names in keys:
+            for name in sorted(names - {ALL, *written}):
+                near = did_you_mean(name, written)
+                yield Finding(where, f"{key}: this process writes no stream {name!r}", f"correct {key}{near}")
+        try:
+            Access([grant])
+        except ConfigError as error:
+            yield Finding(where, str(error), "correct certificates")
+        for name in grant.certificates if config.tls.allow else ():
+            if not {name.lower(), f"*.{name.lower().partition('.')[2]}"} & {each.lower() for each in config.tls.allow}:
+                what = f"tls.allow does not accept {name!r}, so no peer has these rights by that name"
+                yield Finding(where, what, "add the name to allow, or correct it")
+
+
+def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
     """Find that a certificate is not valid now, or soon."""
     from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415 - an extra; parse() has used it
 
@@ -70,7 +123,7 @@ def _check_certificate(file: Path) -> Iterator[Finding]:
     if why is None and until - datetime.now(UTC) < RENEW_BEFORE:
         why = f"the certificate expires on {until:%Y-%m-%d}"
     if why is not None:
-        yield Finding(str(file), why, "renew it, and send SIGHUP to the process")
+        yield Finding(str(file), why, cure)
 
 
 def check_database(config: Config, min_free: int) -> Iterator[Finding]:

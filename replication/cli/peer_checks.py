@@ -9,9 +9,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.cli.findings import Finding
-from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE
+from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
 from replication.errors import ConfigError, did_you_mean
+from replication.net.access import ALL
 from replication.net.endpoints import default_http_url, is_redis, split_endpoint
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 
@@ -104,10 +105,14 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
         yield from findings
         known.update(found or ())
         complete = complete and found is not None
-    for name in config.stream if complete and places else ():
+    wanted = [(f"stream {name}", "it", name, "stream") for name in config.stream]
+    for each in config.grants if config.relays else ():
+        names = sorted(each.rights.read - {ALL, *config.writes})
+        wanted += [(f"access.{each.name}", f"a stream {name!r}", name, "read") for name in names]
+    for where, what, name, key in wanted if complete and places else ():
         if name not in known:
             near = did_you_mean(name, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
-            yield Finding(f"stream {name}", "no writer has it", f"correct stream{near}")
+            yield Finding(where, f"no writer has {what}", f"correct {key}{near}")
 
 
 def _ask_writer(client: HttpClient, config: Config) -> tuple[list[str] | None, list[Finding]]:
@@ -143,7 +148,7 @@ def check_wire(endpoint: Url, server_name: str) -> Iterator[Finding]:
     if kind not in {"tcp", "tls"} or not port.isdecimal():
         return
     try:
-        line = _first_line(host, int(port), tls=kind == "tls", named=named)
+        line, days = _first_line(host, int(port), tls=kind == "tls", named=named)
     except ssl.SSLCertVerificationError as error:
         cure = "connect to a name that it has; else renew the certificate, set the clock, or give SSL_CERT_FILE"
         yield Finding(where, f"its certificate is refused: {error.verify_message}", cure)
@@ -155,6 +160,8 @@ def check_wire(endpoint: Url, server_name: str) -> Iterator[Finding]:
     except OSError as error:
         yield Finding(where, f"cannot connect: {error.strerror or error}", "start the writer, or correct connect")
     else:
+        if days is not None and days < RENEW_BEFORE.days:
+            yield Finding(where, f"its certificate expires in {days:.1f} days", "renew it there, and send SIGHUP")
         word, _, name = line.partition(" ")
         if word != "SERVER":
             what = f"it sends {line[:60]!r}, which is no SERVER line" if line else "it closes the connection"
@@ -165,16 +172,23 @@ def check_wire(endpoint: Url, server_name: str) -> Iterator[Finding]:
             )
 
 
-def _first_line(host: str, port: int, *, tls: bool, named: Mapping[str, str]) -> str:
-    """Return the first line that a peer sends; TimeoutError after PATIENCE seconds without one."""
+def _first_line(host: str, port: int, *, tls: bool, named: Mapping[str, str]) -> tuple[str, float | None]:
+    """Return the first line that a peer sends, and in how many days its certificate expires, if it has one.
+
+    TimeoutError after PATIENCE seconds without a line.
+    """
+    days = None
     reading = socket.create_connection((host, port), PATIENCE)
     if tls:
         context = ssl.create_default_context()
         if "certificate" in named:
             context.load_cert_chain(named["certificate"], named.get("privateKey"))
-        reading = context.wrap_socket(reading, server_hostname=host)  # if it fails, it closes the connection
+        secure = context.wrap_socket(reading, server_hostname=host)  # if it fails, it closes the connection
+        shown = secure.getpeercert()
+        days = None if shown is None else (ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()) / 86_400
+        reading = secure
     data = b""
     with closing(reading):
         while b"\n" not in data and len(data) < MAX_LINE and (part := reading.recv(MAX_LINE)):
             data += part
-    return data.partition(b"\n")[0].decode("utf-8", "backslashreplace").strip()
+    return data.partition(b"\n")[0].decode("utf-8", "backslashreplace").strip(), days

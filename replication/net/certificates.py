@@ -107,7 +107,8 @@ class ClientRule:
 class TlsEndpoint:
     """An ``ssl:`` endpoint; ``clients`` says which client certificates it demands.
 
-    ValueError: ``description`` is wrong.  ConfigError as ``read``.
+    ``expires`` is, by file, when the certificate in it expires: the endpoint's own, and that of the authority of its
+    clients.  ValueError: ``description`` is wrong.  ConfigError as ``read``.
     """
 
     def __init__(self, reactor: Any, description: str, clients: ClientRule | None) -> None:
@@ -153,6 +154,9 @@ class TlsEndpoint:
             authority = "" if self._clients is None else f", {self._clients.authority}"
             raise ConfigError(f"cannot use {certificate}, {key}{authority} for TLS: {_text(error)}") from error
         self._context = context
+        self.expires = {certificate: first.not_valid_after_utc}
+        if self._clients is not None:
+            self.expires |= expiries(self._clients.authority)
         return first.not_valid_after_utc
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:  # noqa: N803 (Twisted's name)
@@ -162,6 +166,15 @@ class TlsEndpoint:
     def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: ARG002, N803 (Twisted's)
         """Return the TLS of a new connection."""
         return SSL.Connection(self._context)
+
+
+def expiries(file: str) -> dict[str, datetime]:
+    """Return when the first certificate expires that a file has, by the file; empty if it cannot be read."""
+    try:
+        found = x509.load_pem_x509_certificates(Path(file).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {file: min(each.not_valid_after_utc for each in found)}
 
 
 class _TlsFactory(TLSMemoryBIOFactory):

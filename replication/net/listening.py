@@ -25,6 +25,7 @@ from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
 
@@ -39,6 +40,7 @@ class Socket:
 
     ``key`` is its option, ``what`` its name in the log.  ``open_risk`` is what other hosts could do if they can
     connect, and the cure; empty if the socket is safe.  ``client_ca`` and ``allow`` are those of ``[tls]``.
+    ``expires`` is, by file, when the certificates expire that the sockets of a process have read.
     """
 
     log = Logger()
@@ -50,6 +52,7 @@ class Socket:
     open_risk: str = ""
     client_ca: str | None = None
     allow: Sequence[str] = ()
+    expires: dict[str, datetime] = attrs.field(factory=dict)
 
     def parse(self, reactor: Any, *, insecure: bool) -> IStreamServerEndpoint:
         """Return the endpoint; ConfigError if it is not one, or if it is plain that ``open`` would refuse it."""
@@ -65,12 +68,14 @@ class Socket:
             from replication.net.certificates import ClientRule, TlsEndpoint  # noqa: PLC0415 (an extra)
 
             clients = None if self.client_ca is None else ClientRule(self.client_ca, self.allow)
-            return TlsEndpoint(reactor, self.endpoint, clients)
+            endpoint = TlsEndpoint(reactor, self.endpoint, clients)
         except ConfigError as error:
             raise ConfigError(f"{self.key}: {error}") from error
         except Exception as error:  # parsers of endpoints, plugins among them, raise any exception
             why = describe_endpoint_error(self.endpoint, error, "tcp:PORT, tcp:PORT:interface=HOST or unix:PATH")
             raise ConfigError(f"{self.key}: cannot listen on {Url(self.endpoint)!r}: {why}") from error
+        self.expires.update(endpoint.expires)
+        return endpoint
 
     async def open(self, endpoint: IStreamServerEndpoint, *, insecure: bool) -> IListeningPort:
         """Listen at ``endpoint``; ConfigError if that fails, or if other hosts can connect and it is not safe.
@@ -95,7 +100,9 @@ class Socket:
         if not has_tls(self.endpoint):
             return
         try:
-            until = cast("TlsEndpoint", endpoint).read()
+            found = cast("TlsEndpoint", endpoint)
+            until = found.read()
+            self.expires.update(found.expires)
         except ConfigError as error:
             text = "{key}: new connections get the certificate that was read before: {error}"
             self.log.error(text, key=self.key, error=str(error))

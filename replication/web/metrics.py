@@ -57,6 +57,7 @@ METRICS: Final = {
     "user_ips_written_total": "Rows written to users_last_seen.",
     "user_ips_dropped_total": "Rows dropped because more than 10,000, or 16 MiB, waited.",
     "tls_failures_total": "Connections that failed in TLS, such as for the certificate of the client.",
+    "certificate_expires_seconds": "When a certificate in a file of this process expires, in seconds since 1970.",
     "http_answers_total": "Answers given over HTTP.",
     "http_connections": "Open connections of HTTP.",
     "http_timeouts_total": "Connections of HTTP closed because headers or a body took too long.",

@@ -23,7 +23,8 @@ from replication.web.request import ApiRequest, RequestError
 from replication.web.routes import NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from twisted.internet.interfaces import IAddress, IReactorTime
 
@@ -152,6 +153,7 @@ def make_site(
     rooms: IRooms | None = None,
     bounds: Bounds | None = None,
     access: Access | None = None,
+    expires: Callable[[], Mapping[str, datetime]] = dict,
 ) -> Site:
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
@@ -159,7 +161,8 @@ def make_site(
     machine are answered, and no page of another site.  With ``certified`` the endpoint demands client
     certificates; peers on other machines are then answered without a secret, too.  The body of a request may have
     ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.  ``bounds`` are those of connections and requests.
-    ``access`` has further secrets, and the rights of secrets and certificates (docs/security.md, Rights).
+    ``access`` has further secrets, and the rights of secrets and certificates (docs/security.md, Rights).  ``expires``
+    returns when the certificates of this process expire, by file, for ``/metrics``.
     """
     clock = reactor or cast("IReactorTime", import_module("twisted.internet.reactor"))  # importing it installs it
     api = Api(
@@ -169,6 +172,7 @@ def make_site(
         clock,
         rooms=rooms,
         bounds=bounds or Bounds(),
+        expires=expires,
     )
     return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
 
@@ -187,6 +191,7 @@ class Api(Resource):
         *,
         rooms: IRooms | None,
         bounds: Bounds,
+        expires: Callable[[], Mapping[str, datetime]] = dict,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.served = served
@@ -200,6 +205,7 @@ class Api(Resource):
         self.bounds = bounds
         self.admission = Admission("http", bounds, clock)
         self._access = access
+        self._expires = expires
         self._tls_failures = 0
         self._timeouts: Counter[str] = Counter()  # by what was late
         self._peer_log = PeerLog()
@@ -222,6 +228,8 @@ class Api(Resource):
             yield Sample("http_answers_total", count, {"call": call, "status": str(status)})
         if self._tls_failures:
             yield Sample("tls_failures_total", self._tls_failures, {"socket": "http"})
+        for file, when in self._expires().items():
+            yield Sample("certificate_expires_seconds", when.timestamp(), {"file": file})
         yield Sample("http_connections", self.admission.open)
         for part, count in self._timeouts.items():
             yield Sample("http_timeouts_total", count, {"part": part})

@@ -87,6 +87,46 @@ def expires_soon(folder: Path) -> str:
     return certificate(folder, -1, 3)
 
 
+def access(folder: Path, table: str, allow: str = "") -> str:
+    """Return a configuration with a table of rights, and valid certificates."""
+    authority = Authority(folder, valid=(-DAY, 100 * DAY))
+    issued = authority.issue("server", "127.0.0.1", valid=(-DAY, 100 * DAY))
+    issued.key.chmod(0o600)
+    tls = f'[tls]\nclient_ca = "{authority.certificate}"\nallow = [{allow}]'
+    return f'stream = ["orders"]\nlisten = "{issued.listen()}"\n{tls}\n[access.shop]\n{table}'
+
+
+def no_such_stream(folder: Path) -> str:
+    return access(folder, 'certificates = ["shop"]\nread = ["*"]\nappend = ["orders", "oders", "caches"]')
+
+
+def no_such_certificate(folder: Path) -> str:
+    return access(folder, 'certificates = ["a.shop.example", "boss"]\nread = ["orders"]', '"*.shop.example", "bos"')
+
+
+def no_name(folder: Path) -> str:
+    return access(folder, 'certificates = ["*.com"]')
+
+
+def open_secret_of_a_table(folder: Path) -> str:
+    (folder / "secret").write_text("xyz")
+    (folder / "secret").chmod(0o640)
+    return 'stream = ["orders"]\n[access.shop]\nsecret_file = "secret"\nread = ["orders"]'
+
+
+def old_authority(folder: Path) -> str:
+    text = access(folder, 'certificates = ["shop"]')
+    old = Authority(folder, "old", valid=(-DAY, 3 * DAY))
+    return text.replace("authority.pem", old.certificate.name)
+
+
+def old_worker(folder: Path) -> str:
+    issued = Authority(folder).issue("worker1", "worker1", valid=(-DAY, 3 * DAY))
+    issued.key.chmod(0o600)
+    certificate, key = issued.files
+    return f'connect = "unix:x"\n[tls]\ncertificate = "{certificate}"\nprivate_key = "{key}"'
+
+
 def no_key(folder: Path) -> str:
     text = certificate(folder, -1, 100)
     (folder / "server.key").unlink(missing_ok=True)
@@ -122,6 +162,12 @@ def foreign_manifest(folder: Path) -> str:
         (too_early, "the certificate is not valid before"),
         (expires_soon, "the certificate expires on"),
         (no_key, "cannot read"),
+        (no_such_stream, "append: this process writes no stream 'oders'; cure: correct append; did you mean orders?"),
+        (no_such_certificate, "access.shop: tls.allow does not accept 'boss', so no peer has these rights"),
+        (no_name, "access.shop: access.shop.certificates: write DNS names such as worker1"),
+        (open_secret_of_a_table, "other users may read this secret (mode 640)"),
+        (old_authority, "cure: add a new authority to the file"),
+        (old_worker, "cure: renew it; the worker reads it for each connection"),
         (no_segments, "it has no manifest.json, so it is no folder of segments"),
         (foreign_manifest, "not a manifest of segments"),
     ],

@@ -103,9 +103,10 @@ def test_another_program_is_found() -> None:
 def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
-    good = authority.issue("good", "127.0.0.1")
+    good = authority.issue("good", "127.0.0.1", valid=(-DAY, 20 * DAY))
     for identity, found in (
         (good, None),
+        (authority.issue("soon", "127.0.0.1", valid=(-DAY, 3 * DAY)), "its certificate expires in 3.0 days"),
         (authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "certificate has expired"),
         (authority.issue("young", "127.0.0.1", valid=(DAY, 2 * DAY)), "certificate is not yet valid"),
         (authority.issue("host", "other.example"), "IP address mismatch"),
@@ -143,6 +144,18 @@ def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, maste
     ):
         status, output = doctor(folder, worker_file(folder, master, **{"secret_file": "secret", **options}))
         assert (status, found in output, output.count("\n")) == (1, True, 1), output
+
+
+def test_rights_at_a_relay_to_a_stream_that_no_writer_has_are_found(folder: Path, master: Daemon) -> None:
+    (folder / "shop").write_text("abc")
+    (folder / "shop").chmod(0o600)
+    worker_file(folder, master, secret_file="secret", http_="unix:http", listen="unix:wire")
+    file = folder / "worker.toml"
+    table = '[access.shop]\nsecret_file = "shop"\nread = ["orders", "oders"]\n'
+    file.write_text(file.read_text().replace("http_ =", "http =") + table)
+    status, output = doctor(folder, "--config=worker.toml")
+    found = "access.shop: no writer has a stream 'oders'; cure: correct read; did you mean orders?"
+    assert (status, output) == (1, f"{found}\n")
 
 
 def test_two_processes_with_one_name_are_found(folder: Path, master: Daemon) -> None:

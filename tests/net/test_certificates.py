@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from replication.errors import ConfigError
 from replication.net.access import Access, Grant, Rights
 from replication.net.admission import Admission
-from replication.net.certificates import ClientRule, TlsEndpoint
+from replication.net.certificates import ClientRule, TlsEndpoint, expiries
 from tests.certificates import DAY, Authority, Identity
 from tests.doubles import begin, logged, now
 from tests.net.handshakes import PORT, TlsCase
@@ -153,6 +153,13 @@ class ClientRuleTests(CertificateCase):
         self.assertEqual(len(lines), 2)
         for each in lines:
             self.assertIn("no [access] table names the certificate", each)
+
+    def test_the_dates_are_those_of_the_own_certificate_and_of_the_authority(self) -> None:
+        expires = self.demand().expires
+        self.assertEqual([*expires], [str(self.good.certificate), str(self.authority.certificate)])
+        self.assertEqual(expires, expiries(str(self.good.certificate)) | expiries(str(self.authority.certificate)))
+        self.assertEqual(expiries("/nowhere"), {})
+        self.assertEqual(expiries(str(self.good.key)), {})
 
     def test_what_is_not_a_name_is_refused(self) -> None:
         for name in ("", "10.0.0.1", "*", "*.com", "a.*.example.com", "worker..1"):

@@ -213,6 +213,8 @@ def test_a_master_that_demands_certificates_serves_those_that_it_allows_and_no_o
         metrics = answer.read().decode()
     assert 'replication_tls_failures_total{socket="wire"}' in metrics
     assert 'replication_tls_failures_total{socket="http"}' in metrics
+    for each in (scene.authority.certificate, demanding.server.certificate):
+        assert f'replication_certificate_expires_seconds{{file="{each}"}}' in metrics
     assert master.log.count(text) == 2, "once for the wire, and once for HTTP"
     assert demanding.append('["o4"]', demanding.admin) == "4\n"
     until(lambda: applied(here, 4), "the connection that is open was not disturbed")
@@ -268,6 +270,9 @@ def test_a_relay_shows_its_certificate_to_the_master_and_demands_those_of_its_fo
         private_key = "{key}"
         client_ca = "{scene.authority.certificate}"
         allow = ["edge"]
+        [access.edge]
+        certificates = ["edge"]
+        read = ["orders"]
     """)
     demanding.append('["o1"]', demanding.admin)
     relay = scene.daemon("worker", "--config=relay.toml", name="relay1")
@@ -276,6 +281,9 @@ def test_a_relay_shows_its_certificate_to_the_master_and_demands_those_of_its_fo
     )
     _, here = demanding.follow(edge, "edge")
     until(lambda: applied(here, 2), "the fact arrives behind the relay")
+    assert [each["name"] for each in ask(f"{here}/v1/streams")[1]["streams"]] == ["orders"], "and no other stream"
+    text = "the right to append 'orders' is missing: add it to append in [access.edge]"
+    assert text in demanding.append('["o2"]', edge, status=1)
     demanding.follow(demanding.worker, "worker2")
     text = "the certificate is for 'worker1', which tls.allow does not have"
     until(lambda: text in relay.log, "the relay refuses a certificate that the master accepts")

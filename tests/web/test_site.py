@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
@@ -287,6 +288,13 @@ MATRIX: dict[tuple[str, str], str] = {
     ("GET", "/nothing"): "srwcam*",
     ("DELETE", "/v1/streams/orders"): "srwcam*",
 }
+
+
+def test_metrics_have_the_date_of_each_certificate() -> None:
+    expires = {"/etc/server.pem": datetime(2030, 1, 2, tzinfo=UTC)}
+    site = make_site(FakeServed(), secret=None, reactor=Clock(), expires=lambda: expires)
+    metrics = Client(site).ask("GET", "/metrics").body.decode()
+    assert 'replication_certificate_expires_seconds{file="/etc/server.pem"} 1.8935424e+09' in metrics
 
 
 class RightsTests(ApiTestCase):
