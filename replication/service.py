@@ -35,6 +35,7 @@ from replication.net.access import Access
 from replication.net.admission import allow_open_files
 from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import format_address
+from replication.net.listening import expiry_of
 from replication.net.notify import Notifier
 from replication.net.protocol import Limits
 from replication.session.connection import Keepalive
@@ -378,7 +379,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
     expires: dict[str, datetime] = {}
-    given["expires"] = lambda: {**expires, **_expiry_of_shown(found.tls.certificate)}
+    given["expires"] = lambda: {**expires, **expiry_of(found.tls.certificate)}
     make_http = partial(make_site, server.served, secret=found.secret, **given)
     sockets = config.sockets_of(found, partial(server.factory, access), make_http, expires)
     twistd: Mapping[str, object] = options.parent or {}
@@ -391,15 +392,6 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
         drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
         log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),
     )
-
-
-def _expiry_of_shown(file: str | None) -> Mapping[str, datetime]:
-    """Return when the certificate expires that a worker shows; it reads the file for each connection."""
-    if file is None:
-        return {}
-    from replication.net.certificates import expiries  # noqa: PLC0415 (an extra)
-
-    return expiries(file)
 
 
 def make_master(reactor: Any, found: config.Config) -> Master:

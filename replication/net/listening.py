@@ -24,7 +24,7 @@ from replication.net.endpoints import (
 from replication.urls import Url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
@@ -143,3 +143,12 @@ def http_risk(endpoint: str, *, has_secret: bool, demands_certificates: bool) ->
     if not has_tls(endpoint):
         return "without TLS, and the secret can be read on the way: give an ssl: endpoint, or interface=127.0.0.1"
     return ""
+
+
+def expiry_of(file: str | None) -> Mapping[str, datetime]:
+    """Return when the certificate in a file expires, by the file, as it is now; empty if it cannot be read."""
+    if file is None:
+        return {}
+    from replication.net.certificates import expiries  # noqa: PLC0415 (an extra)
+
+    return expiries(file)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from replication.net.listening import http_risk, wire_risk
+from replication.net.listening import expiry_of, http_risk, wire_risk
+from tests.certificates import Authority
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,10 @@ def test_http_is_safe_with_tls_and_a_secret_or_certificates(
     found = http_risk(endpoint, has_secret=has_secret, demands_certificates=demands)
     assert found.startswith(risk)
     assert bool(found) == bool(risk)
+
+
+def test_a_certificate_has_a_date_as_long_as_it_can_be_read(tmp_path: Path) -> None:
+    certificate = Authority(tmp_path).certificate
+    assert [*expiry_of(str(certificate))] == [str(certificate)]
+    certificate.unlink()
+    assert expiry_of(str(certificate)) == expiry_of(None) == {}
