@@ -474,6 +474,13 @@ class ConstructionTests(SynchronousTestCase):
             with self.assertRaises(ConfigError) as caught:
                 CatchUpSources(Net(), ["http://good:1", url], {}, None)
             self.assertIn(str(Url(url)), str(caught.exception))
+        with self.assertRaises(ConfigError) as caught:
+            CatchUpSources(Net(), ["folder"], {}, None)
+        self.assertEqual(
+            str(caught.exception),
+            "cannot catch up from 'folder': there is no such folder; give http://host:port, a database URL, or a "
+            "folder of segments",
+        )
         with self.assertRaises(ConfigError):
             CatchUpSources(Net(), ["http://good:1"], {}, "two\nlines")
 

@@ -374,6 +374,8 @@ class FakeSources:
     ) -> Page:
         return Page([each for each in self._facts if step.after < each.token <= step.upto], step.upto, limited=False)
 
+    page = fetch
+
     async def history(self, *_: object) -> tuple[()]:
         return ()
 
@@ -591,6 +593,19 @@ class PageTests(RelayCase):
         stopped = begin(master.stop())
         self.net.run(1)
         self.assertEqual(stopped, [None])
+
+    def test_a_page_of_the_sources_has_no_access_tokens(self) -> None:
+        row, hidden = '["get_user_by_access_token",["secret"],7]', '["get_user_by_access_token",null,7]'
+        for shown in (False, True):
+            self.worker = self.make_worker(copy=False, access_tokens=shown)
+            self.worker._followed._sources = FakeSources([fact(2, row)])  # type: ignore[assignment]
+            writer = self.serve(HELLO + position(1, 1, "caches"))
+            self.start()
+            self.send(writer, rdata(2, row, "caches"))
+            page = now(self.worker.served.page("caches", "master", after=0, upto=9, limit=5))
+            self.assertEqual([each.texts for each in page.facts], [(row if shown else hidden,)])
+            begin(self.worker.stop())
+            self.net.run()
 
     def test_statuses_and_metrics_show_the_followers(self) -> None:
         self.serve(HELLO + position(1, 1))

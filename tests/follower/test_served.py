@@ -73,14 +73,28 @@ class ServedTests(WorkerCase):
         error = error_of(begin(self.worker.served.page("unknown", None, after=0, upto=None, limit=1)))
         assert isinstance(error, UnknownStreamError)
         self.assertEqual((str(error), error.stream), ("no copy of stream 'unknown' is kept here", "unknown"))
+        error = error_of(begin(self.worker.served.history("x" * 200, "master")))
+        assert isinstance(error, UnknownStreamError)
+        self.assertEqual((str(error), error.stream), (f"no copy of stream '{'x' * 100}' is kept here", "x" * 200))
 
     def test_a_worker_without_writes_refuses_appends(self) -> None:
         error = error_of(begin(self.worker.served.append_texts("orders", [[1]], None)))
-        self.assertIsInstance(error, NotAWriterError)
-        self.assertIn("worker 'worker1' writes no stream: append to 'orders' at its writer", str(error))
-        for ask in (lambda: self.worker.stream("orders"), self.worker.factory):
-            with self.assertRaises(NotAWriterError):
+        assert isinstance(error, NotAWriterError)
+        self.assertEqual(
+            str(error),
+            "worker 'worker1' writes no stream: append to 'orders' at its writer, or give writes=[…]",
+        )
+        self.assertEqual((error.stream, error.instance), ("orders", "worker1"))
+        for ask, name, why in (
+            (lambda: self.worker.stream("orders"), "orders", "writes no stream: append to 'orders' at its writer, or "),
+            (lambda: self.worker.stream("x" * 200), "x" * 200, f"writes no stream: append to '{'x' * 100}' at its "),
+            (self.worker.served.writer, None, "writes no stream: give writes="),
+            (self.worker.factory, None, "publishes nothing: give writes=[…] or relay=True"),
+        ):
+            with self.assertRaises(NotAWriterError) as caught:
                 ask()
+            self.assertIn(f"worker 'worker1' {why}", str(caught.exception))
+            self.assertEqual((caught.exception.stream, caught.exception.instance), (name, "worker1"))
 
     def test_the_history_of_a_copy_is_the_one_that_was_followed(self) -> None:
         history = (Epoch("first", Token(1), Token(1)),)

@@ -6,11 +6,15 @@ import json
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import (
     StoreError,
 )
+from replication.follower.streams import described_streams
 from replication.net.protocol import ReplicationProtocol
+from replication.streams.definitions import StreamDefinition
+from replication.synapse import since_1_159
 from replication.wire.grammar import StreamName
 from tests.doubles import begin, error_of, lines_of, logged
 from tests.follower.cases import HELLO, HTTP, WIRE, WorkerCase, contents, position, rdata
@@ -101,6 +105,17 @@ class ModeTests(WorkerCase):
         cure = "give each process an instance name of its own"
         self.assertEqual([line for line in messages if "has the name of" in line], [why + cure])
         self.assertEqual([line for line in messages if "is that its name" in line], [])
+
+
+class DescribedTests(SynchronousTestCase):
+    def test_the_streams_of_a_synapse_are_described_behind_its_redis_only(self) -> None:
+        ours = StreamDefinition("events", row=["mine"])
+        others = {"orders": StreamDefinition("orders"), "events": ours}
+        definitions = [*others.values()]
+        self.assertEqual(described_streams(["tcp:here:9092"], definitions), others)
+        found = described_streams(["tcp:here:9092", "redis://here"], definitions)
+        self.assertEqual(found.keys(), {each.definition.name for each in since_1_159.STREAMS} | {"orders"})
+        self.assertIs(found[StreamName("events")], ours)
 
 
 class OrderTests(WorkerCase):

@@ -81,8 +81,16 @@ class RegistrationTests(WorkerCase):
 
     def test_a_function_for_a_stream_that_is_not_followed_is_refused(self) -> None:
         self.worker = self.make_worker(streams=["stock"])
-        with self.assertRaisesRegex(ConfigError, "orders"):
+        with self.assertRaises(ConfigError) as caught:
             self.apply()
+        why = "on('orders'): it is not among the streams to follow; add it to streams"
+        self.assertEqual(str(caught.exception), why)
+
+    def test_a_cached_function_has_the_name_and_the_size_that_were_given(self) -> None:
+        cached = self.worker.cached(max_entries=2, name="get_order")(lambda key: key)
+        for key in "abc":
+            cached(key)
+        self.assertEqual(([*self.worker.caches.stats()], cached.cache_info().currsize), (["get_order"], 2))
 
     def test_an_invalid_stream_name_is_refused(self) -> None:
         for name in ("two words", ""):
@@ -542,7 +550,7 @@ class FollowingTests(WorkerCase):
         self.worker.on_reset("stock")(lambda writer, to, txn: None)
         failed = begin(self.worker.start())
         self.net.run()
-        self.assertIn("no function is registered with on('stock')", str(error_of(failed)))
+        self.assertEqual(str(error_of(failed)), "on_reset('stock'): no function is registered with on('stock')")
         with self.assertRaisesRegex(StreamError, "register functions before start"):
             self.worker.on_reset("orders")(lambda writer, to, txn: None)
 
