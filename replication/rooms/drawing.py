@@ -112,7 +112,8 @@ def encode_svg(room_id: str, marks: Sequence[EventMark], forward: Collection[str
         y = _y(row)
         colour = "#999999" if mark.kind in ("outlier", "missing") else "#1b2631"
         short = f'<tspan fill="#99a3a4" font-family="monospace">{_markup(_short(mark.event_id))}</tspan>'
-        parts += _node(mark, _x(columns[mark.event_id]), y, is_forward=mark.event_id in forward)
+        place, is_forward = _x(columns[mark.event_id]), mark.event_id in forward
+        parts += _node(mark.kind, place, y, is_state=mark.is_state, is_forward=is_forward)
         parts += [f'<text x="{text_x}" y="{y + 4}" fill="{colour}">{_markup(mark.label)} {short}</text>']
     return "\n".join([*parts, "</svg>", ""])
 
@@ -153,11 +154,10 @@ def _y(row: int) -> int:
 def _legend() -> Iterator[str]:
     x = 18
     for kind, (_, _, name) in KINDS.items():
-        mark = EventMark("", "", 0, 0, (), kind, is_state=kind == "state")
-        yield from _node(mark, x, 40, is_forward=False)
+        yield from _node(kind, x, 40, is_state=kind == "state", is_forward=False)
         yield f'<text x="{x + 11}" y="44">{name}</text>'
         x += 30 + 7 * len(name)
-    yield from _node(EventMark("", "", 0, 0, ()), x, 40, is_forward=True)
+    yield from _node("plain", x, 40, is_state=False, is_forward=True)
     yield f'<text x="{x + 13}" y="44">{FORWARD[1]}</text>'
 
 
@@ -185,19 +185,19 @@ def _edge(mark: EventMark, column: int, row: int, low_column: int, low_row: int)
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dashes}/>'
 
 
-def _node(mark: EventMark, x: int, y: int, *, is_forward: bool) -> Iterator[str]:
-    fill, line, _ = KINDS[mark.kind]
-    dashes = ' stroke-dasharray="2 2"' if mark.kind in ("outlier", "missing") else ""
+def _node(kind: str, x: int, y: int, *, is_state: bool, is_forward: bool) -> Iterator[str]:
+    fill, line, _ = KINDS[kind]
+    dashes = ' stroke-dasharray="2 2"' if kind in ("outlier", "missing") else ""
     style = f'fill="{fill}" stroke="{line}" stroke-width="1.5"{dashes}'
     if is_forward:
         yield f'<circle cx="{x}" cy="{y}" r="8.5" fill="none" stroke="{FORWARD[0]}" stroke-width="2.5"/>'
-    if mark.kind == "missing":
+    if kind == "missing":
         yield f'<path d="M{x} {y - 6} L{x + 6} {y} L{x} {y + 6} L{x - 6} {y} Z" {style}/>'
-    elif mark.is_state:
+    elif is_state:
         yield f'<rect x="{x - 5}" y="{y - 5}" width="10" height="10" {style}/>'
     else:
         yield f'<circle cx="{x}" cy="{y}" r="5" {style}/>'
-    if mark.kind == "rejected":
+    if kind == "rejected":
         cross = f"M{x - 4} {y - 4} L{x + 4} {y + 4} M{x - 4} {y + 4} L{x + 4} {y - 4}"
         yield f'<path d="{cross}" stroke="{line}" stroke-width="1.5"/>'
 

@@ -307,6 +307,16 @@ class HoleTests(AuditCase):
         followed.check()
         self.assertEqual(followed.applied(), [2, 4])
 
+    def test_what_was_lost_is_counted_since_the_start(self) -> None:
+        followed = self.follow()
+        followed.at(ONE, 1)
+        for lost, last in ((2, 3), (4, 5)):
+            followed.database.write(ONE, lost, last)
+            followed.send(ONE, last)
+            followed.check()
+        self.assertEqual(followed.applied(), [3, 2, 5, 4])
+        self.assertEqual((followed.follower.lost_and_found, followed.follower.late), ({ONE: 2}, {ONE: 2}))
+
     def test_the_status_shows_up_to_where_facts_were_compared(self) -> None:
         followed = self.follow()
         followed.restart(audited=False)

@@ -122,6 +122,16 @@ class CopyTests(HistoryCase):
         )
         self.assertEqual((self.stored_history(), self.histories.mismatches), (["a", "b", "c"], 1))
 
+    def test_checks_and_mismatches_are_counted_since_the_start(self) -> None:
+        self.follow_to_eleven()
+        for number, (start, link) in enumerate(((6, "next"), (4, "last")), 1):
+            self.theirs = [A, B, epoch(link, start)]
+            self.process.pages = [Page([], Token(11), limited=False)]
+            with logged():
+                self.at(11, 11, link=link)
+            self.follower.connection_lost(link)
+            self.assertEqual((self.histories.checks, self.histories.mismatches), (2 * number, number))
+
     def test_a_restored_writer_that_is_behind_is_followed_from_the_backup_too(self) -> None:
         """At 11; the backup ends at 6; 7 and 8 are new facts."""
         self.follow_to_eleven()

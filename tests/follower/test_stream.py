@@ -155,6 +155,24 @@ class CopyTests(FollowerCase):
         self.assertEqual(self.stored()[0], [fact(2, "[1]", "[2]")])
 
 
+class CounterTests(FollowerCase):
+    def test_rows_resets_and_failures_are_counted_since_the_start(self) -> None:
+        self.at(0, 1)
+        self.rows(fact(2), fact(3, "[1]", "[2]"))
+        self.rows(fact(4))
+        self.assertEqual(self.follower.applied_rows, 4)
+        for number in (1, 2):
+            self.follower.connection_lost("link")
+            with logged():
+                self.at(4 - number, 4 - number)
+            self.assertEqual(self.follower.resets, number)
+        self.store.errors["commit"] = StoreError("locked")
+        with logged():
+            self.rows(fact(5))
+            self.process.clock.advance(0.25)
+        self.assertEqual(self.follower.failures, 2)
+
+
 class OpenTests(FollowerCase):
     def setUp(self) -> None:
         super().setUp()
@@ -182,8 +200,9 @@ class OpenTests(FollowerCase):
 
     def test_rows_that_arrive_while_a_stream_cannot_be_opened_are_dropped(self) -> None:
         self.store.errors["declare"] = StoreError("locked")
-        self.assertIsInstance(error_of(begin(self.follower.open())), StoreError)
-        self.assertEqual((self.follower.error, self.follower.failures), ("locked", 1))
+        for failures in (1, 2):
+            self.assertIsInstance(error_of(begin(self.follower.open())), StoreError)
+            self.assertEqual((self.follower.error, self.follower.failures), ("locked", failures))
         for number in range(2, 100):
             self.at(number, number)
             self.rows(fact(number))
