@@ -56,12 +56,18 @@ def test_missing_events_are_one_past_without_the_other(steps: list[Step], data: 
     assert short.limited == (len(missing) > 2)
 
 
+def event(name: str, depth: int, *prev: str) -> Event:
+    source = {"event_id": name, "type": "t", "sender": "@far:away", "depth": depth, "prev_event_ids": list(prev)}
+    return Event.read(ROOM, source)
+
+
+def test_missing_events_are_ordered_by_depth_then_by_id() -> None:
+    keeper = Keeper()
+    keeper.take(ROOM, [event("z", 1), event("c", 2, "z"), event("b", 2, "z"), event("a", 3, "b", "c")])
+    assert between(keeper.tables(), ROOM, [], ["a"], 9).events == ("z", "b", "c", "a")
+
+
 def test_a_room_with_wrong_depths_is_walked_to_its_first_events() -> None:
     keeper = Keeper()
-
-    def event(name: str, depth: int, *prev: str) -> Event:
-        source = {"event_id": name, "type": "t", "sender": "@far:away", "depth": depth, "prev_event_ids": list(prev)}
-        return Event.read(ROOM, source)
-
     keeper.take(ROOM, [event("a", 50), event("b", 2, "a"), event("c", 1, "b"), event("d", 60, "b")])
     assert between(keeper.tables(), ROOM, ["c"], ["d"], 9).events == ("d",)

@@ -40,10 +40,10 @@ def by(sender: Event, kind: str, when: int, name: str, **more: Any) -> Event:
     return event(kind, user, auth_event_ids=ids, origin_server_ts=when, event_id=name, **more)
 
 
-def resolve(*branches: list[Event]) -> dict[Any, str]:
-    """Resolve branches that begin with the common state."""
-    known = {each.event_id: each for branch in [FIRST, *branches] for each in branch}
-    states = [{each.key: each.event_id for each in [*FIRST, *branch] if each.key} for branch in branches]
+def resolve(*branches: list[Event], first: list[Event] = FIRST) -> dict[Any, str]:
+    """Resolve branches that begin with the common state ``first``."""
+    known = {each.event_id: each for branch in [first, *branches] for each in branch}
+    states = [{each.key: each.event_id for each in [*first, *branch] if each.key} for branch in branches]
 
     def fetch(ids: Any) -> dict[str, Event]:
         return {each: known[each] for each in ids if each in known}
@@ -80,6 +80,26 @@ def test_power_events_are_ordered_by_power_before_age() -> None:
     demoted = by(ALICE_IN, "m.room.power_levels", 9, "$alice", content={**POWER, "users": {ALICE: 100}})
     grabbed = by(BOB_IN, "m.room.power_levels", 1, "$bob", content={**POWER, "state_default": 40})
     assert resolve([demoted], [grabbed])["m.room.power_levels", ""] == "$alice"
+
+
+def test_the_creator_has_power_before_there_are_power_levels() -> None:
+    """Without them anyone may set the first ones: those of the creator come first, although they are younger."""
+    create, alice_in = CREATE.event_id, ALICE_IN.event_id
+    public = {"join_rule": "public"}
+    open_room = event("m.room.join_rules", ALICE, "", content=public, auth_event_ids=[create, alice_in])
+    bob_in = event("m.room.member", BOB, BOB, content=JOIN, auth_event_ids=[create, open_room.event_id])
+    mine, grabbed = (
+        event(
+            *("m.room.power_levels", user, ""),
+            content={**POWER, "users": {user: 100}},
+            auth_event_ids=[create, joined],
+            origin_server_ts=when,
+            event_id=name,
+        )
+        for user, joined, when, name in ((ALICE, alice_in, 9, "$alice"), (BOB, bob_in.event_id, 1, "$bob"))
+    )
+    first = [CREATE, ALICE_IN, open_room, bob_in]
+    assert resolve([mine], [grabbed], first=first)["m.room.power_levels", ""] == "$alice"
 
 
 def test_events_under_newer_power_levels_come_later() -> None:
