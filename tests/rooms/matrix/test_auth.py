@@ -233,6 +233,13 @@ def test_users_of_equal_power_cannot_demote_each_other() -> None:
     assert not is_allowed(less, usual(both), "9")
 
 
+def test_an_invited_user_may_join_under_every_rule_that_is_known() -> None:
+    for rule in ("public", "invite", "knock", "restricted", "knock_restricted", "private", "another"):
+        for before in ("invite", "join"):
+            allowed = is_allowed(member(CAROL, "join"), usual(rules(rule), member(CAROL, before, ALICE)), "10")
+            assert allowed == (rule != "another"), (rule, before)
+
+
 def test_a_third_party_invite_needs_its_state_event() -> None:
     signed = {"mxid": CAROL, "token": "t"}
     invite = member(CAROL, "invite", BOB, third_party_invite={"signed": signed})
