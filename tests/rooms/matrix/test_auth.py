@@ -240,6 +240,16 @@ def test_an_invited_user_may_join_under_every_rule_that_is_known() -> None:
             assert allowed == (rule != "another"), (rule, before)
 
 
+def test_in_which_rooms_a_user_may_knock() -> None:
+    names = ("public", "invite", "knock", "restricted", "knock_restricted", "private")
+    allowed = {
+        version: [name for name in names if is_allowed(member(CAROL, "knock"), usual(rules(name)), version)]
+        for version in ("6", "7", "9", "10", "11")
+    }
+    both = ["knock", "knock_restricted"]
+    assert allowed == {"6": [], "7": ["knock"], "9": ["knock"], "10": both, "11": both}
+
+
 def test_a_third_party_invite_needs_its_state_event() -> None:
     signed = {"mxid": CAROL, "token": "t"}
     invite = member(CAROL, "invite", BOB, third_party_invite={"signed": signed})
