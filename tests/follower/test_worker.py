@@ -203,6 +203,14 @@ class OptionTests(WorkerCase):
         self.net.run(1.0)
         self.assertIn(b"\r\nAuthorization: Bearer s3cret\r\n", source.connections[0].received)
 
+    def test_the_functions_for_requests_of_a_synapse_are_those_of_its_http(self) -> None:
+        @self.worker.on_synapse_request("send_event")
+        def answer(words: object, body: object) -> dict[str, object]:
+            return {"words": words, "body": body}
+
+        answered = self.worker.served.synapse_requests.answer("send_event", ["a"], {})
+        self.assertEqual(now(answered), {"words": ["a"], "body": {}})
+
     def test_a_former_writer_is_fetched_from_where_its_table_says(self) -> None:
         self.worker = self.make_worker(writers={"old": {"http": "http://127.0.0.1:9999"}})
         self.serve(HELLO + position(9, 9, writer="old"))
