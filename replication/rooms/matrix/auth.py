@@ -95,8 +95,8 @@ def domain_of(name: str) -> str:
 
 
 def _may_federate(event: Event, create: Event) -> bool:
-    federates = create.content.get("m.federate", True)
-    return federates is not False or domain_of(event.sender) == domain_of(create.sender)
+    federates = create.content.get("m.federate") is not False
+    return federates or domain_of(event.sender) == domain_of(create.sender)
 
 
 def _member_allowed(event: Event, auth: Auth, create: Event, room_version: str) -> bool:

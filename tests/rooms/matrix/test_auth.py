@@ -266,7 +266,10 @@ def test_auth_keys_of_an_event() -> None:
     three = {("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", CAROL)}
     assert auth_keys(CREATE, "9") == set()
     assert auth_keys(event("m.room.message", CAROL), "9") == three
-    assert auth_keys(member(CAROL, "join"), "9") == three | {("m.room.join_rules", "")}
+    for membership in ("join", "invite", "knock"):
+        assert auth_keys(member(CAROL, membership), "9") == three | {("m.room.join_rules", "")}
+    for membership in ("leave", "ban"):
+        assert auth_keys(member(CAROL, membership), "9") == three
     vouched = member(CAROL, "join", join_authorised_via_users_server=BOB)
     assert ("m.room.member", BOB) in auth_keys(vouched, "9")
     assert ("m.room.member", BOB) not in auth_keys(vouched, "7")
