@@ -374,7 +374,8 @@ class FakeSources:
     ) -> Page:
         return Page([each for each in self._facts if step.after < each.token <= step.upto], step.upto, limited=False)
 
-    page = fetch
+    async def page(self, *which: Any) -> Page:
+        return await self.fetch(*which, followed=False)
 
     async def history(self, *_: object) -> tuple[()]:
         return ()
