@@ -1,6 +1,6 @@
 """What all tests share: Hypothesis profiles, servers as fixtures, and which tests plain ``pytest`` leaves out.
 
-Hypothesis profiles: dev by default, ci on CI, matrix for each further Python, mutants for `tox -e mutants`,
+Hypothesis profiles: dev by default, ci on CI, matrix where an example takes longer, mutants for `tox -e mutants`,
 deep by hand.
 """
 
