@@ -14,6 +14,8 @@ from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from twisted.logger import globalLogBeginner
+
 from replication.bench.daemons import address_of, database_in, make_worker, serve_master
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import ChildProcess
@@ -65,6 +67,7 @@ def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts:
 
 
 async def _serve(reactor: object, database: str) -> BenchMaster:
+    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)  # it logs the first wrong line
     allow_open_files()
     return await serve_master(reactor, database)
 

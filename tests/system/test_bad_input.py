@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -153,6 +153,23 @@ def test_a_peer_that_disconnects_is_no_fault(scene: Scene) -> None:
         lambda: len(ask(f"{scene.http}/v1/connections", headers=SECRET)[1]["connections"]) == len(scene.bystanders),
         "only the bystanders are left",
     )
+
+
+def test_a_flood_of_bad_peers_disturbs_no_other_connection(scene: Scene) -> None:
+    """Some send nothing, some send garbage, and one sends commands without end and reads nothing."""
+    with ExitStack() as stack:
+        _silent, wrong = ([stack.enter_context(Peer(scene.wire)) for _ in range(200)] for _ in range(2))
+        for peer in wrong:
+            peer.send(bytes(range(128, 256)) + b"\n")
+        flooding = stack.enter_context(Peer(scene.wire))
+        flooding.socket.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                flooding.socket.send(b"REPLICATE\n" * 1_000)
+        scene.check()
+        for peer in wrong:
+            assert peer.read_to_the_end()[-1].startswith("ERROR line 1: not UTF-8")
+        scene.check()
 
 
 def test_bystanders_are_pinged_throughout(scene: Scene) -> None:
