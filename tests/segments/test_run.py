@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -375,6 +376,9 @@ def test_a_position_without_a_table_is_refused_with_the_cure(tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
         opened.execute("INSERT INTO stream_positions VALUES ('typing', 'master', 7)")
     with pytest.raises(StoreError, match=r"'typing' has a position in .*no such table.*--config.*--stream"):
+        run_in_process(ReplayRequest(url, str(tmp_path / "out")))
+    busy = StoreError("too many connections", temporary=True)
+    with patch.object(runs, "open_table", side_effect=busy), pytest.raises(StoreError, match=r"^too many connections$"):
         run_in_process(ReplayRequest(url, str(tmp_path / "out")))
     typing = StreamDefinition("typing", row=("room_id",), in_memory=True)
     new = run_in_process(ReplayRequest(url, str(tmp_path / "out"), definitions=[typing]))

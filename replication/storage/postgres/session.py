@@ -96,7 +96,7 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
 }
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
-_TEMPORARY_WORDS: Final = (*_READY_SOON, "too many clients", "remaining connection slots", "shutting down")
+_TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 
 

@@ -199,10 +199,13 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.assertIn("start the server", self.connect_error("postgresql://me:hunter2@127.0.0.1:1/x"))
         self.assertIn("start the server", self.connect_error("postgresql:///x?host=/nowhere&password=hunter2"))
 
-    def test_a_full_server_is_named(self) -> None:
+    def test_a_full_server_is_named_and_waited_for(self) -> None:
         self.server.sql("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
         self.addCleanup(lambda: self.server.sql("DROP ROLE crowded"))
-        self.assertIn("too many connections", self.connect_error(self.server.url(self.database, "crowded")))
+        session = self.make_session(self.server.url(self.database, "crowded"))
+        error = self.assertRaises(SessionLostError, session.connect)
+        self.assertIn("too many connections", str(error))
+        self.assertTrue(error.temporary)
 
     def test_a_server_that_starts_or_recovers_is_waited_for(self) -> None:
         for state in ("starting up", "in recovery mode", "not yet accepting connections", "shutting down"):
