@@ -440,6 +440,20 @@ class SlowTransactionTests(MasterCase):
         self.assertEqual(messages, [])
         self.assertEqual([each.oldest_open for each in self.master.served.stream_statuses()], [None, None])
 
+    def test_the_age_of_an_id_that_is_logged_is_an_option(self) -> None:
+        """It is looked for four times in that time, and not more than once a second."""
+        for seconds, before in ((8.0, [2.0] * 3), (2.0, [1.0])):
+            self.master = self.make_master(slow_open=seconds)
+            fact = self.hold()[0]
+            for step, expected in ((before, 0), ([before[0]], 1), ([before[0] / 2], 0)):
+                with logged() as messages:
+                    self.net.pump(step)
+                self.assertEqual(len(messages), expected, (seconds, step))
+            now(fact.__aexit__(None, None, None))
+            begin(self.master.stop())
+            self.net.pump([1.0])
+            self.store.closed = False
+
     def test_an_append_that_hangs_is_logged(self) -> None:
         now(self.master.start())
         self.store.close_gate("commit")
