@@ -25,7 +25,7 @@ def check_kept(database: Database, part: StreamRange) -> None:
         upto = gone.get((part.definition.name, each.instance), Token(0))
         if each.after < upto:
             raise StoreError(
-                f"facts of {part.definition.name} by {each.instance} up to {upto} are gone from {database.name!r}, and "
+                f"facts of {part.definition.name} by {each.instance} up to {upto} are gone from {database.url!r}, and "
                 f"the segments would begin after {each.after}: write to a new folder, with --from {upto}"
             )
 
