@@ -375,7 +375,7 @@ class FakeSources:
         return Page([each for each in self._facts if step.after < each.token <= step.upto], step.upto, limited=False)
 
     async def page(self, *which: Any) -> Page:
-        return await self.fetch(*which, followed=False)
+        return await self.fetch(*which, followed=())
 
     async def history(self, *_: object) -> tuple[()]:
         return ()

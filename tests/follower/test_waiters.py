@@ -69,6 +69,14 @@ class WaitTests(WorkerCase):
             "no position of it was received; connections: tcp:127.0.0.1:9092 not connected", str(error_of(waiting))
         )
 
+    def test_a_timeout_of_a_stream_of_which_nothing_was_received_has_no_position(self) -> None:
+        waiting = begin(self.worker.wait_for("stock", "master", 9, 1.0))
+        self.net.advance(1.0)
+        error = error_of(waiting)
+        assert isinstance(error, PositionTimeoutError)
+        self.assertIsNone(error.position)
+        self.assertIn("did not reach 9 in 1 s: no position of it was received; connections: ", str(error))
+
     def test_a_timeout_names_the_error_that_stops_the_stream(self) -> None:
         self.store.errors["commit"] = StoreError("disk full")
         waiting = self.wait(2, timeout=0.1)
