@@ -10,7 +10,7 @@ from replication.follower.stream import FollowMode
 from replication.session.connection import Rows
 from replication.streams.interfaces import Page, Write
 from replication.wire.grammar import InstanceName, Token
-from tests.doubles import logged, now
+from tests.doubles import begin, logged, now
 from tests.follower.cases import HELLO, MASTER, ORDERS, OTHER, WIRE, FollowerCase, WorkerCase, fact, position, rdata
 
 if TYPE_CHECKING:
@@ -147,6 +147,13 @@ class OrderTests(LinearCase):
         self.assertEqual(rests, [False] * 10)
         self.assertGreater(self.follower.cursors[OTHER].dropped, 0)
         self.assertLess(self.follower.cursors[OTHER].held_bytes, 9 * 2**20)
+
+    def test_late_facts_are_applied_in_steps_of_their_own_and_counted(self) -> None:
+        self.both_positions(1, 9)
+        for count, token in enumerate((4, 6), 1):
+            self.assertTrue(self.follower.cursors[MASTER].found_late([fact(token)]))
+            self.follower.resume()
+            self.assertEqual((self.seen[-1], self.follower.late), ((token, MASTER), {MASTER: count}))
 
 
 class MissingWriterTests(LinearCase):
@@ -298,6 +305,8 @@ class WorkerTests(WorkerCase):
         self.start()
         self.send(one, rdata(3, writer="one"), rdata(4, writer="one"))
         self.assertEqual(seen, [])
+        waiting = begin(self.worker.wait_for("orders", "one", 4))
         self.send(two, rdata(2, writer="two"), position(2, 4, writer="two"))
+        self.assertEqual(waiting, [None])
         self.assertEqual(seen, [(2, "two"), (3, "one"), (4, "one")])
         self.assertEqual((self.at(writer="one"), self.at(writer="two")), (4, 4))
