@@ -444,6 +444,9 @@ class PeersTests(SynchronousTestCase):
             error = error_of(begin(self.source.stored_positions()))
             self.assertEqual((type(error), str(error)), (CatchUpError, why))
         self.assertTrue(self.source.audits(self.ORDERS), "what it had answered is still known")
+        self.links[0].connections += 1
+        self.confirm()
+        self.assertTrue(self.orders.audited, "facts do not wait for its answer, and are noted")
 
     def test_an_audit_ends_once_the_peer_of_all_writers_compares_nothing(self) -> None:
         self.orders.audited = True
