@@ -411,6 +411,11 @@ class NextPageTests(SourcesCase):
         step = CatchUp(Token(after), Token(upto), resets, fresh=fresh)
         return begin(self.many.fetch(endpoint, ORDERS, MASTER, step, 500))
 
+    def test_after_the_last_page_no_other_is_fetched(self) -> None:
+        sources, (source,) = self.sources([full(9)])
+        self.assertEqual(self.fetch(sources), [full(9)])
+        self.assertEqual(source.asked, [(1, 9, 500)])
+
     def test_the_next_page_is_fetched_before_it_is_needed(self) -> None:
         following = self.fetch_next()
         self.assertEqual(following, [])
