@@ -668,15 +668,20 @@ class DatabaseTests(SynchronousTestCase):
             return positions(stream)
 
         self.patch(self.source._store, "positions", note)
-        opened: list[object] = []
+        opened: list[str] = []
         opening = self.source._store.open
-        self.patch(self.source._store, "open", lambda: opened.append(None) or opening())
+
+        def note_open() -> Any:
+            opened.append("open")
+            return opening()
+
+        self.patch(self.source._store, "open", note_open)
         for after in (1, 3, 5):
             self.assertEqual(self.ask(after, 7, limit=2)[1], after + 2)
         self.assertEqual(asked, ["orders"])
         self.write(Fact(Token(8), ("[]",)), upto=8)
         self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
-        self.assertEqual(len(opened), 1)
+        self.assertEqual(opened, ["open"])
 
     def test_a_copy_that_went_back_between_two_pages_is_read_up_to_its_new_position(self) -> None:
         self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
