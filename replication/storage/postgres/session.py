@@ -258,10 +258,7 @@ class PostgresSession:
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement of the application once per item."""
         with self.refusals(), self._sending() as connection:
-            connection.prepare_threshold, usual = (
-                None,
-                connection.prepare_threshold,
-            )  # executemany() has no option for it
+            usual, connection.prepare_threshold = connection.prepare_threshold, None  # executemany() lacks an option
             try:
                 connection.cursor().executemany(sql, parameters)
             finally:
@@ -327,8 +324,8 @@ class PostgresSession:
             row = None if self._last_added is None else self._last_added.fetchone()
             if row is not None:  # otherwise nothing was written
                 self.holder.marks[self._name], self.holder.table = self._mark, row[0]
-            if self._is_stale():  # another session has not seen this mark at the server that it has reached
-                self.connect()
+                if self._is_stale():  # another session has not seen this mark at the server that it has reached
+                    self._was_committed(backend)
 
     def rollback(self) -> None:
         """Undo the transaction.  If ROLLBACK fails, the session is closed, and the server undoes the transaction."""
@@ -497,4 +494,6 @@ def _is_of_marks(error: BaseException | None) -> bool:
 
 
 def _is_fatal(error: psycopg.Error) -> bool:
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:  # the driver's: COMMIT may have worked
+        return not isinstance(error, errors.PipelineAborted)
     return error.diag.severity_nonlocalized in ("FATAL", "PANIC")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from collections import Counter
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -366,6 +367,42 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
             self.session.commit()
         self.assertEqual(self.committed(), 1)
         self.assertEqual((self.session.begun, self.session.run("SELECT 1")), (False, [(1,)]))
+
+    def after_commit(self, act: Callable[[], object]) -> None:
+        """Let the driver call ``act`` once COMMIT has taken effect, before it returns."""
+        leave = psycopg.Pipeline.__exit__
+
+        def leave_and_act(pipeline: psycopg.Pipeline, *error: Any) -> None:
+            leave(pipeline, *error)
+            self.patch(psycopg.Pipeline, "__exit__", leave)
+            act()
+
+        self.patch(psycopg.Pipeline, "__exit__", leave_and_act)
+
+    def test_f10_the_driver_fails_after_it_was_committed(self) -> None:
+        """The server has crashed, and the driver does not note that the connection is lost."""
+
+        def fail() -> None:
+            raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+
+        self.after_commit(fail)
+        self.session.commit()
+        self.assertEqual((self.committed(), self.session.number), (1, 2))
+
+    def test_f10_another_session_has_reached_another_server_which_is_away_for_now(self) -> None:
+        connect, attempts = psycopg.connect, Counter[str]()
+
+        def fail_once(*arguments: Any, **options: Any) -> psycopg.Connection:
+            attempts["connect"] += 1
+            if attempts["connect"] == 1:
+                raise psycopg.OperationalError("connection failed")
+            return connect(*arguments, **options)
+
+        self.patch(psycopg, "connect", fail_once)
+        self.after_commit(lambda: setattr(self.session.holder, "server", "another"))
+        self.session.commit()
+        self.assertEqual((self.session.number, attempts["connect"] > 1), (2, True))
+        self.assertEqual(self.session.run("SELECT count(*) FROM mine"), [(1,)])
 
     def test_f10_the_server_crashes_before_it_was_committed(self) -> None:
         self.wait_at_commit()
