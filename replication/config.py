@@ -154,6 +154,7 @@ class Config:
     rooms: bool = attrs.field(default=False, metadata=_MASTER)
     retention: Text = KEEP_ALL
     retention_segments: Url | None = None
+    retention_force: bool = False
     connect: Urls = attrs.field(default=(), metadata=_WORKER)
     writes: Texts = attrs.field(default=(), metadata=_WORKER)
     catch_up: Urls = attrs.field(default=(), metadata=_WORKER)

@@ -404,7 +404,7 @@ def make_master(reactor: Any, found: config.Config) -> Master:
         limits=_limits(found),
         reactor=reactor,
     )
-    set_retention(master.retention, found.retention, found.retention_segments, reactor)
+    set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
     return master
 
 
@@ -437,8 +437,8 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         reactor=reactor,
     )
     if writes:
-        retention = worker.served.writer().retention
-        set_retention(retention, found.retention, found.retention_segments, reactor)
+        master = worker.served.writer()
+        set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
     if found.app is not None:
         register_app(found.app, worker)
     return worker

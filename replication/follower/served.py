@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from replication.presence.reporter import PresenceReporter
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.web.followers import IFollowers
     from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
@@ -61,6 +62,11 @@ class ServedStreams:
     _master: Master | None
     relay_server: RelayServer | None
     skips: ISkips | None
+
+    @property
+    def followers(self) -> IFollowers | None:
+        """What takes the reports of followers; None if this worker writes no stream."""
+        return None if self._master is None else self._master.served.followers
 
     def writer(self, stream: str | None = None) -> Master:
         """Return the part that writes; NotAWriterError if there is none."""

@@ -17,6 +17,7 @@ from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
+from replication.follower.reports import PositionReports
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
@@ -168,6 +169,13 @@ class FollowedStreams:
             if not self._lifetime.ended:
                 client.start()
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
+        PositionReports(
+            instance_name=self._instance_name,
+            processes=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
+            endpoints=self._endpoints,
+            followers=self,
+            lifetime=self._lifetime,
+        ).start()
         database = self._sources.foreign_database()
         if database is not None and self._audit_interval:
             Audit(

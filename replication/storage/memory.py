@@ -13,7 +13,7 @@ from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.contract import ended, facts_gone, moved, undeclared
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
-from replication.streams.interfaces import FactSlice, Write
+from replication.streams.interfaces import FactSlice, KnownFollower, Write
 from replication.streams.skips import SkipState
 from replication.wire.grammar import Token
 
@@ -84,6 +84,7 @@ class _MemoryNotes:
         self.closed = True
         self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
         self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
+        self._known_followers: dict[InstanceName, KnownFollower] = {}
 
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer; empty if there is none."""
@@ -102,6 +103,20 @@ class _MemoryNotes:
         self.check_open()
         for stream, history in histories.items():
             self._histories[stream, writer, follower] = history
+
+    async def known_followers(self) -> Sequence[KnownFollower]:
+        """Return what followers have reported, by name."""
+        self.check_open()
+        return [each for _, each in sorted(self._known_followers.items())]
+
+    async def store_follower(self, follower: KnownFollower) -> None:
+        """Store the report of a follower."""
+        self.check_open()
+        self._known_followers[follower.name] = follower
+
+    async def forget_follower(self, name: InstanceName) -> None:
+        """Delete the report of a follower."""
+        self._known_followers.pop(name, None)
 
     async def skipped_facts(
         self,

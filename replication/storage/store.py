@@ -16,6 +16,7 @@ from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
 from replication.storage.tables.histories import get_histories, get_history, put_histories
 from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
+from replication.storage.tables.known_followers import delete_follower, get_followers, put_follower
 from replication.storage.tables.skipped_facts import count_skipped, get_skipped
 from replication.storage.threads import ConnectionThread, ICloses
 from replication.storage.transactions import CallGroup, Transaction, run_transaction
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import FactSlice, ISqlExecutor, Page, Receipt
+    from replication.streams.interfaces import FactSlice, ISqlExecutor, KnownFollower, Page, Receipt
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -145,6 +146,19 @@ class KeptFactsStore:
     async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
         """Store a slice, or replace that with the same end."""
         await run_transaction(self, lambda database: put_slice(database, stream, writer, new))
+
+    async def known_followers(self) -> Sequence[KnownFollower]:
+        """Return what followers have reported, by name."""
+        found: Sequence[KnownFollower] = await self.read(get_followers)
+        return found
+
+    async def store_follower(self, follower: KnownFollower) -> None:
+        """Store the report of a follower."""
+        await run_transaction(self, lambda database: put_follower(database, follower))
+
+    async def forget_follower(self, name: InstanceName) -> None:
+        """Delete the report of a follower."""
+        await run_transaction(self, lambda database: delete_follower(database, name))
 
 
 class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsReader, Generic[_Connection]):

@@ -74,6 +74,15 @@ class FactSlice:
     seconds: float = 0.0
 
 
+@attrs.frozen
+class KnownFollower:
+    """What a follower has reported: its applied positions, and the time of the report in seconds since 1970."""
+
+    name: InstanceName
+    positions: Mapping[StreamName, Mapping[InstanceName, Token]]
+    reported_at: float
+
+
 class IKeptFacts(Protocol):
     """Which facts a store has deleted, and which it can delete next: of generic tables only.
 
@@ -87,18 +96,14 @@ class IKeptFacts(Protocol):
     async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
         """Note that facts up to ``upto`` are gone, in one transaction; ``facts`` then refuses to begin below.
 
-        With ``delete``, delete them and their slices, and raise the stored position to ``upto``.  Each such call
-        should have few rows to delete, because other commits may wait for it.
+        With ``delete``, delete them and their slices, and raise the stored position.  Other commits may wait for that.
         """
         ...
 
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
     ) -> FactSlice:
-        """Return the first facts of ``writer`` with ``after < token <= upto`` as a slice of about ``limit`` rows.
-
-        It ends at ``after`` if there is no fact.
-        """
+        """Return the first facts of a range as a slice of about ``limit`` rows; it ends at ``after`` without facts."""
         ...
 
     async def slices(self, stream: StreamName, writer: InstanceName) -> Sequence[FactSlice]:
@@ -107,6 +112,18 @@ class IKeptFacts(Protocol):
 
     async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
         """Store a slice; one with the same ``upto`` is replaced."""
+        ...
+
+    async def known_followers(self) -> Sequence[KnownFollower]:
+        """Return what followers have reported, by name."""
+        ...
+
+    async def store_follower(self, follower: KnownFollower) -> None:
+        """Store the report of a follower, in place of its last one."""
+        ...
+
+    async def forget_follower(self, name: InstanceName) -> None:
+        """Delete the report of a follower, if there is one."""
         ...
 
 

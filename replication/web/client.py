@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
+from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IPolicyForHTTPS
 from zope.interface import implementer
 
 from replication.errors import TLS_CURE, CatchUpError, FactsGoneError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from twisted.internet.interfaces import (
+        IConsumer,
         IOpenSSLClientConnectionCreator,
         IProtocol,
         IProtocolFactory,
@@ -211,6 +212,23 @@ class HttpCatchUp:
             raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
         return {each.name: {writer.instance: writer for writer in each.writers} for each in streams}
 
+    async def report(
+        self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]]
+    ) -> float | None:
+        """Report the applied positions of this process, and return the seconds to the next report.
+
+        None if the server takes no reports, as a Synapse, a version 0.1, or a worker that only follows.  Raises
+        CatchUpError as ``facts`` does.
+        """
+        body = msgspec.json.encode({"positions": positions})
+        response = await self._get(f"/v1/followers/{quote(name, safe='')}", {}, body)
+        if response.code in {404, 405} or response.is_unknown_path():
+            return None
+        following = response.decoded().get("next")
+        if response.code != HTTPStatus.OK or not isinstance(following, (int, float)):
+            raise response.error()
+        return float(following)
+
     async def close(self) -> None:
         """Close the kept connections."""
         await self._pool.closeCachedConnections()
@@ -256,11 +274,17 @@ class HttpCatchUp:
         except CatchUpError as error:
             raise type(error)(f"{response.url}: {error}") from error
 
-    async def _get(self, path: str, query: Mapping[str, object]) -> _Response:
+    async def _get(self, path: str, query: Mapping[str, object], put: bytes | None = None) -> _Response:
+        """Send GET or, with a body in JSON, PUT."""
         url = f"{self._base}{path.rpartition('/')[0]}"  # for messages: the rest changes with each attempt
         try:
             whole = f"{self._base}{path}?{urlencode(query)}".encode("ascii")
-            asking = self._agent.request(b"GET", whole, self._headers)
+            headers = self._headers
+            if put is not None:
+                headers = headers.copy()
+                headers.addRawHeader(b"content-type", b"application/json")
+            producer = None if put is None else _Producer(put)
+            asking = self._agent.request(b"GET" if put is None else b"PUT", whole, headers, producer)
             response = await asking.addTimeout(PATIENCE, self._reactor, onTimeoutCancel=_too_late)
             body = _Body(self._reactor)
             response.deliverBody(body)
@@ -290,6 +314,28 @@ class _Endpoints:
         if uri.scheme == b"http":
             return endpoint
         return wrapClientTLS(self.policy.creatorForNetloc(uri.host, uri.port), endpoint)
+
+
+@implementer(IBodyProducer)
+class _Producer:
+    """The body of a request, which is short."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.length = len(body)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        consumer.write(self._body)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        """Do nothing: all is written."""
+
+    def resumeProducing(self) -> None:
+        """Do nothing: all is written."""
+
+    def stopProducing(self) -> None:
+        """Do nothing: all is written."""
 
 
 @implementer(IPolicyForHTTPS)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import Token
 
 BODY_TYPES: Final = ("application/json", "application/x-ndjson")
+MAX_REPORT: Final = 2**20  # bytes of a body from a peer that may only read streams
 KEY_LENGTH: Final = 200  # characters
 
 
@@ -85,7 +86,10 @@ class ApiRequest(server.Request):
         except RequestError as error:
             self.access_error = error
         self._limit = self.api.max_body
-        self._stores_body = self.media_type in BODY_TYPES and self.rights.may_change
+        reports = bool(self.rights.read) and not self.rights.may_change  # all that it may send is a report
+        if reports:
+            self._limit = min(self._limit, MAX_REPORT)
+        self._stores_body = self.media_type in BODY_TYPES and (reports or self.rights.may_change)
         self._check_size(length or 0)
 
     def handleContentChunk(self, data: bytes) -> None:

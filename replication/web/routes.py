@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 
-from replication.web import facts, health, metrics, rooms, skips, status, synapse
+from replication.web import facts, followers, health, metrics, rooms, skips, status, synapse
 from replication.web.request import RequestError
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ ROUTES: Final = (
     Route("POST", "/v1/streams/NAME/skip", "skip", skips.skip_fact, "admin"),
     Route("POST", "/v1/streams/NAME/retry", "retry", skips.retry_fact, "admin"),
     Route("GET", "/v1/skipped", "skipped", skips.list_skipped, "admin"),
+    Route("GET", "/v1/followers", "followers", followers.list_followers, "admin"),
+    Route("PUT", "/v1/followers/NAME", "report", followers.take_report),
+    Route("DELETE", "/v1/followers/NAME", "forget", followers.forget_follower, "admin"),
     Route("GET", "/v1/connections", "connections", status.list_connections),
     Route("GET", "/v1/users", "users", status.list_users, "admin"),
     Route("GET", "/v1/users/USER", "user", status.read_user, "admin"),

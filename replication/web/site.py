@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
+    from replication.web.followers import IFollowers
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
     from replication.web.skips import ISkips
@@ -61,6 +62,11 @@ class IServed(Protocol):
     instance_name: InstanceName
     synapse_requests: SynapseRequests
     skips: ISkips | None  # None if no function is called here
+
+    @property
+    def followers(self) -> IFollowers | None:
+        """What takes the reports of followers; None if no stream is written here."""
+        ...
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer, at most up to its published or applied position (see ``ICatchUp``).

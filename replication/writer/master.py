@@ -28,6 +28,7 @@ from replication.wire import grammar
 from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
 from replication.writer.epochs import begin_epochs
 from replication.writer.external_writers import ExternalWriters
+from replication.writer.known_followers import KnownFollowers
 from replication.writer.positions import Positions
 from replication.writer.publisher import INITIAL_POSITION, Publisher
 from replication.writer.reservation import OpenTransactions
@@ -121,6 +122,7 @@ class Master:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()
         self.retention = Retentions(self.instance_name, self.store, self._lifetime)
+        self.followers = self._make_followers()
         self._subscribers = Subscribers(
             reactor,
             self._broadcast,
@@ -335,6 +337,11 @@ class Master:
             on_commit=self._committed,
         )
 
+    def _make_followers(self) -> KnownFollowers:
+        followers = KnownFollowers(self.store, self.wall, self.started, lambda: self.retention.active)
+        self.retention.needs.append(followers)
+        return followers
+
     def _make_served(self) -> WrittenStreams:
         return WrittenStreams(
             server_name=self.server_name,
@@ -349,6 +356,7 @@ class Master:
             tokens=TokenCodec(self.store),
             synapse_requests=self._synapse_requests,
             retention=self.retention,
+            followers=self.followers,
         )
 
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:

@@ -154,6 +154,11 @@ class Retentions:
                 lambda failure: self.log.failure("retention has ended: nothing more is deleted", failure)
             )
 
+    @property
+    def active(self) -> bool:
+        """Whether any facts may be deleted."""
+        return bool(self._streams)
+
     def get(self, stream: StreamName) -> StreamRetention | None:
         """Return the retention of a stream; None if all its facts are kept."""
         return self._streams.get(stream)

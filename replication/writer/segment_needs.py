@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorFromThreads
 
     from replication.wire.grammar import InstanceName, StreamName
-    from replication.writer.retention import Retentions
+    from replication.writer.master import Master
 
 
-def set_retention(retention: Retentions, default: str, segments: Url | None, reactor: IReactorFromThreads) -> None:
-    """Set what a master deletes: the limits of streams without their own, and the folder that must have the facts."""
-    retention.default = default
+def set_retention(
+    master: Master, reactor: IReactorFromThreads, default: str, segments: Url | None, *, force: bool
+) -> None:
+    """Set what a master deletes: the limits of streams without their own, and the folder that must have the facts.
+
+    With ``force``, also what a known follower lacks.
+    """
+    master.retention.default = default
     if segments is not None:
-        retention.needs.append(SegmentNeeds(segments, reactor))
+        master.retention.needs.append(SegmentNeeds(segments, reactor))
+    if force:
+        master.retention.needs.remove(master.followers)
 
 
 @attrs.frozen

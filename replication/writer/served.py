@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
     from replication.writer.external_writers import ExternalWriters
+    from replication.writer.known_followers import KnownFollowers
     from replication.writer.positions import Positions
     from replication.writer.reservation import OpenTransactions
     from replication.writer.retention import Retentions
@@ -52,6 +53,7 @@ class WrittenStreams:
     _presence: PresenceTracker
     _tokens: TokenCodec
     _retention: Retentions
+    followers: KnownFollowers
     skips: ISkips | None = attrs.field(init=False, default=None)  # no function is called here
     _catch_up_rows: int = attrs.field(init=False, default=0)
 

@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import FactsGoneError
 from replication.follower.worker import Worker
+from replication.streams.definitions import StreamDefinition
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
@@ -22,17 +23,22 @@ class GoneCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.net, self.store = Net(), FragileStore()
-        self.master = Master(database=self.store, streams=[ORDERS], reactor=self.net)
-        self.net.serving[WIRE] = self.master.factory()
-        self.net.serving[HTTP] = make_site(self.master.served, secret=None, reactor=self.net)
+        self.processes: list[Any] = []
+        self.start_master()
         self.append(5)
         now(self.store.forget_facts(ORDERS, MASTER, Token(4)))
-        self.processes: list[Any] = [self.master]
 
     def tearDown(self) -> None:
         for each in reversed(self.processes):
             begin(each.stop())
             self.net.run()
+
+    def start_master(self, retention: str | None = None) -> None:
+        streams = [StreamDefinition(ORDERS, retention=retention)]
+        self.master = Master(database=self.store, streams=streams, reactor=self.net)
+        self.net.serving[WIRE] = self.master.factory()
+        self.net.serving[HTTP] = make_site(self.master.served, secret=None, reactor=self.net)
+        self.processes.append(self.master)
 
     def append(self, count: int) -> None:
         for number in range(count):

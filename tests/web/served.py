@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from twisted.web.server import Site
 
     from replication.streams.history import Epoch, History
+    from replication.web.followers import IFollowers
     from replication.web.skips import ISkips
 
 HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
@@ -62,6 +63,7 @@ class FakeServed:
         self.unwritable = ""
         self.synapse_requests = SynapseRequests()
         self.skips: ISkips | None = None
+        self.followers: IFollowers | None = None
         self.unreachable: list[str] = []
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:

@@ -272,6 +272,9 @@ MATRIX: dict[tuple[str, str], str] = {
     ("POST", "/v1/streams/orders/skip"): "sa",
     ("POST", "/v1/streams/orders/retry"): "sa",
     ("GET", "/v1/skipped"): "sa",
+    ("GET", "/v1/followers"): "sa",
+    ("PUT", "/v1/followers/worker1"): "srwcam*",
+    ("DELETE", "/v1/followers/worker1"): "sa",
     ("GET", "/v1/connections"): "srwcam*",
     ("GET", "/v1/users"): "sa",
     ("GET", "/v1/users/@u:h"): "sa",
@@ -347,10 +350,13 @@ class RightsTests(ApiTestCase):
         self.assertEqual(self.ask("GET", "/v1/streams", "x").code, 401)
         self.assertEqual(self.get("/v1/streams").code, 401)
 
-    def test_the_body_of_a_reader_is_not_stored(self) -> None:
+    def test_of_a_reader_only_the_body_of_a_report_is_stored_and_without_a_right_none(self) -> None:
         stored: list[bool] = []
         with patch.object(ApiRequest, "send", lambda request, _: stored.append(request._stores_body)):
-            for secret in "rw":
+            for secret in "mrw":
                 client = Client(self.site)
                 client.send(header("POST", FACTS, [("Authorization", f"Bearer {secret}"), JSON], 2) + b"{}")
-        self.assertEqual(stored, [False, True])
+        self.assertEqual(stored, [False, True, True])
+        client = Client(self.site)
+        client.send(header("PUT", "/v1/followers/w", [("Authorization", "Bearer r"), JSON], 2**20 + 1))
+        self.assertEqual(client.received().code, 413)

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from replication.errors import CommitsLostError
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import FactSlice, ISequence, ISqlExecutor, ITransaction, Page, Receipt, Write
+    from replication.streams.interfaces import (
+        FactSlice,
+        ISequence,
+        ISqlExecutor,
+        ITransaction,
+        KnownFollower,
+        Page,
+        Receipt,
+        Write,
+    )
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -214,6 +223,15 @@ class SimulatedStore(UnheldStore):
 
     async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
         await self.ask(f"slice {stream} upto {new.upto}", lambda: self.disk.store_slice(stream, writer, new))
+
+    async def known_followers(self) -> Sequence[KnownFollower]:
+        return await self.ask("known followers", self.disk.known_followers)
+
+    async def store_follower(self, follower: KnownFollower) -> None:
+        await self.ask(f"report of {follower.name}", lambda: self.disk.store_follower(follower))
+
+    async def forget_follower(self, name: InstanceName) -> None:
+        await self.ask(f"forget {name}", lambda: self.disk.forget_follower(name))
 
     def transaction(self) -> ITransaction:
         return SimulatedTransaction(self)

@@ -1,0 +1,74 @@
+"""What followers report: ``/v1/followers`` and ``/v1/followers/NAME`` (docs/http.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from replication.errors import RemoteProtocolError
+from replication.web.request import Answer, RequestError, read_query
+from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (msgspec reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replication.streams.interfaces import KnownFollower
+    from replication.web.request import ApiRequest
+
+
+class IFollowers(Protocol):
+    """Keeps what followers report; each may raise StreamError or StoreError."""
+
+    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
+        """Note up to where a follower has applied facts, and return the seconds to its next report."""
+        ...
+
+    async def followers(self) -> Sequence[KnownFollower]:
+        """Return all followers that have reported, by name."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Forget a follower."""
+        ...
+
+
+class _Report(msgspec.Struct, forbid_unknown_fields=True):
+    positions: dict[StreamName, dict[InstanceName, Token]]
+
+
+_decode: Final = msgspec.json.Decoder(_Report).decode
+
+
+async def list_followers(request: ApiRequest) -> Answer:
+    """Answer with all that have reported."""
+    read_query(request)
+    found = await _followers(request).followers()
+    described = [{"name": each.name, "reported": each.reported_at, "positions": each.positions} for each in found]
+    return Answer.json({"followers": described})
+
+
+async def take_report(request: ApiRequest, name: str) -> Answer:
+    """Answer with the seconds to the next report, once this one is stored."""
+    read_query(request)
+    try:
+        report = _decode(request.body())
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"not a report of positions: {error}") from error
+    if why := request.rights.missing("read", report.positions):
+        raise RequestError(403, why)
+    return Answer.json({"next": await _followers(request).report(name, report.positions)})
+
+
+async def forget_follower(request: ApiRequest, name: str) -> Answer:
+    """Answer once a follower is forgotten."""
+    read_query(request)
+    await _followers(request).forget(name)
+    return Answer.json({})
+
+
+def _followers(request: ApiRequest) -> IFollowers:
+    followers = request.api.served.followers
+    if followers is None:
+        raise RequestError(404, "this process only follows: report positions to the writers")
+    return followers

@@ -1,0 +1,69 @@
+"""The followers that report up to where they have applied facts: a retention keeps what they lack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from replication.errors import StreamError
+from replication.streams.interfaces import IStreamStore, KnownFollower
+from replication.wire import grammar
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+    from replication.wire.grammar import InstanceName, StreamName
+
+SOON: Final = 30.0  # seconds to the next report, if facts may be deleted
+LATER: Final = 3_600.0  # if none is
+MAX_FOLLOWERS: Final = 10_000
+
+
+@attrs.define(eq=False, repr=False)
+class KnownFollowers:
+    """What followers have reported, in the database of a writer.
+
+    ``wall`` returns seconds since 1970.  ``ready`` is awaited before the database is used.  ``deletes`` returns whether
+    this process deletes facts.
+    """
+
+    _store: IStreamStore
+    _wall: Callable[[], float]
+    _ready: Callable[[], Awaitable[None]]
+    _deletes: Callable[[], bool]
+
+    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
+        """Store the positions of a follower, and return the seconds after which it should report again."""
+        await self._ready()
+        instance = grammar.instance_name(name)
+        known = {each.name for each in await self._store.known_followers()}
+        if instance not in known and len(known) >= MAX_FOLLOWERS:
+            raise StreamError(f"{len(known)} followers are known, which is the limit: forget those that are gone")
+        await self._store.store_follower(KnownFollower(instance, positions, self._wall()))
+        return SOON if self._deletes() else LATER
+
+    async def followers(self) -> Sequence[KnownFollower]:
+        """Return all that have reported, by name."""
+        await self._ready()
+        return await self._store.known_followers()
+
+    async def forget(self, name: str) -> None:
+        """Forget a follower: what it lacks may be deleted."""
+        await self._ready()
+        await self._store.forget_follower(grammar.instance_name(name))
+
+    async def needed(
+        self, streams: Collection[StreamName], writer: InstanceName
+    ) -> Mapping[StreamName, Mapping[str, Token]]:
+        """Return, for each stream, up to where each follower of it has the facts of a writer."""
+        found = await self._store.known_followers()
+        return {
+            stream: {
+                f"follower {each.name}": each.positions[stream].get(writer, Token(0))
+                for each in found
+                if stream in each.positions
+            }
+            for stream in streams
+        }

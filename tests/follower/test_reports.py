@@ -1,0 +1,139 @@
+"""Workers report up to where they have applied facts, and a retention waits for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.deferreds import Lifetime
+from replication.errors import CatchUpError
+from replication.follower.reports import CHECK_INTERVAL, RETRY_AFTER, UNKNOWN_AFTER, PositionReports
+from replication.follower.stream import FollowMode
+from replication.wire.grammar import InstanceName
+from replication.writer import retention
+from replication.writer.known_followers import SOON
+from tests.doubles import FragileStore, begin, logged, now
+from tests.follower.test_gone import MASTER, ORDERS, GoneCase
+
+
+class ReportTests(GoneCase):
+    """The master has the facts 5 and 6; those up to 4 are deleted."""
+
+    def reported(self) -> dict[str, Any]:
+        return {each.name: each.positions for each in now(self.store.known_followers())}
+
+    def test_a_copy_reports_its_positions_again_and_again(self) -> None:
+        self.follow(FragileStore(), skip_gone=True)
+        self.net.run(CHECK_INTERVAL)
+        self.assertEqual(self.reported(), {"worker1": {ORDERS: {MASTER: 6}, "caches": {MASTER: 1}}})
+        self.append(1)
+        self.net.run(3_700.0)
+        self.assertEqual(self.reported()["worker1"][ORDERS], {MASTER: 7})
+
+    def test_a_process_that_stores_no_position_reports_nothing(self) -> None:
+        self.follow(FragileStore(), copy=False)
+        self.net.run(CHECK_INTERVAL * 2)
+        self.assertEqual(self.reported(), {})
+
+
+class Process:
+    """The HTTP of a writer; it answers, or fails, in this order."""
+
+    def __init__(self, *answers: float | Exception | None) -> None:
+        self.answers = [*answers]
+        self.reports: list[Any] = []
+
+    async def report(self, name: str, positions: Any) -> float | None:
+        self.reports.append((name, positions))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Follower:
+    """A stream at 5."""
+
+    name, mode = ORDERS, FollowMode.APPLIED
+    cursors = (MASTER,)
+
+    def positions(self) -> dict[str, int]:
+        return {MASTER: 5}
+
+
+class TimeTests(SynchronousTestCase):
+    def after(self, process: Process, seconds: float) -> int:
+        """Return how many reports a process has received after some seconds more."""
+        self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
+        return len(process.reports)
+
+    def start(self, process: Process, endpoint: str = "tcp:h:1") -> None:
+        self.clock = Clock()
+        lifetime = Lifetime(self.clock)
+        self.addCleanup(lifetime.end)
+        PositionReports(
+            instance_name=InstanceName("worker1"),
+            processes=lambda _: [process],  # type: ignore[list-item]
+            endpoints={MASTER: endpoint},
+            followers=[Follower()],  # type: ignore[list-item]
+            lifetime=lifetime,
+        ).start()
+
+    def test_the_writer_decides_when_the_next_report_is_due(self) -> None:
+        process = Process(30.0, 100.0, 100.0)
+        self.start(process)
+        self.assertEqual([self.after(process, each) for each in (5, 25, 5, 95, 5)], [1, 1, 2, 2, 3])
+        self.assertEqual(process.reports[0], ("worker1", {ORDERS: {MASTER: 5}}))
+
+    def test_a_writer_without_the_call_is_left_alone(self) -> None:
+        process = Process(None, None)
+        self.start(process)
+        with logged() as messages:
+            self.assertEqual(self.after(process, UNKNOWN_AFTER), 1)
+        self.assertEqual(messages, [])
+
+    def test_a_writer_that_does_not_answer_receives_the_report_later(self) -> None:
+        process = Process(CatchUpError("down"), CatchUpError("down"), 30.0)
+        self.start(process)
+        with logged(LogLevel.info) as messages:
+            self.assertEqual(self.after(process, 2 * RETRY_AFTER + CHECK_INTERVAL), 3)
+        self.assertEqual(
+            messages,
+            [
+                "positions cannot be reported, so a retention may not wait for them: down",
+                "positions are reported again",
+            ],
+        )
+
+    def test_a_synapse_behind_redis_receives_none(self) -> None:
+        process = Process()
+        self.start(process, "redis://h")
+        self.assertEqual(self.after(process, 60.0), 0)
+
+
+class RetentionTests(GoneCase):
+    def test_what_a_stopped_follower_lacks_is_kept_until_it_is_forgotten(self) -> None:
+        self.patch(retention, "SLICE_ROWS", 1)
+        begin(self.processes.pop().stop())
+        self.net.run()
+        self.start_master("2 rows")
+        copy = FragileStore()
+        self.follow(copy, skip_gone=True)
+        self.net.run(CHECK_INTERVAL)
+        begin(self.processes.pop().stop())  # the worker, at 6
+        self.append(6)
+        self.net.run(retention.INTERVAL * 2)
+        self.assertEqual(sorted(self.store._streams[ORDERS].facts), [*range(7, 13)])
+        (status,) = self.master.served.stream_statuses(ORDERS)
+        self.assertIn("are kept for follower worker1", status.notes[0])
+        self.follow(copy)
+        self.net.run(SOON + CHECK_INTERVAL + retention.INTERVAL)
+        self.assertEqual(self.state(), (12, "live", ""))
+        self.assertEqual(sorted(self.store._streams[ORDERS].facts), [11, 12])
+        begin(self.processes.pop().stop())
+        self.append(2)
+        self.net.run(retention.INTERVAL * 2)
+        self.assertEqual(sorted(self.store._streams[ORDERS].facts), [13, 14])

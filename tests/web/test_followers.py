@@ -1,0 +1,55 @@
+"""Tests of ``/v1/followers``."""
+
+from __future__ import annotations
+
+import json
+
+from replication.net.access import Access, Grant, Rights
+from replication.storage.memory import MemoryStore
+from replication.web.site import make_site
+from replication.writer.known_followers import LATER, KnownFollowers
+from tests.doubles import now
+from tests.web.served import JSON, ApiTestCase, Client
+
+PATH = "/v1/followers/worker1"
+
+
+class FollowersTests(ApiTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        store = MemoryStore()
+        now(store.open())
+        self.served.followers = KnownFollowers(store, lambda: 7.5, store.open, lambda: False)
+
+    def test_a_report_is_listed_until_the_follower_is_forgotten(self) -> None:
+        positions = {"orders": {"master": 5}}
+        answer = self.client.ask("PUT", PATH, json.dumps({"positions": positions}).encode(), [JSON])
+        self.assertEqual((answer.code, answer.json), (200, {"next": LATER}))
+        listed = {"name": "worker1", "reported": 7.5, "positions": positions}
+        self.assertEqual(self.get("/v1/followers").json, {"followers": [listed]})
+        self.assertEqual(self.get(PATH, "DELETE").json, {})
+        self.assertEqual(self.get("/v1/followers").json, {"followers": []})
+
+    def test_a_wrong_report_is_refused(self) -> None:
+        for body in (
+            b"{}",
+            b"[",
+            b'{"positions": {"orders": 5}}',
+            b'{"positions": {}, "x": 1}',
+            b'{"positions": "\xff"}',
+        ):
+            self.assert_refused(self.client.ask("PUT", PATH, body, [JSON]), 400, "not a report of positions")
+        self.assert_refused(self.client.ask("PUT", "/v1/followers/a%20b", b'{"positions": {}}', [JSON]), 400)
+
+    def test_a_process_that_writes_nothing_takes_no_report(self) -> None:
+        self.served.followers = None
+        self.assert_refused(self.client.ask("PUT", PATH, b'{"positions": {}}', [JSON]), 404, "only follows")
+        self.assert_refused(self.get("/v1/followers"), 404, "only follows")
+
+    def test_a_peer_reports_of_the_streams_that_it_may_read(self) -> None:
+        access = Access([Grant(Rights(("reader",), {"orders"}), secret="r")])
+        client = Client(make_site(self.served, secret=None, access=access, reactor=self.clock))
+        headers = [JSON, ("Authorization", "Bearer r")]
+        for stream, code in (("orders", 200), ("caches", 403)):
+            body = json.dumps({"positions": {stream: {"master": 5}}}).encode()
+            self.assertEqual(client.ask("PUT", PATH, body, headers).code, code)

@@ -1,0 +1,57 @@
+"""What followers have reported is kept; one that is forgotten is not waited for."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import RemoteProtocolError, StreamError
+from replication.storage.memory import MemoryStore
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer import known_followers
+from replication.writer.known_followers import LATER, SOON, KnownFollowers
+from tests.doubles import now
+
+ORDERS, OTHER, MASTER = StreamName("orders"), StreamName("other"), InstanceName("master")
+
+
+class KnownFollowersTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.store = MemoryStore()
+        now(self.store.open())
+        self.deletes = False
+        self.known = KnownFollowers(self.store, lambda: 7.5, self.store.open, lambda: self.deletes)
+
+    def report(self, name: str, **positions: int) -> float:
+        return now(self.known.report(name, {StreamName(each): {MASTER: Token(at)} for each, at in positions.items()}))
+
+    def needed(self) -> dict[StreamName, dict[str, Token]]:
+        found = now(self.known.needed([ORDERS, OTHER], MASTER))
+        return {name: dict(each) for name, each in found.items()}
+
+    def test_each_follower_of_a_stream_needs_what_is_above_its_position(self) -> None:
+        self.report("w1", orders=5)
+        self.report("w2", orders=7, other=3)
+        self.report("w2", orders=8, other=3)
+        self.assertEqual(self.needed(), {ORDERS: {"follower w1": 5, "follower w2": 8}, OTHER: {"follower w2": 3}})
+        now(self.known.forget("w1"))
+        self.assertEqual(self.needed()[ORDERS], {"follower w2": 8})
+
+    def test_a_follower_without_a_fact_of_the_writer_needs_all(self) -> None:
+        now(self.known.report("w1", {ORDERS: {}}))
+        self.assertEqual(self.needed()[ORDERS], {"follower w1": 0})
+
+    def test_reports_are_frequent_only_where_facts_are_deleted(self) -> None:
+        self.assertEqual(self.report("w1", orders=5), LATER)
+        self.deletes = True
+        self.assertEqual(self.report("w1", orders=5), SOON)
+        (found,) = now(self.known.followers())
+        self.assertEqual((found.name, found.reported_at), ("w1", 7.5))
+
+    def test_names_are_checked_and_their_number_is_bounded(self) -> None:
+        with self.assertRaises(RemoteProtocolError):
+            self.report("a b", orders=5)
+        self.patch(known_followers, "MAX_FOLLOWERS", 1)
+        self.report("w1", orders=5)
+        self.report("w1", orders=6)
+        with self.assertRaisesRegex(StreamError, "which is the limit"):
+            self.report("w2", orders=5)
