@@ -14,18 +14,17 @@ from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from twisted.logger import globalLogBeginner
-
-from replication.bench.daemons import address_of, database_in, make_worker, serve_master
+from replication.bench.daemons import address_of, cpu_time, database_in, make_worker, serve_master
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import ChildProcess
+from replication.bench.series import Series, Stopwatch
 from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from replication.bench.daemons import BenchMaster, MasterAddress
-    from replication.bench.series import BenchOptions, Series
+    from replication.bench.series import BenchOptions
 
 PEERS: Final = 1_000
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
@@ -43,16 +42,14 @@ def measure(options: BenchOptions) -> Iterator[Series]:
         "a peer that never reads": _never_read,
         "a peer that reconnects at once": _reconnect,
     }
-    delays: dict[str, list[list[float]]] = {name: [] for name in attacks}
-    for _ in range(options.rounds):
-        for name, attack in attacks.items():
-            delays[name].append(_delays(attack, peers, facts))
-    for name, rounds in delays.items():
-        yield from quantiles(name, rounds, QUANTILES)
+    rounds = [{name: _delays(attack, peers, facts) for name, attack in attacks.items()} for _ in range(options.rounds)]
+    for name in attacks:
+        yield from quantiles(name, [each[name][0] for each in rounds], QUANTILES)
+        yield Series(name, "CPU of the master", "cores", [each[name][1] for each in rounds])
 
 
-def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts: int) -> list[float]:
-    """Return the seconds of each fact, from its commit until a worker has applied it."""
+def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts: int) -> tuple[list[float], float]:
+    """Return the seconds from each commit until a worker has applied the fact, and the master's share of a core."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="replication-bench-"))
         master = stack.enter_context(ChildProcess(_serve, database_in(folder, "master")))
@@ -63,11 +60,12 @@ def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts:
         if attack is not None:
             others = stack.enter_context(ChildProcess(_be_others))
             others.begin(_attack, attack, address.wire, peers, time.monotonic() + facts / PACE)
-        return delays_between(master, write_facts, worker, settled, facts)
+        watch, before = Stopwatch(), master.call(cpu_time)
+        delays = delays_between(master, write_facts, worker, settled, facts)
+        return delays, (master.call(cpu_time) - before) / watch.sample(1).wall
 
 
 async def _serve(reactor: object, database: str) -> BenchMaster:
-    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)  # it logs the first wrong line
     allow_open_files()
     return await serve_master(reactor, database)
 
