@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
+from replication.spark import job
 from replication.spark.java import find_java
 from tests.segments.histories import MASTER, OTHER, fact, write_database
 from tests.spark.sessions import need_spark
@@ -48,7 +49,10 @@ def test_the_commands_of_the_page_run_the_replay_on_a_cluster(tmp_path: Path) ->
         "/mnt/shared/segments", "out --segment-rows 500"
     )
     settings = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": ""}
-    java = {"JAVA_HOME": str(find_java(os.environ, tmp_path / "shims"))}
+    java = {
+        "JAVA_HOME": str(find_java(os.environ, tmp_path / "shims")),
+        "JDK_JAVA_OPTIONS": job.SESSION["spark.driver.extraJavaOptions"],  # of the executors too
+    }
     process = subprocess.Popen(
         ["bash", "-ec", script],
         cwd=tmp_path,
