@@ -29,7 +29,7 @@ from replication.storage import open_store
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Write
 from replication.web.site import make_site
-from replication.wire.commands import Position, RemoteServerUp, Server
+from replication.wire.commands import FederationAck, Position, RemoteServerUp, Server
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, SharedStore, begin, error_of, lines_of, logged, now
@@ -141,6 +141,15 @@ class CommandTests(WorkerCase):
             ack, seen = self.received_by(writer)[-2:]
             self.assertEqual(ack, "FEDERATION_ACK worker1 5")
             self.assertTrue(seen.startswith('USER_IP @u:h ["tok","1.2.3.4","",null,'), seen)
+
+    def test_commands_of_followers_are_received_only_where_there_are_followers(self) -> None:
+        with self.assertRaises(ConfigError):
+            self.worker.on_command(FederationAck)
+        for options in ({"writes": ["mine"]}, {"relay": True}):
+            worker = self.make_worker(database=FragileStore(), **options)
+            for command in (FederationAck, Server):
+                worker.on_command(command)(lambda command, peer: None)
+            self.assertIsNone(now(worker.stop()))
 
     def test_functions_receive_commands_of_writers(self) -> None:
         received: list[object] = []
