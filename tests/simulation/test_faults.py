@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replication.bench.simulation.world import HEALED_WITHIN
 from replication.bench.simulation.writing import RollBackError
-from tests.simulation.scenario import CACHES, MASTER, TOO_LONG, A, B, Scenario
+from tests.simulation.scenario import CACHES, MASTER, SOON, TOO_LONG, A, B, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class CutTests(Scenario):
         size = len(pipe.carried)
         pipe.deliver(at)
         self.cut(self.copy)
-        self.assert_well()
+        self.world.converge(SOON)
         self.assertEqual(self.position(self.copy), self.master.histories[A].published)
         return size
 

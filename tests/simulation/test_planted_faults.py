@@ -18,6 +18,7 @@ import replication.session.encoder
 import replication.writer.publisher
 from replication.bench.simulation.run import make_plan, run
 from replication.follower.application import Application
+from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import StreamFollower
 from replication.session.connection import ReplicationConnection
@@ -130,50 +131,53 @@ def as_published(self: PublishedStream) -> Any:
     return encode_position(self.definition.name, self._instance_name, settled, settled)
 
 
+async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token) -> Any:
+    return upto, await self._fetch(self._stream, writer)
+
+
 FAULTS: dict[str, Fault] = {
     # ---- linear order
     "facts of several writers are not sorted": Fault(
-        replication.follower.merge, "merge", wrong_order, "linear", seed=10
+        replication.follower.merge, "merge", wrong_order, "linear", seed=21
     ),
     "a writer that has nothing ready is passed": Fault(
-        replication.follower.merge, "merge", ready_only, "linear", seed=1
+        replication.follower.merge, "merge", ready_only, "linear", seed=2
     ),
     "a writer is not waited for while its connection is lost": Fault(
-        MergingFollower,
-        "connection_lost",
-        forget_writers,
-        "linear",
-        seed=16,
+        MergingFollower, "connection_lost", forget_writers, "linear", seed=46
     ),
     "a known writer is not waited for after a start": Fault(
-        MergingFollower, "open", StreamFollower.open, "linear-relay", seed=305
+        MergingFollower, "open", StreamFollower.open, "linear-relay", seed=534
     ),
     # ---- publishing
     "a position passes an open ID (synapse#11045)": Fault(
-        PendingIds, "settled", property(lambda self: self.highest), seed=7
+        PendingIds, "settled", property(lambda self: self.highest), seed=2
     ),
-    "the stored position ignores open IDs": Fault(PendingIds, "settled_with", lambda self, ids: self.highest, seed=3),
+    "the stored position ignores open IDs": Fault(PendingIds, "settled_with", lambda self, ids: self.highest, seed=4),
     "a position is published and not stored (synapse#17226)": Fault(
-        Publisher, "_store_position", forget_to_store, seed=9
+        Publisher, "_store_position", forget_to_store, seed=254
     ),
-    "a fact is published before its commit": Fault(FactTransaction, "commit", publish_first, seed=13),
-    "facts beyond the limit of memory are lost": Fault(ReorderBuffer, "release", lose_spilled, seed=3),
-    "a bare POSITION covers facts (synapse#19795)": Fault(PublishedStream, "gap", bare_position, seed=2),
+    "a fact is published before its commit": Fault(FactTransaction, "commit", publish_first, seed=2),
+    "facts beyond the limit of memory are lost": Fault(ReorderBuffer, "release", lose_spilled, seed=4),
+    "a bare POSITION covers facts (synapse#19795)": Fault(PublishedStream, "gap", bare_position, seed=4),
     "REPLICATE is answered with what is not published yet (synapse#7360)": Fault(
-        PublishedStream, "position", as_published, seed=45
+        PublishedStream, "position", as_published, seed=2
     ),
     "a row that is too long is left out (synapse#6327)": Fault(
-        replication.session.encoder, "_encode_long_fact", drop_long_rows, seed=2
+        replication.session.encoder, "_encode_long_fact", drop_long_rows, seed=1
     ),
-    "lines for a slow peer are dropped": Fault(SendBuffer, "push", drop_when_full, seed=120),
+    "lines for a slow peer are dropped": Fault(SendBuffer, "push", drop_when_full, seed=264),
     # ---- following
-    "a page counts for more than it has (synapse#15335)": Fault(Cursor, "fetched", whole_range, seed=2),
-    "a gap is not fetched (synapse#7427)": Fault(Cursor, "position_received", unpaged_rows, seed=2),
-    "rows of a lost connection are joined to a later fact": Fault(Cursor, "_drop_partial", lambda self: None, seed=86),
-    "a failed page is never fetched again": Fault(StreamFollower, "_catch_up", give_up, seed=22),
-    "the position moves although the function raised": Fault(Application, "_call", swallow, seed=11),
+    "a page counts for more than it has (synapse#15335)": Fault(Cursor, "fetched", whole_range, seed=5),
+    "a gap is not fetched (synapse#7427)": Fault(Cursor, "position_received", unpaged_rows, seed=1),
+    "rows of a lost connection are joined to a later fact": Fault(
+        Cursor, "_drop_partial", lambda self: None, seed=1255
+    ),
+    "a failed page is never fetched again": Fault(StreamFollower, "_catch_up", give_up, seed=172),
+    "the position moves although the function raised": Fault(Application, "_call", swallow, seed=75),
+    "a restored writer is trusted": Fault(FollowedHistories, "compare", trust, "restored", seed=579),
     "a dead connection is not noticed (synapse#9010)": Fault(
-        ReplicationConnection, "_give_up_at", never_reached, seed=1
+        ReplicationConnection, "_give_up_at", never_reached, seed=2
     ),
 }
 

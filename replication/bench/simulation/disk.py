@@ -105,6 +105,7 @@ class UnheldStore:
         self.held = self.failing = self.killed = self.closed = False
         self.waiting: list[Operation[Any]] = []
         self.on_landed = on_landed
+        self.works_for: int | None = None  # calls, after which one fails
         self._idle: Deferred[None] | None = None
 
     async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
@@ -146,8 +147,9 @@ class UnheldStore:
 class SimulatedStore(UnheldStore):
     """One process's IStreamStore over a ``disk`` that outlives it.
 
-    While ``held``, calls wait in ``waiting``; while ``failing``, they fail.  ``on_landed`` is called for every commit
-    that reached the disk, with what the application's function wrote in its transaction.
+    While ``held``, calls wait in ``waiting``; while ``failing``, they fail; after ``works_for`` calls, one fails.
+    ``on_landed`` is called for every commit that reached the disk, with what the application's function wrote in its
+    transaction.
     """
 
     def release(self, operation: Operation[Any], outcome: Callable[[Operation[Any]], None] = Operation.succeed) -> None:
@@ -160,6 +162,7 @@ class SimulatedStore(UnheldStore):
     def release_all(self) -> None:
         """Let all calls succeed from now on."""
         self.held = self.failing = False
+        self.works_for = None
         while self.waiting:
             self.release(self.waiting[0])
 
@@ -173,8 +176,11 @@ class SimulatedStore(UnheldStore):
             operation = Operation(what, work)
             self.waiting.append(operation)
             return await operation.answer
-        if self.failing:
+        if self.failing or self.works_for == 0:
+            self.works_for = None
             raise StoreError(f"{what}: the disk fails")
+        if self.works_for is not None:
+            self.works_for -= 1
         return await work()
 
     # ---- IStreamStore

@@ -249,7 +249,9 @@ class WorkerHost(Host):
     def applied_by(self, stream: StreamName, writer: InstanceName) -> FollowerHistory:
         """Return what is durably applied of one writer's stream."""
         if (stream, writer) not in self.applied:
-            self.applied[stream, writer] = FollowerHistory(self.world.masters[writer].histories[stream])
+            self.applied[stream, writer] = FollowerHistory(
+                self.world.masters[writer].histories[stream], restores=self.world.restores
+            )
         return self.applied[stream, writer]
 
     def position(self, stream: StreamName, writer: InstanceName) -> int:
@@ -294,7 +296,7 @@ class WorkerHost(Host):
             wait.check()
         self.waits = [each for each in self.waits if not each.ended]
         for followed in self.worker._followed._followers.values():
-            assert followed.resets == 0, f"I3: {self} set {followed.name} back"
+            assert self.world.restores or followed.resets == 0, f"I3: {self} set {followed.name} back"
             for cursor in followed.cursors.values():
                 limit = HELD_BYTES + self.largest_page
                 assert cursor.held_bytes <= limit, f"I9: {self} holds {cursor.held_bytes} bytes of {limit}"
@@ -306,6 +308,7 @@ class WorkerHost(Host):
                 kept = finish(self.disk.facts(stream, writer, after=Token(0), upto=Token(10**9), limit=10**6))
                 assert list(kept.facts) == applied_by.facts
             assert finish(self.disk.positions(stream))[writer] == applied_by.position
+            applied_by.check()
 
     # ---- inside
 
@@ -327,6 +330,8 @@ class WorkerHost(Host):
         worker._followed._sources = SimulatedSources(self)  # type: ignore[assignment]
         for stream in self.functions:
             worker.on(stream, linear=stream in self.orders)(self._apply)
+            if self.world.restores:
+                worker.on_reset(stream)(self._undo)
         starting = worker.start()
         starting.addErrback(lambda failure: self._not_started(worker, failure)).addErrback(self.world.broken)
 
@@ -344,6 +349,22 @@ class WorkerHost(Host):
         dead = self.worker, self.hung, self.waits, page_requests
         self.hung, self.waits = [], []
         return dead
+
+    def _saved(self) -> dict[str, Any]:
+        self._applied_before = {key: (each.position, [*each.facts]) for key, each in self.applied.items()}
+        self._orders_before = {stream: order.last for stream, order in self.orders.items()}
+        return super()._saved()
+
+    def _restore(self, backup: dict[str, Any]) -> None:
+        super()._restore(backup)
+        for key, each in self.applied.items():
+            position, facts = self._applied_before.get(key, (Token(0), []))
+            each.position, each.facts = position, [*facts]
+        for stream, order in self.orders.items():
+            order.last = self._orders_before[stream]
+
+    def _undo(self, *_: object) -> None:
+        """Go back as the application does: what it has applied above is removed with the position."""
 
     async def _apply(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
         self.calls += 1
@@ -365,7 +386,9 @@ class WorkerHost(Host):
         if stream in self.orders:
             self.orders[stream].apply([note[1:] for note in notes])
         for write in writes:
-            assert not write.reset, f"I3: {self} sets {stream} back to {write.upto}"
+            if write.reset:
+                self.applied_by(stream, write.writer).go_back(write.upto)
+                continue
             copied = self.mode(stream) is FollowMode.COPIED
             facts = write.facts if copied else [fact for _, writer, fact in notes if writer == write.writer]
             self.applied_by(stream, write.writer).move(write.upto, facts)

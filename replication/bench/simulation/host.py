@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from twisted.python.failure import Failure
@@ -34,6 +35,7 @@ class Host(ABC):
         self.disk = disk or MemoryStore()
         finish(self.disk.open())
         self.running = False
+        self.backup: dict[str, Any] | None = None  # of the disk
 
     def __repr__(self) -> str:
         return self.name
@@ -54,6 +56,25 @@ class Host(ABC):
         self.world.remains.append((self.store, [*self.store.waiting], self._killed()))
         self.store.killed = True
         self.store.waiting.clear()
+
+    def save(self) -> None:
+        """Take a backup of the disk."""
+        self.backup = self._saved()
+
+    def restore(self) -> None:
+        """Replace the disk by the backup, if there is one; the process is killed before, and started after."""
+        if self.backup is None:
+            return
+        if self.running:
+            self.kill()
+        self._restore(self.backup)
+        self.start()
+
+    def _saved(self) -> dict[str, Any]:
+        return {name: deepcopy(kept) for name, kept in vars(self.disk).items() if isinstance(kept, dict)}
+
+    def _restore(self, backup: dict[str, Any]) -> None:
+        vars(self.disk).update(deepcopy(backup))
 
     def _record(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         try:

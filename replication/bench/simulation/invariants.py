@@ -14,7 +14,7 @@ from replication.wire.commands import Ping, Position, Rdata, parse_line
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from replication.streams.interfaces import Page
     from replication.wire.commands import Command
@@ -54,6 +54,14 @@ class WriterHistory:
     def between(self, after: Token, upto: Token) -> list[Fact]:
         """Return the facts with rows between ``after`` and ``upto``, which a follower must apply."""
         return [Fact(each, texts) for each, texts in sorted(self.committed.items()) if texts and after < each <= upto]
+
+    def restore(self, facts: Collection[Token], upto: Token) -> None:
+        """Record that the database was restored: it has these facts, and positions up to ``upto``."""
+        self.committed = {
+            token: texts for token, texts in self.committed.items() if token in facts or (token <= upto and not texts)
+        }
+        self.open.clear()
+        self.published = Token(0)
 
     def _unfinished(self, upto: Token) -> list[Token]:
         # A stopping master ends a reservation after a time, and refuses later calls of it.
@@ -124,10 +132,14 @@ class WireCheck:
 
 
 class FollowerHistory:
-    """What a follower has durably applied of one writer's stream: facts, once and in order, and a position."""
+    """What a follower has durably applied of one writer's stream: facts, once and in order, and a position.
 
-    def __init__(self, history: WriterHistory) -> None:
+    If the writer ``restores`` backups, facts that it has lost may still be applied, until the follower goes back.
+    """
+
+    def __init__(self, history: WriterHistory, *, restores: bool = False) -> None:
         self.history = history
+        self.restores = restores
         self.position = Token(0)
         self.facts: list[Fact] = []
 
@@ -135,11 +147,25 @@ class FollowerHistory:
         """Record a durable transaction that moves the position to ``upto``."""
         name = self.history.name
         assert upto > self.position, f"I3: {name}: the position goes from {self.position} to {upto}"
-        assert upto <= self.history.published, f"I5: {name}: {upto} is applied, published is {self.history.published}"
+        published = upto if self.restores else self.history.published
+        assert upto <= published, f"I5: {name}: {upto} is applied, published is {self.history.published}"
         want = self.history.between(self.position, upto)
+        if self.restores:
+            want = list(facts)
         assert list(facts) == want, f"I1, I2, I4: {name}: ({self.position}, {upto}] is {list(facts)}, should be {want}"
         self.position = upto
         self.facts += facts
+
+    def go_back(self, upto: Token) -> None:
+        """Record a durable transaction that goes back to ``upto``."""
+        assert self.restores, f"I3: {self.history.name} is set back to {upto}"
+        self.position = upto
+        self.facts = [fact for fact in self.facts if fact.token <= upto]
+
+    def check(self) -> None:
+        """Check that exactly the writer's facts are applied, once everything is."""
+        want = self.history.between(Token(0), self.position)
+        assert self.facts == want, f"I1: {self.history.name}: {self.facts} is applied of {want}"
 
     def lacks(self) -> list[Fact]:
         """Return the published facts that are not applied."""

@@ -134,12 +134,6 @@ class Pipe:
         self.delivered = bytearray()
         self.held = False
 
-    @property
-    def quiet(self) -> bool:
-        """Whether both ends are connected, with nothing on the way and nothing to be closed."""
-        source = self.source
-        return source.connected and not (source.outgoing or self.carried or source.disconnecting)
-
     def take(self, window: int) -> bool:
         """Move bytes into the kernel while it has room; return whether any moved."""
         source = self.source
@@ -369,7 +363,8 @@ class Network:
         moved = False
         for connection in list(self.connections):
             for pipe in connection.pipes:
-                if pipe.quiet:
+                source = pipe.source
+                if source.connected and not (source.outgoing or pipe.carried or source.disconnecting):
                     continue
                 moved |= pipe.take(self.window)
                 if pipe.held or connection.dead or (pipe.target.open and pipe.target.resting):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from replication.bench.simulation.disk import Operation
-from replication.bench.simulation.writing import RollBackError
+from replication.bench.simulation.writing import MasterHost, RollBackError
 from replication.wire.grammar import StreamName
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replication.bench.simulation.host import Host
     from replication.bench.simulation.network import Connection, Pipe
     from replication.bench.simulation.world import World
-    from replication.bench.simulation.writing import Job, MasterHost
+    from replication.bench.simulation.writing import Job
 
     Draw = Callable[[Random], Any]
 
@@ -139,6 +139,32 @@ def disk_becomes(world: World, which: int, held: bool, failing: bool) -> None:
     """Let the operations of a disk wait, or fail."""
     for host in _pick(world.hosts, which):
         host.store.held, host.store.failing = held, failing
+        _done(world)
+
+
+@step(2, picks, between(0, 9))
+def disk_fails_once(world: World, which: int, works_for: int) -> None:
+    """Let one operation of a disk fail, after some that succeed."""
+    for host in _pick(world.hosts, which):
+        host.store.works_for = works_for
+
+
+@step(3, picks, fault=False)
+def back_up(world: World, which: int) -> None:
+    """Take a backup of the disk of a worker; in a world that restores, of any process.
+
+    A master whose backup has a stream without facts is not the one that was followed (docs/protocol/following.md E7).
+    """
+    for host in _pick(_restorable(world), which):
+        if not (isinstance(host, MasterHost) and host.lacks_facts()):
+            host.save()
+
+
+@step(4, picks)
+def restore(world: World, which: int) -> None:
+    """Replace a disk by its backup."""
+    for host in _pick([each for each in _restorable(world) if each.backup is not None], which):
+        host.restore()
         _done(world)
 
 
@@ -296,13 +322,13 @@ def wait_for(world: World, which: int, other: int, ahead: int, timeout: float) -
 # ---- time
 
 
-@step(4, one_of(0.1, 0.3, 1.0, 1.0, 3.0, 11.0, 40.0), fault=False)
+@step(4, one_of(0.1, 0.3, 0.3, 1.0, 1.0, 3.0, 3.0, 11.0, 11.0, 40.0), fault=False)
 def advance(world: World, seconds: float) -> None:
     """Let time pass."""
     world.advance(seconds)
 
 
-@step(1, one_of(1.0, 1.0, 1.0, 30.0), fault=False)
+@step(1, one_of(*[0.3] * 9, 30.0), fault=False)
 def heal(world: World, quiet: float) -> None:
     """End all faults: every follower soon is complete (I10), and then quiet (I11) for so many seconds."""
     world.heal()
@@ -325,6 +351,10 @@ def _pick(things: Sequence[T], which: int) -> Sequence[T]:
 
 def _running(world: World) -> list[Host]:
     return [each for each in world.hosts if each.running]
+
+
+def _restorable(world: World) -> list[Host]:
+    return world.hosts if world.restores else [*world.workers.values()]
 
 
 def _streams(world: World) -> list[tuple[MasterHost, StreamName]]:

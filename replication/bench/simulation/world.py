@@ -83,8 +83,11 @@ class World:
         without_copies: Sequence[str] = (),  # workers that store no copies
         linear: Sequence[str] = (),  # streams of all masters, which share a database; functions need linear order
         seed: int = 0,  # of what the processes draw
+        *,
+        restores: bool = False,  # whether masters, too, are restored from backups
     ) -> None:
         self.seed = seed
+        self.restores = restores
         self.trace: list[str] = []
         self.failures: list[str] = []  # logged bugs, and failed checks in callbacks
         self.remains: list[object] = []  # objects of killed processes
@@ -110,6 +113,11 @@ class World:
         for host in self.hosts:
             host.start()
         self.turn()
+        if self.restores:  # backups of a master have facts of each stream, or it would be taken for another one
+            for master in self.masters.values():
+                for stream in master.streams:
+                    master.write(stream, self.rows(1), ["x"]).outcome.callback(None)
+            self.turn()
         return self
 
     def __exit__(self, *_: object) -> None:

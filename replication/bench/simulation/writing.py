@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from replication.bench.simulation.disk import finish
 from replication.bench.simulation.host import LIMITS, PORT, SERVER_NAME, Host
 from replication.bench.simulation.invariants import WriterHistory
 from replication.errors import ReplicationError, StoreError, StreamError
@@ -135,6 +136,10 @@ class MasterHost(Host):
         """Return the published position."""
         return self.master.stream(stream).published
 
+    def lacks_facts(self) -> bool:
+        """Return whether a stream has no fact yet."""
+        return not all(any(each.committed.values()) for each in self.histories.values())
+
     # ---- inside
 
     def _start(self) -> None:
@@ -179,6 +184,12 @@ class MasterHost(Host):
         self.jobs = [each for each in self.jobs if not each.ended]
         self.jobs.append(job)
         return job
+
+    def _restore(self, backup: dict[str, Any]) -> None:
+        super()._restore(backup)
+        for stream, history in self.histories.items():
+            position = finish(self.disk.positions(stream)).get(self.name, Token(0))
+            history.restore(finish(self.disk.present(stream, self.name, after=Token(0), upto=position)), position)
 
     async def _write(self, job: Job, stream: str, contents: Sequence[Sequence[object]], caches: Sequence[str]) -> None:
         async with self.master.stream(stream).reserve(len(contents)) as facts:

@@ -50,6 +50,12 @@ class StoreTests(SynchronousTestCase):
         self.failureResultOf(self.commit(), StoreError)
         self.assertEqual(self.position(), 0)
 
+    def test_one_operation_fails_after_some_that_succeed(self) -> None:
+        self.store.works_for = 1
+        self.successResultOf(Deferred.fromCoroutine(self.store.check()))
+        self.failureResultOf(self.commit(), StoreError)
+        self.successResultOf(self.commit())
+
     def test_an_operation_lands_although_its_process_is_killed(self) -> None:
         self.store.held = True
         done = self.commit()

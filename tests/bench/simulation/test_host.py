@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.bench.simulation.world import World
+from replication.wire.grammar import InstanceName
 
 
 class HostTests(SynchronousTestCase):
@@ -23,3 +24,23 @@ class HostTests(SynchronousTestCase):
             self.assertFalse(any(host.running for host in world.hosts))
             world.heal()
             world.converge()
+
+    def test_a_backup_is_restored(self) -> None:
+        """The facts after it are lost, and every follower goes back."""
+        with World(workers={"copy": (None, ()), "apply": (None, ("a",))}, restores=True) as world:
+            master = world.masters[InstanceName("master")]
+            for host in world.hosts:
+                host.restore()  # without a backup, nothing
+                host.save()
+            master.append("a", world.rows(1, 1))
+            world.turn()
+            self.assertEqual(master.published("a"), 4)
+            master.restore()
+            master.append("a", world.rows(1))
+            world.heal()
+            world.converge()
+            self.assertEqual(master.published("a"), 3)
+            for worker in world.workers.values():
+                worker.restore()
+            world.converge()
+            self.assertEqual([*world.lags()], [])
