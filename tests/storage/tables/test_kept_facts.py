@@ -76,6 +76,23 @@ class KeptFactsCase(SynchronousTestCase):
             check_version(2, 1)  # as version 0.1 does
         self.assertEqual(self.tokens(self.open(read_only=True), after=3), [5])
 
+    def test_a_page_that_is_read_while_a_slice_is_deleted_lacks_nothing(self) -> None:
+        reader, last = self.open(read_only=True), 60
+        more = [Fact(Token(each), (f"[{each}]",)) for each in range(6, last + 1)]
+        self.pump.wait(self.store.transaction().commit([Write(ORDERS, MASTER, Token(last), more)]))
+        whole = [2, 3, *range(5, last + 1)]
+        for upto in range(2, last, 2):
+            after = Token(upto - 2)
+            reading = self.pump.start(reader.facts(ORDERS, MASTER, after=after, upto=Token(last), limit=last))
+            forgetting = self.pump.start(self.store.forget_facts(ORDERS, MASTER, Token(upto)))
+            try:
+                page = self.pump.wait(reading)
+            except FactsGoneError as error:
+                self.assertEqual(error.upto, upto)
+            else:
+                self.assertEqual([each.token for each in page.facts], [each for each in whole if each > after])
+            self.pump.wait(forgetting)
+
     def test_a_deletion_that_fails_has_deleted_nothing(self) -> None:
         """As if the process was killed before the commit: the facts, the slices and the mark go together."""
         self.pump.wait(self.store.store_slice(ORDERS, MASTER, FactSlice(Token(3), 3, 9, 1.5)))
