@@ -38,8 +38,11 @@ class PendingIds:
 
     def settled_with(self, ids: Sequence[int]) -> int:
         """Return what ``settled`` would be if these open IDs were complete too."""
-        left = filterfalse(set(ids).__contains__, filter(self._open.__contains__, self._order))
-        reached = next(left, self.highest + 1) - 1
+        if len(ids) == len(self._open):  # no other ID is open: a million need no set
+            reached = self.highest
+        else:
+            left = filterfalse(set(ids).__contains__, filter(self._open.__contains__, self._order))
+            reached = next(left, self.highest + 1) - 1
         return min(reached, self._floors[0]) if self._floors else reached
 
     @property
