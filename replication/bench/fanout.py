@@ -70,6 +70,7 @@ def _subscribe(_: object, address: MasterAddress, connections: int) -> list[sock
         greeting = b""
         while b"PING" not in greeting or greeting[-1:] != b"\n":
             greeting += peer.recv(1_000)
+        peer.sendall(b"NAME bench\n")
     return peers
 
 

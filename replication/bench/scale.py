@@ -171,6 +171,7 @@ def _connect(_: object, wire: int, connections: int) -> Greeted:
         while selector.get_map():
             for key, _events in selector.select():
                 assert b"SERVER" in key.fileobj.recv(1_000)  # type: ignore[union-attr]  # noqa: S101
+                key.fileobj.send(b"NAME bench\n")  # type: ignore[union-attr]
                 selector.unregister(key.fileobj)
         return Greeted(peers, watch.sample(1).wall)
 

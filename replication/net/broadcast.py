@@ -6,7 +6,7 @@ share the bytes, so the work of joining does not grow with their number (docs/pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -22,15 +22,25 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024  # at which a joined piece ends: for a peer that does not read, whole pieces are queued
 
 
+HELD_LINES: Final = 10_000  # for them; more are written earlier
+HOLD: Final = 0.1  # seconds between two writes to a connection that is slowed down
+
+
 @attrs.define(eq=False, repr=False)
 class Broadcast:
-    """The connections of a writer, the streams that each receives, and the lines that wait for the end of the turn."""
+    """The connections of a writer, the streams that each receives, and the lines that wait for the end of the turn.
+
+    Connections that are slowed down receive their lines ten times a second: a thousand that only listen cost little.
+    """
 
     _clock: IReactorTime
     # None: every stream.
     _wanted: dict[ReplicationProtocol, frozenset[StreamName] | None] = attrs.field(init=False, factory=dict)
     _waiting: list[tuple[StreamName, EncodedLines]] = attrs.field(init=False, factory=list)
     _due: IDelayedCall | None = attrs.field(init=False, default=None)  # None while no line waits
+    _slow: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
+    _held: list[tuple[StreamName, EncodedLines]] = attrs.field(init=False, factory=list)  # for those that are slow
+    _held_due: IDelayedCall | None = attrs.field(init=False, default=None)
 
     def __iter__(self) -> Iterator[ReplicationProtocol]:
         """Iterate over all connections, oldest first; connections may be added and removed meanwhile."""
@@ -49,6 +59,21 @@ class Broadcast:
     def remove(self, peer: ReplicationProtocol) -> None:
         """Send nothing more to ``peer``."""
         self._wanted.pop(peer, None)
+        self._slow.discard(peer)
+        if not self._slow:
+            self._flush_held()
+
+    def slow_down(self, peer: ReplicationProtocol) -> None:
+        """Send to ``peer`` only ten times a second from now on."""
+        self.flush()
+        if peer in self._wanted:
+            self._slow.add(peer)
+
+    def speed_up(self, peer: ReplicationProtocol) -> None:
+        """Send to ``peer`` at the end of each turn again."""
+        if peer in self._slow:
+            self._flush_held()
+            self._slow.discard(peer)
 
     def receivers(self, stream: StreamName) -> Sequence[ReplicationProtocol]:
         """Return the connections that receive ``stream``, oldest first."""
@@ -62,6 +87,11 @@ class Broadcast:
             self._due = self._clock.callLater(0, self.flush)
         self._waiting.append((stream, chunk))
 
+    def end(self) -> None:
+        """Send now what waits, for connections that are slowed down, too."""
+        self.flush()
+        self._flush_held()
+
     def flush(self) -> None:
         """Send now what waits for the end of this reactor turn."""
         if self._due is None:
@@ -70,8 +100,31 @@ class Broadcast:
             self._due.cancel()
         self._due = None
         waiting, self._waiting = self._waiting, []
+        if self._slow:
+            self._held += waiting
+            if self._held_due is None:
+                self._held_due = self._clock.callLater(HOLD, self._flush_held)
+            if sum(each.lines for _, each in self._held) > HELD_LINES:
+                self._flush_held()
+        self._write(waiting, [each for each in self._wanted.items() if each[0] not in self._slow])
+
+    def _flush_held(self) -> None:
+        if self._held_due is None:
+            return
+        if self._held_due.active():
+            self._held_due.cancel()
+        self._held_due = None
+        held, self._held = self._held, []
+        self._write(held, [each for each in self._wanted.items() if each[0] in self._slow])
+
+    def _write(
+        self,
+        waiting: Sequence[tuple[StreamName, EncodedLines]],
+        peers: Sequence[tuple[ReplicationProtocol, frozenset[StreamName] | None]],
+    ) -> None:
+        """Send lines to these connections, joined once for all that receive the same streams."""
         joined: dict[frozenset[StreamName] | None, list[tuple[bytes, int]]] = {}
-        for peer, wanted in list(self._wanted.items()):
+        for peer, wanted in peers:
             if wanted not in joined:
                 joined[wanted] = list(_join(each for name, each in waiting if wanted is None or name in wanted))
             for data, lines in joined[wanted]:

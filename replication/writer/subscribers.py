@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
 ALWAYS: Final = (Name, Ping, Replicate, Error)  # commands that need no right
+SILENCE: Final = 1.0  # seconds without a first line until a connection is slowed down
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
@@ -79,7 +80,7 @@ class Subscribers(Factory):
     _transports: dict[ReplicationProtocol, None] = attrs.field(init=False, factory=dict)  # oldest first
     _past: Counter[str] = attrs.field(init=False, factory=Counter)  # lines and bytes of connections that are gone
     _empty: Deferred[None] | None = attrs.field(init=False, default=None)  # fires when no transport is left
-    # Connections that have sent no good line: when that is due, oldest first, and those that stay without one.
+    # Connections that have sent no good line, and since when; and those that stay without one.
     _silent: dict[ReplicationProtocol, float] = attrs.field(init=False, factory=dict)
     _watching: set[ReplicationProtocol] = attrs.field(init=False, factory=set)
     _silence_timer: IDelayedCall | None = attrs.field(init=False, default=None)
@@ -148,7 +149,7 @@ class Subscribers(Factory):
 
     async def end(self) -> None:
         """Close every connection with ``ERROR server stopping``; abort those that do not read it in time."""
-        self._broadcast.flush()
+        self._broadcast.end()
         for peer in list(self._transports):
             peer.close(Error.STOPPING)
         if self._transports:
@@ -196,7 +197,7 @@ class Subscribers(Factory):
         peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
         self._broadcast.add(peer, _readable(peer, ()))
         if self._bounds.handshake_timeout:
-            self._silent[peer] = self._clock.seconds() + self._bounds.handshake_timeout
+            self._silent[peer] = self._clock.seconds()
             self._wait_for_lines()
         if self._waiting is not None:
             self._waiting[peer] = []
@@ -272,6 +273,7 @@ class Subscribers(Factory):
                 self._functions.receive(peer, command)
 
     def _forget_silence(self, peer: ReplicationProtocol) -> None:
+        self._broadcast.speed_up(peer)
         self._silent.pop(peer, None)
         self._watching.discard(peer)
         if not self._silent and self._silence_timer is not None:
@@ -280,13 +282,16 @@ class Subscribers(Factory):
 
     def _wait_for_lines(self) -> None:
         if self._silence_timer is None and self._silent:
-            first = next(iter(self._silent.values()))
-            self._silence_timer = self._clock.callLater(first - self._clock.seconds(), self._check_silence)
+            self._silence_timer = self._clock.callLater(SILENCE, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Close connections that have sent nothing; some may stay, for people who watch with ``nc``."""
-        self._silence_timer, patience = None, self._bounds.handshake_timeout
-        for peer in [each for each, due in self._silent.items() if due <= self._clock.seconds()]:
+        """Slow connections down that have sent nothing, then close them; some may stay, to watch with ``nc``."""
+        self._silence_timer, patience, now = None, self._bounds.handshake_timeout, self._clock.seconds()
+        for peer, since in list(self._silent.items()):
+            if now - since >= SILENCE:
+                self._broadcast.slow_down(peer)
+            if now - since < patience:
+                continue
             del self._silent[peer]
             if 0 < self._bounds.max_silent_connections <= len(self._watching):
                 peer.fail(

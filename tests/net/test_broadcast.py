@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.net import broadcast
-from replication.net.broadcast import Broadcast
+from replication.net.broadcast import HOLD, Broadcast
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Role
 from replication.session.encoder import EncodedLines
@@ -149,6 +149,22 @@ class BroadcastTests(SynchronousTestCase):
         self.put(CACHES, 3)
         self.clock.advance(0)
         self.assertEqual(self.numbers(wire), ["caches 1", "caches 3"])
+
+    def test_a_connection_that_is_slowed_down_receives_all_in_order_ten_times_a_second(self) -> None:
+        fast, slow = self.connect(), self.connect()
+        self.put(ORDERS, 1)
+        self.broadcast.slow_down(slow.protocol)
+        for number in (2, 3):
+            self.put(ORDERS, number)
+            self.clock.advance(0)
+        self.assertEqual(self.numbers(fast), ["orders 1", "orders 2", "orders 3"])
+        self.assertEqual(self.numbers(slow), ["orders 1"])
+        self.clock.advance(HOLD)
+        self.assertEqual(self.numbers(slow), ["orders 2", "orders 3"])
+        self.put(ORDERS, 4)
+        self.clock.advance(0)
+        self.broadcast.speed_up(slow.protocol)
+        self.assertEqual(self.numbers(slow), ["orders 4"])
 
     def test_restricting_a_lost_connection_does_not_add_it_again(self) -> None:
         wire = self.connect()

@@ -159,7 +159,7 @@ class ConnectionTests(SynchronousTestCase):
         _, site, clock = served_site()
         client = Client(site)
         client.send(b"GET /health HT")
-        clock.advance(59)
+        clock.advance(29)
         self.assertFalse(client.transport.disconnecting)
         clock.advance(2)
         self.assertTrue(client.transport.disconnecting)

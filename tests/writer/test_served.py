@@ -167,6 +167,7 @@ class ServedTests(MasterCase):
             {
                 "connections": 1,
                 "connections_total": 2,
+                "silent_connections": 0,
                 "queued_bytes": 0,
                 "lines_total direction=in": 3,
                 "lines_total direction=out": 2 + 2 + 2 + 2 + 1,

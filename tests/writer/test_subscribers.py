@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from replication.errors import LocalProtocolError
 from replication.net.access import Access, Rights
 from replication.net.admission import Admission, Bounds
+from replication.net.broadcast import HOLD
 from replication.net.protocol import Limits
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
@@ -69,6 +70,9 @@ class BoundsTests(MasterCase):
         self.assertEqual(self.master.faults, {"silent": 1})
         self.assertEqual(self.figure("silent_connections"), 1)
         self.append("placed")
+        self.net.advance(0)
+        self.assertEqual(lines_of(watching.read()), [], "those that send nothing wait a little")
+        self.net.advance(HOLD)
         for wire in (watching, good):
             self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
         self.send(watching, "NAME nc")
