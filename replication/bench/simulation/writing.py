@@ -163,6 +163,8 @@ class MasterHost(Host):
             assert published >= history.published, (
                 f"I13: {history.name} starts at {published} after publishing {history.published}"
             )
+            if self.world.restores:
+                history.publish(published)  # a page may reach it before a line is sent
 
     def _not_started(self, master: Master, failure: Failure) -> None:
         failure.trap(StreamError if master._transactions.stopping else StoreError)
