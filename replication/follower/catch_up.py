@@ -272,7 +272,7 @@ class CatchUpSources:
 
         Raises:
             CatchUpError: no source has any; the message has the reason of each.
-            FactsGoneError: nor will any source have them later.
+            FactsGoneError: no source has any, and none will have them later.
 
         """
         fetched = self._next_pages.pop((stream, writer), None)

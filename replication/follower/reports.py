@@ -1,6 +1,6 @@
 """Reports to writers: up to where this process has applied facts, so that a retention does not delete what it lacks.
 
-A report goes over HTTP.  A version 0.1 and a Synapse do not have the call, and are left alone.
+A report is sent over HTTP.  Version 0.1 and Synapse do not have the call: they receive it once an hour only.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Rights:
         read: the streams whose facts it may receive and fetch; ``*`` stands for all.
         append: the streams that it may append to; ``*`` stands for all.
         commands: whether it may send commands that change something here, and the requests of a Synapse worker.
-        admin: whether it may skip and retry facts, and read which users sync.
+        admin: whether it may skip and retry facts, read which users sync, and list and forget known followers.
 
     """
 
@@ -115,7 +115,7 @@ class Grant:
 class Access:
     """The rights that a process gives to its peers; without grants each has every right.
 
-    ConfigError: a name of a certificate is not one.
+    ConfigError: a name of a certificate is neither a DNS name nor a pattern.
     """
 
     def __init__(self, grants: Sequence[Grant] = ()) -> None:

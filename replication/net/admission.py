@@ -37,8 +37,8 @@ class Bounds:
         max_connections_per_address: open at once from one address.
         max_connects_per_minute: new ones from one address.
         max_faults_per_minute: of one address: lines that are wrong, and handshakes of TLS that fail.
-        handshake_timeout: seconds in which TLS must be negotiated, and the first line be received.
-        max_silent_connections: of the wire, which have sent no line for ``handshake_timeout``, and stay open.
+        handshake_timeout: seconds to negotiate TLS, and then to send a first line.
+        max_silent_connections: open ones of the wire that have sent no line in ``handshake_timeout``.
         header_timeout: seconds in which all headers of a request must be received.
         body_timeout: seconds in which a body must be received; each KiB of it adds one second.
 

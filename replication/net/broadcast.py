@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024  # at which a joined piece ends: for a peer that does not read, whole pieces are queued
 
 
-HELD_LINES: Final = 10_000  # for them; more are written earlier
+HELD_LINES: Final = 10_000  # that wait for slow connections at most; with more, all are written at once
 HOLD: Final = 0.1  # seconds between two writes to a connection that is slowed down
 
 

@@ -126,8 +126,8 @@ class ReplicationProtocol(LineReceiver):
         wall: the time in seconds since 1970, for PING and ``since``.
         commands: those that this end accepts, by name; by default the protocol's.
 
-    ``access`` has the rights of peers, at an accepted connection.  The owner
-    sets ``rights``, those of this peer, and ``refused``: it has sent a command without the right to.
+    ``access`` has the rights of the peers of accepted connections.  The owner sets ``rights``, those of this peer, and
+    ``refused``: the peer has sent a command without the right to do so.
 
     Public attributes: ``name`` (the peer's, set by the owner), ``address`` (the peer's), ``since`` (when it connected,
     seconds since 1970), ``last_command`` (the name of the last command received), ``lines_in``, ``lines_out``,

@@ -122,8 +122,8 @@ class ReplicationConnection:
     closed: bool = attrs.field(init=False, default=False)
     lines_received: int = attrs.field(init=False, default=0)
     _lines: LineBuffer = attrs.field(init=False)
-    # Streams and instances, by what there may be only so many of.  They are keys: an empty set has 216 bytes, an empty
-    # dict 64, and those of a master's connections stay empty.
+    # Pairs of a stream and an instance; the number of each kind is limited.  They are keys of a dict: an empty one has
+    # 64 bytes, an empty set 216, and those of a master's connections stay empty.
     _incomplete: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
     _writers: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
     _pinged: bool = attrs.field(init=False, default=False)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from replication.writer.publisher import PublishedStream
     from replication.writer.stream import StreamWriter
 
-Needed: TypeAlias = "Mapping[str, Token]"  # names for people, and up to where each has the facts
+Needed: TypeAlias = "Mapping[str, Token]"  # names for messages, and up to where each has the facts
 INTERVAL: Final = 10.0  # seconds between two rounds
 SLICE_ROWS: Final = 2_000  # that one transaction deletes; appends may wait for it for some milliseconds
-SHARES: Final = 100  # of an age: a slice is deleted so much later than its oldest fact at most
-TIME_INTERVAL: Final = 600.0  # seconds; a crash makes facts younger by so much at most
+SHARES: Final = 100  # a fact is deleted at most one share of the age after it is due
+TIME_INTERVAL: Final = 600.0  # seconds between two writes of the running time: a crash loses as much at most
 
 
 @attrs.define(eq=False, repr=False)
@@ -94,7 +94,7 @@ class StreamRetention:
     async def delete(self, now: float, needed: Needed, lifetime: Lifetime) -> None:
         """Delete the slices that are beyond a limit, up to what one of ``needed`` lacks.
 
-        Each of ``needed`` is a name for people, and up to where it has the facts.
+        ``needed`` has names for messages, and up to where each has the facts.
         """
         name, age = self._stream.definition.name, now - (self._begun or 0.0)
         while not lifetime.ended and (upto := self.kept.oldest_beyond(self._limits, age)) is not None:
@@ -114,10 +114,10 @@ class StreamRetention:
 
 
 class INeeds(Protocol):
-    """Who needs facts: a folder of segments, or the followers that report their positions."""
+    """What needs facts: a folder of segments, or the followers that report their positions."""
 
     async def needed(self, streams: Collection[StreamName], writer: InstanceName) -> Mapping[StreamName, Needed]:
-        """Return, for each of ``streams``, who needs facts of ``writer``, and up to where each has them.
+        """Return, for each of ``streams``, what needs facts of ``writer``, and up to where each has them.
 
         ReplicationError: that is not known now, so nothing may be deleted.
         """

@@ -119,7 +119,7 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has brought: ``failure`` is empty if every invariant held."""
+    """The result of a run: ``failure`` is empty if every invariant held."""
 
     failure: str
     traceback: str

@@ -78,7 +78,7 @@ def run_seeds(seeds: range, jobs: int, world: str = "") -> Iterator[tuple[Totals
 
 
 def _begin() -> None:
-    """Prepare a process: it logs nothing, because faults are what it is about."""
+    """Prepare a process: it logs nothing, because its faults are intended."""
     globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
