@@ -102,7 +102,7 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
 
 
 class Plan(NamedTuple):
-    """What a run does: the seed of every chance inside, the name of a world, and steps, each a name and its values."""
+    """What a run does: the seed of its random numbers, the name of a world, and steps, each a name and its values."""
 
     seed: int
     world: str

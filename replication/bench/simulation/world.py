@@ -52,7 +52,7 @@ NO_RELAYS: Mapping[str, str] = {}
 
 
 class _Secrets:
-    """The module ``secrets``, with chance of the seed."""
+    """The module ``secrets``, with random numbers from the seed."""
 
     @staticmethod
     def token_hex(size: int) -> str:
