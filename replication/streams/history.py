@@ -35,12 +35,12 @@ class Epoch(NamedTuple):
 
 
 def begin_epoch(history: History, epoch: Epoch) -> History:
-    """Return the history with one more epoch; it replaces the last one if that has no facts.
+    """Return the history with one more epoch; it replaces the last one if that has no facts and is not the first.
 
-    The replaced name must go, because a backup of that epoch may have been restored.
+    The first one stays: it is what a follower shares with a backup from before its first fact, or with the next start.
     """
     kept = [*history]
-    if kept and kept[-1].start == epoch.start:
+    if len(kept) > 1 and kept[-1].start == epoch.start:
         kept.pop()
     return [*kept, epoch][-MAX_EPOCHS:]
 

@@ -11,7 +11,7 @@ from replication.errors import CatchUpError, StoreError
 from replication.follower.history import FIRST_RETRY, FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
-from replication.streams.history import Epoch
+from replication.streams.history import Epoch, begin_epoch
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import begin, logged, now
@@ -121,6 +121,24 @@ class CopyTests(HistoryCase):
             messages, ["master went back from 11 to 6 on orders: was its database restored? Following from there"]
         )
         self.assertEqual((self.stored_history(), self.histories.mismatches), (["a", "b", "c"], 1))
+
+    def test_a_backup_from_before_the_first_fact_is_followed_from_the_start(self) -> None:
+        """Its only epoch has no facts, and stays: the two histories share it."""
+        self.theirs = [A]
+        self.follow_to_eleven()
+        self.theirs = begin_epoch([A], epoch("c", 1))
+        self.process.pages = [Page([fact(2, '"new"')], Token(14), limited=False)]
+        with logged():
+            self.at(14, 14, link="next")
+        self.assertEqual((self.process.asked, self.stored()), ([(1, 14)], ([fact(2, '"new"')], 14)))
+
+    def test_a_database_of_version_0_1_may_start_twice_before_its_next_fact(self) -> None:
+        self.theirs = begin_epoch([], epoch("first", 11))
+        self.follow_to_eleven()
+        self.theirs = begin_epoch(self.theirs, epoch("second", 11))
+        self.at(11, 11, link="next")
+        self.rows(fact(12), link="next")
+        self.assertEqual((self.state(), self.stored()), ("live", ([*map(fact, range(2, 13))], 12)))
 
     def test_checks_and_mismatches_are_counted_since_the_start(self) -> None:
         self.follow_to_eleven()

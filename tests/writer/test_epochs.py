@@ -42,6 +42,7 @@ class EpochTests(SynchronousTestCase):
         self.begin(1)
         (first,) = now(self.store.history(ORDERS, MASTER))
         self.begin(1)
-        (second,) = now(self.store.history(ORDERS, MASTER))
+        kept, second = now(self.store.history(ORDERS, MASTER))
+        self.assertEqual(kept, first)
         self.assertNotEqual(first.name, second.name)
         self.assertIsInstance(first, Epoch)
