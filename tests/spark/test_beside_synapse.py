@@ -10,6 +10,11 @@ import sys
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+pytest.importorskip("pyspark", reason="pip install '.[spark]' in the checkout")
+pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+
 from replication import replay as exported
 from replication.bench.cluster import free_ports
 from replication.spark.datasource import ReplicationDataSource
@@ -21,8 +26,6 @@ from tests.system.test_redis import Recording
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.postgres import PostgresServer
     from tests.redis import RedisServer

@@ -149,9 +149,12 @@ def test_what_a_relay_finds_late_reaches_each_follower_once_also_after_kills(  #
         redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
         for each in (near, away):
             each.start()
-        copies = {stream: rows(tmp_path / "relay.db", stream) for stream in FUNCTIONS}
-        wanted = {stream: facts_of(copy) for stream, copy in copies.items()}
-        published = published_facts()
+        published, copy = published_facts(), tmp_path / "relay.db"
+        until(
+            lambda: all({*UNSENT[stream]} <= facts_of(rows(copy, stream)).keys() for stream, _ in LOST),
+            "the relay has stored what it found, or has found it again",
+        )
+        wanted = {stream: facts_of(rows(copy, stream)) for stream in FUNCTIONS}
         check_facts(READ, wanted[READ], published[READ])
         check_whole("push_rules", wanted["push_rules"], published["push_rules"])
         for each in followers:

@@ -108,6 +108,7 @@ def test_f17_a_writer_joins_under_load_leaves_is_renamed_and_comes_back(
         for each in (anna, ben):
             each.address("the wire")
         crew.write("ben", 10)
+        until(lambda: crew.has_all("early"), "the follower is there")
         load = Thread(target=work)
         load.start()
         try:
