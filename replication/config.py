@@ -175,7 +175,9 @@ class Config:
     @property
     def relays(self) -> bool:
         """Whether a worker publishes what it follows: by default if it listens and writes no stream."""
-        return bool(self.listen) and not self.writes if self.relay is None else self.relay
+        if self.relay is None:
+            return self.role == "worker" and bool(self.listen) and not self.writes
+        return self.relay
 
 
 attrs.resolve_types(Config)

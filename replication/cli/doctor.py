@@ -84,7 +84,8 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         try:
             configured = config.load(config.role_of(found.config), found.config)
         except ConfigError as error:
-            yield Finding(found.config, str(error), "correct this key or file; the daemon does not start before")
+            what = str(error).removeprefix(f"{found.config}: ")
+            yield Finding(found.config, what, "correct this key or file; the daemon does not start before")
             return
         secret_file = secret_file or configured.secret_file
         sockets = config.sockets_of(configured, _no_factory, _no_factory)

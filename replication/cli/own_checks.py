@@ -182,8 +182,8 @@ def _check_mappings(config: Config) -> Iterator[Finding]:
 
 
 def check_folders(config: Config) -> Iterator[Finding]:
-    """Find catch-up folders that have no segments, or that cannot be read."""
-    for each in config.catch_up:
+    """Find folders of segments that have none, or that cannot be read: without them no fact is fetched, or deleted."""
+    for each in (*config.catch_up, *([config.retention_segments] if config.retention_segments else ())):
         if each.startswith((*DATABASES, *HTTP)):
             continue
         cure = "name a folder that `replication replay --out` has written"

@@ -33,7 +33,7 @@ def test_a_finding_is_one_line_or_json(tmp_path: Path, capsys: pytest.CaptureFix
     file.write_text("strem = 1\n")
     assert main(["doctor", "--config", str(file)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert "unknown key; did you mean stream?" in line
+    assert line.startswith(f"{file}: strem: unknown key; did you mean stream?")
     assert "; cure: correct this key" in line
     assert main(["doctor", "--json", "--config", str(file)]) == 1
     (found,) = json.loads(capsys.readouterr().out)["findings"]

@@ -100,6 +100,12 @@ def no_such_stream(folder: Path) -> str:
     return access(folder, 'certificates = ["shop"]\nread = ["*"]\nappend = ["orders", "oders", "caches"]')
 
 
+def no_such_stream_to_read(folder: Path) -> str:
+    (folder / "secret").write_text("xyz")
+    (folder / "secret").chmod(0o600)
+    return 'stream = ["orders"]\n[access.shop]\nsecret_file = "secret"\nread = ["orders", "oders", "caches"]'
+
+
 def no_such_certificate(folder: Path) -> str:
     return access(folder, 'certificates = ["a.shop.example", "boss"]\nread = ["orders"]', '"*.shop.example", "bos"')
 
@@ -140,6 +146,11 @@ def no_segments(folder: Path) -> str:
     return 'catch_up = "photos"\nconnect = "unix:x"'
 
 
+def no_segments_for_retention(folder: Path) -> str:
+    (folder / "photos").mkdir()
+    return 'stream = ["orders"]\nretention = "30d"\nretention_segments = "photos"'
+
+
 def foreign_manifest(folder: Path) -> str:
     (folder / "app").mkdir()
     (folder / "app/manifest.json").write_text('{"name": "another program"}')
@@ -163,12 +174,14 @@ def foreign_manifest(folder: Path) -> str:
         (expires_soon, "the certificate expires on"),
         (no_key, "cannot read"),
         (no_such_stream, "append: this process writes no stream 'oders'; cure: correct append; did you mean orders?"),
+        (no_such_stream_to_read, "read: this process writes no stream 'oders'; cure: correct read; did you mean"),
         (no_such_certificate, "access.shop: tls.allow does not accept 'boss', so no peer has these rights"),
         (no_name, "access.shop: access.shop.certificates: write DNS names such as worker1"),
         (open_secret_of_a_table, "other users may read this secret (mode 640)"),
         (old_authority, "cure: add a new authority to the file"),
         (old_worker, "cure: renew it; the worker reads it for each connection"),
         (no_segments, "it has no manifest.json, so it is no folder of segments"),
+        (no_segments_for_retention, "it has no manifest.json, so it is no folder of segments"),
         (foreign_manifest, "not a manifest of segments"),
     ],
 )
