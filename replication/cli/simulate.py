@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from replication.bench.simulation.seeds import Failed
 
 REPORT_EVERY: Final = 60.0  # seconds
+LONGEST: Final = 200  # characters of a failure; --seed prints all
 
 
 def make_parser() -> Parser:
@@ -93,7 +94,8 @@ def _run_many(seeds: range, jobs: int, world: str) -> int:
 
 def _report(failed: Failed, world: str) -> None:
     only = f" --world {world}" if world else ""
-    write_line(f"seed {failed.seed} fails: {failed.failure}")
+    why = failed.failure if len(failed.failure) <= LONGEST else f"{failed.failure[: LONGEST - 1]}…"
+    write_line(f"seed {failed.seed} fails: {why}")
     write_line(f"repeat it: replication simulate --seed {failed.seed}{only}")
     text = shlex.quote(failed.shortest.encode())
     write_line(f"{len(failed.shortest.steps)} of {failed.steps} steps fail too: replication simulate --plan {text}")

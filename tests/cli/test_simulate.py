@@ -55,6 +55,12 @@ class CommandLineTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_long_failure_is_cut(self) -> None:
+        failed = Failed(7, "I1: " + 1000 * "x", 9, Plan(7, "copy", []))
+        with mock.patch.object(simulate, "run_seeds", return_value=[(Totals(7), failed)]):
+            _, out, _ = run_command()
+        self.assertEqual(out.splitlines()[0], "seed 7 fails: I1: " + 195 * "x" + "…")
+
     def test_many_seeds_print_totals(self) -> None:
         with (
             mock.patch.object(simulate, "run_seeds", return_value=[(Totals(100), None), (Totals(200), None)]),

@@ -170,7 +170,7 @@ def _run_once(plan: Plan) -> Outcome:
                 do(world, *each)
     except Exception as error:  # noqa: BLE001 - a bug raises anything
         first = world.failures[0] if world.failures else f"{type(error).__name__}: {error}"
-        failure, traceback = first.strip().splitlines()[-1], format_exc()
+        failure, traceback = first.strip().splitlines()[-1].removeprefix("builtins."), format_exc()
     facts = sum(len(each.committed) for master in world.masters.values() for each in master.histories.values())
     return Outcome(failure, traceback, world.trace, facts, world.network.clock.now)
 
