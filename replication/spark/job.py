@@ -230,9 +230,6 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
         if pending:  # py4j has made its own error of the interrupt
             raise KeyboardInterrupt from error
         raise
-    else:
-        if pending:  # the exception was lost in a finalizer of py4j
-            raise KeyboardInterrupt
     finally:
         _on_interrupt(signal.SIG_IGN)
         try:

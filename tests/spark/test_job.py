@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,19 +41,6 @@ def test_spark_writes_the_same_files_as_one_process(spark: Any, database: str, t
     assert {each.stream for each in new} == {"orders", "caches"}
     assert contents(here) == contents(there)
     assert replay(spark, database, str(there), segment_rows=60) == []
-
-
-def test_an_interrupt_counts_also_if_its_exception_is_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """py4j calls Java in finalizers, where Python drops exceptions."""
-    pytest.importorskip("pyspark", reason="pip install '.[spark]' in the checkout")
-    stopped: list[bool] = []
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the session changes them
-    monkeypatch.setattr(job, "find_java", lambda *_: tmp_path)
-    monkeypatch.setattr(job, "_start_silently", lambda *_: SimpleNamespace(stop=lambda: stopped.append(True)))
-    with pytest.raises(KeyboardInterrupt), job.open_session("local[1]", lambda _: None), suppress(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert stopped == [True]
 
 
 def test_a_failed_task_is_retried(spark: Any, database: str, tmp_path: Path) -> None:

@@ -157,13 +157,13 @@ def members(group: int, word: str) -> list[int]:
     return found
 
 
-def undisturbed(folder: Path, rows: int, segment_rows: int = 2_000) -> tuple[str, dict[str, bytes]]:
+def undisturbed(folder: Path, rows: int) -> tuple[str, dict[str, bytes]]:
     """Make a database; return its URL, and the files of a run without interruption."""
     facts = make_facts(folder, rows, "master,writer1")
     for stream in ("events", "caches"):
         dealt = {writer: some for (name, writer), some in facts.items() if name == stream}
         url = write_database(folder / "m.db", dealt, stream=stream)
-    run_in_process(ReplayRequest(url, str(folder / "undisturbed"), options=SegmentOptions(segment_rows)))
+    run_in_process(ReplayRequest(url, str(folder / "undisturbed"), options=SegmentOptions(2_000)))
     return url, contents(folder / "undisturbed")
 
 
@@ -204,10 +204,9 @@ def test_after_a_kill_the_next_replay_gives_the_same_files(tmp_path: Path, reque
 def test_an_interrupt_ends_spark_with_one_line_and_the_next_run_continues(tmp_path: Path) -> None:
     """Ctrl-C at a terminal sends SIGINT to the whole process group."""
     need_spark()
-    url, want = undisturbed(tmp_path, 160_000, 1_000)  # many tasks: the run must not end before the interrupt
-    options = f"--database={url}", "--segment-rows=1000"
+    url, want = undisturbed(tmp_path, 160_000)  # many tasks: the run must not end before the interrupt
     for moment in ("Spark starts", "a task is done"):
-        with batch(tmp_path, *options, "--master=local[2]") as process:
+        with batch(tmp_path, f"--database={url}", "--master=local[2]") as process:
             log = tmp_path / "batch.log"
             if moment == "a task is done":
                 until(partial(_begun, process, tmp_path / "out/.replay"), moment)
@@ -224,7 +223,7 @@ def test_an_interrupt_ends_spark_with_one_line_and_the_next_run_continues(tmp_pa
         until(partial(_has_ended, process.pid), "Spark's JVM has ended", 30)
         log.unlink()
     assert any((tmp_path / "out/.replay").rglob("*.json"))
-    with batch(tmp_path, *options, "--master=none") as process:
+    with batch(tmp_path, f"--database={url}", "--master=none") as process:
         assert process.wait(300) == 0, (tmp_path / "batch.log").read_text()
     assert contents(tmp_path / "out") == want
 
