@@ -210,6 +210,13 @@ def _start_silently(builder: Any, log: Path) -> SparkSession:
     return session
 
 
+# What py4j logs, with a traceback, if an interrupt cuts off a call to Java.
+_OF_AN_INTERRUPT: Final = {
+    "KeyboardInterrupt while sending command.",
+    "Exception occurred while shutting down connection",
+}
+
+
 @contextmanager
 def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
     """Stop ``session`` after the block; Ctrl-C does ``on_interrupt``, and py4j logs no traceback about it.
@@ -223,7 +230,9 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
         on_interrupt(number, frame)
 
     _on_interrupt(note if callable(on_interrupt) else on_interrupt)
-    logging.getLogger().addFilter(_is_no_interrupt)
+    loggers = [logging.getLogger(), logging.getLogger("py4j.clientserver")]
+    for each in loggers:
+        each.addFilter(_is_no_interrupt)
     try:
         yield
     except Exception as error:
@@ -237,12 +246,13 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
         except Exception:
             if not pending:  # else the interrupt has cut off a call to Java
                 raise
-        logging.getLogger().removeFilter(_is_no_interrupt)
+        for each in loggers:
+            each.removeFilter(_is_no_interrupt)
         _on_interrupt(on_interrupt)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return record.msg != "KeyboardInterrupt while sending command."
+    return record.msg not in _OF_AN_INTERRUPT
 
 
 def _on_interrupt(action: Any) -> None:

@@ -131,8 +131,20 @@ def test_wire_http_database_and_segments_have_the_same_bytes(tmp_path: Path, req
 
 @contextmanager
 def batch(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start ``replication replay`` on a local Spark, in a process group of its own."""
-    command = [sys.executable, "-m", "replication.replay", "--out=out", "--segment-rows=2000", *options]
+    """Start ``replication replay`` on a local Spark, in a process group of its own, as a terminal does.
+
+    In the background of a shell SIGINT is ignored, also by what is started there.
+    """
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "replication.replay",
+        "--out=out",
+        "--segment-rows=2000",
+        *options,
+    ]
     with (folder / "batch.log").open("ab") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
