@@ -53,6 +53,12 @@ class Process:
         """Whether it was started, and neither killed nor stopped."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int:
+        """The process's ID."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> Self:
         """Start it, and wait until it listens on all its ports."""
         self.begin()

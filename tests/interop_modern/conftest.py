@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the length of ``mixed_faults.py``."""
+    """Add the lengths of ``mixed_faults.py`` and ``lag.py``."""
     parser.addoption("--minutes", type=float, default=60.0, help="how long mixed_faults.py makes faults")
+    parser.addoption("--seconds", type=float, default=30.0, help="how long each of the eight phases of lag.py is")
 
 
 @pytest.fixture(scope="session")
