@@ -16,9 +16,9 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     segments/    history as files of RDATA lines: made from tables, listed in a manifest, read for catch-up
     caches.py    functions whose results the caches stream invalidates
     net/         Twisted TCP: protocol.py (LineReceiver), client.py (one writer), redis.py (a Synapse's), broadcast.py,
-                 listening.py, certificates.py (TLS that demands them), notify.py (systemd)
+                 listening.py, certificates.py (TLS that demands them), admission.py (bounds), notify.py (systemd)
     web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
-    storage/     IStreamStore: sqlite/, postgres/, and memory.py for tests; tables beside the streams in tables/
+    storage/     IStreamStore: sqlite/, postgres/, memory.py (tests, simulation); tables beside the streams in tables/
     deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime
     logs.py      a trouble logged once; observers for `twistd --logger`
     session/     one connection without I/O: connection.py, channel.py (Redis), encoder.py (facts to lines)

@@ -1,4 +1,4 @@
-"""Retention: old facts are counted in slices and deleted, never those that somebody needs."""
+"""Retention: a writer deletes old facts in slices, and keeps those that a known follower or a segments folder needs."""
 
 from __future__ import annotations
 
