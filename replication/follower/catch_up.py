@@ -17,155 +17,31 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
+from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
-from replication.segments.archive import Archive
-from replication.segments.folders import open_folder
-from replication.storage import open_store, path_of
-from replication.storage.threads import SerialThread
-from replication.streams.definitions import StreamDefinition
-from replication.streams.facts import texts_of
+from replication.streams.facts import count_rows
 from replication.streams.history import common_position
-from replication.streams.interfaces import IStreamStore, Page
+from replication.streams.interfaces import Page
 from replication.urls import Url
 from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from replication.streams.cursor import CatchUp
-    from replication.streams.definitions import Dialect
+    from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
 
 DATABASES: Final = ("sqlite:", "postgresql:")
 HTTP: Final = ("http://", "https://")
-MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
 OWN_HTTP: Final = "its own HTTP"  # of the writer whose facts are missed
-MAX_TOKEN: Final = Token(2**63 - 1)
 GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
     "--skip-gone, which leaves out what is gone up to {upto}"
 )
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
-
-
-class DatabaseCatchUp:
-    """Reads missed facts from a database: the writer's own, or a copy of another worker.
-
-    ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
-    tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
-    """
-
-    name = "the database"
-
-    def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
-        dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
-        self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
-        # Of these streams another program stores the positions, or none.
-        self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
-        self._store: IStreamStore = open_store(url, reactor, read_only=True, foreign=bool(self._mapped))
-        self._declared: set[StreamName] = set()
-        self._opened = False
-
-    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return facts up to the position of the writer in this database, which may be below ``upto``.
-
-        In the tables of an application the facts up to ``upto`` are complete, because the writer has published that
-        position.  StoreError: the database cannot be read, or lacks the stream.
-        """
-        await self._declare(stream)
-        if stream in self._mapped:
-            end = min(upto, Token(after + MOST_IDS))
-            page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
-            return page if page.upto == upto else attrs.evolve(page, limited=True)
-        if upto - after > limit:
-            page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
-            if page.limited:  # a full page needs no position
-                return page
-        reached = (await self._store.positions(stream)).get(writer, Token(0))
-        if reached <= after:
-            return Page([], after, limited=True)
-        return await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
-
-    async def history(self, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer; empty if this database has none."""
-        await self._open()
-        return await self._store.history(stream, writer)
-
-    # ---- the source of an audit
-
-    def audits(self, stream: StreamName) -> bool:
-        """Whether another program stores the positions of a stream, or none."""
-        return stream in self.foreign
-
-    def stores_positions(self, stream: StreamName) -> bool:
-        """Whether ``stored_positions`` have those of a stream."""
-        return self.foreign[stream].stored_name is not None
-
-    def state(self, _stream: StreamName, _writer: InstanceName, _position: Token) -> object:
-        """Return None: nothing in the database changes with the facts that it has."""
-        return None
-
-    def settled(self, _stream: StreamName, _writer: InstanceName) -> Token:
-        """Return the largest token: the audit itself knows when a range need not be compared again."""
-        return MAX_TOKEN
-
-    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Return the positions that the other program has stored, of each stream in ``foreign`` that has any."""
-        await self._open()
-        stored = await self._store.stored_positions()
-        names = {name: StreamName(each.stored_name) for name, each in self.foreign.items() if each.stored_name}
-        return {name: stored[of] for name, of in names.items() if of in stored}
-
-    async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
-        """Return each writer's largest token in the tables of a stream; below it, IDs may be open."""
-        await self._declare(stream)
-        return await self._store.positions(stream)
-
-    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
-        """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
-        await self._declare(stream)
-        return await self._store.present(stream, writer, after=after, upto=upto)
-
-    async def close(self) -> None:
-        """Close the database."""
-        await self._store.close()
-
-    async def _declare(self, stream: StreamName) -> None:
-        await self._open()
-        if stream not in self._declared:
-            await self._store.declare(self._mapped.get(stream) or StreamDefinition(stream))
-            self._declared.add(stream)
-
-    async def _open(self) -> None:
-        if not self._opened:
-            await self._store.open()
-            self._opened = True
-
-
-class SegmentCatchUp:
-    """Reads missed facts from a folder of segments, on a thread of its own.
-
-    ``url`` is a path, or the URL of a folder in an object store.
-    """
-
-    def __init__(self, url: str | Url, reactor: Any) -> None:
-        self._archive = Archive(open_folder(url))
-        self._thread = SerialThread(reactor, f"replication {Url(url)}")
-
-    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
-        """Return facts up to the end of the segments; CatchUpError names a segment that is damaged or missing."""
-        return await self._thread.run(self._archive.page, stream, writer, after=after, upto=upto, limit=limit)
-
-    async def history(self, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of the facts in the segments; empty if the folder has none, as one of version 0.1."""
-        return await self._thread.run(self._archive.history, stream, writer)
-
-    async def close(self) -> None:
-        """Close the files and end the thread."""
-        await self._thread.run(self._archive.close)
-        await self._thread.stop()
 
 
 @attrs.frozen
@@ -239,6 +115,8 @@ class CatchUpSources:
         init=False, factory=lambda: defaultdict(lambda: TroubleLog(CatchUpSources.log, LogLevel.warn))
     )
     _long: dict[tuple[StreamName, InstanceName], _LongCatchUp] = attrs.field(init=False, factory=dict)
+    # Of each writer, since the last connection was lost: a writer whose database is restored closes its connections.
+    _histories: dict[tuple[StreamName, InstanceName], History] = attrs.field(init=False, factory=dict)
     _in_memory: set[StreamName] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -376,11 +254,18 @@ class CatchUpSources:
         return ()
 
     async def _writer_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return what ``history`` returns; empty if no source answers."""
-        try:
-            return await self.history(endpoint, stream, writer)
-        except CatchUpError:
-            return ()
+        """Return what ``history`` returned since the last connection was lost; empty if no source answers."""
+        histories = self._histories
+        if (stream, writer) not in histories:
+            try:
+                histories[stream, writer] = await self.history(endpoint, stream, writer)
+            except CatchUpError:
+                return ()
+        return histories[stream, writer]
+
+    def connection_lost(self) -> None:
+        """Forget what the sources had of the writers' histories: a writer may come back with a restored database."""
+        self._histories = {}
 
     def over_http(self, endpoint: str) -> list[HttpCatchUp]:
         """Return the HTTP sources: those that are configured, or that of the process at an endpoint."""
@@ -433,7 +318,7 @@ class CatchUpSources:
         long = self._long.get((stream, writer))
         if long is None:
             return
-        long.rows += len(texts_of(page.facts))
+        long.rows += count_rows(page.facts)
         if page.upto >= step.upto:
             del self._long[stream, writer]
             self.log.info(

@@ -24,6 +24,7 @@ from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import count_rows
 from replication.streams.interfaces import IStreamStore, ITransaction, Page, Write, WriterStatus
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -392,7 +393,7 @@ class StreamFollower:
                 stream=self.name,
             )
         else:
-            self.applied_rows += sum([len(fact.texts) for fact in step.facts])
+            self.applied_rows += count_rows(step.facts)
             if step.upto == step.after:
                 self.late[writer] += len(step.facts)
         self._moved(self.name, writer, cursor.position)

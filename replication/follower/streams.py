@@ -258,6 +258,7 @@ class FollowedStreams:
 
     def lost(self, client: IWriterLink) -> None:
         """Drop the incomplete facts of a lost connection; another one to the same writer is followed from now on."""
+        self._sources.connection_lost()
         for follower in self:
             follower.connection_lost(client)
         shared = [links for links in self._links.values() if client in links]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 import attrs
 
 from replication.errors import CatchUpError, StreamError
-from replication.streams.facts import Fact, fact_bytes, facts_of_rows, is_ascending, row_bytes, texts_of, tokens_of
+from replication.streams.facts import Fact, count_rows, fact_bytes, facts_of_rows, is_ascending, row_bytes, tokens_of
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -313,8 +313,12 @@ class Cursor:
             self._reset_to = _MAX_TOKEN  # no older step can be committed any more
         if self.position <= self._reset_to:
             done = bisect_right(self._ready, self.position, key=itemgetter(0))
-            self.held_bytes -= fact_bytes(self._ready[:done])
-            del self._ready[:done]
+            if done == len(self._ready):
+                self.held_bytes = fact_bytes(self._held) + row_bytes(self._partial)  # usually of nothing
+                self._ready = []
+            else:
+                self.held_bytes -= fact_bytes(self._ready[:done])
+                del self._ready[:done]
             self._advance_tail(max(self._tail, self.position))
 
     def fetched(self, step: CatchUp, page: Page) -> None:
@@ -381,7 +385,7 @@ class Cursor:
         self._jumped_from = facts[-2].token if len(facts) > 1 else self.published
         size = fact_bytes(facts)
         if self.held_bytes + size > self._max_held_bytes:
-            self.dropped += len(texts_of(facts))
+            self.dropped += count_rows(facts)
             self._open_gap(facts[-1].token)
             return
         self.held_bytes += size
@@ -418,7 +422,7 @@ class Cursor:
     def _fetch_instead(self, facts: Sequence[Fact]) -> None:
         """Drop these facts, and have them fetched with all that may be missing below them."""
         tokens = tokens_of(facts)
-        self.dropped += len(texts_of(facts))
+        self.dropped += count_rows(facts)
         if not self._unordered and any(self._jumped_from < token < self.published for token in tokens):
             # The newest fact is being applied, or is applied: facts below it are applied after it.
             self._late_gap = self._jumped_from, self.published
@@ -430,7 +434,7 @@ class Cursor:
 
     def _open_gap(self, upto: Token) -> None:
         """Have all facts above the tail fetched, up to ``upto``, and drop the held facts, which are among them."""
-        self.dropped += len(texts_of(self._held))
+        self.dropped += count_rows(self._held)
         self.held_bytes -= fact_bytes(self._held)
         self._held = []
         self._gap_upto = self.published = upto
@@ -449,7 +453,7 @@ class Cursor:
         Facts that are applied up to ``new`` stay.  Facts that are not applied are dropped, and fetched again.  The next
         step undoes the facts above ``new`` that are applied, or are being applied now.
         """
-        self.dropped += len(texts_of(self._ready)) + len(texts_of(self._held))
+        self.dropped += count_rows(self._ready) + count_rows(self._held)
         self.held_bytes = 0
         self._ready = []
         self._held = []

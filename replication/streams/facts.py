@@ -72,6 +72,11 @@ def texts_of(facts: Iterable[Fact]) -> list[str]:
     return list(chain.from_iterable(map(itemgetter(1), facts)))
 
 
+def count_rows(facts: Iterable[Fact]) -> int:
+    """Return the number of rows of all facts."""
+    return sum(map(len, map(itemgetter(1), facts)))
+
+
 def is_ascending(tokens: Sequence[Token]) -> bool:
     """Return whether each token is larger than the one before it."""
     return all(map(lt, tokens, tokens[1:]))

@@ -109,10 +109,11 @@ class PendingIds:
     def complete(self, ids: Sequence[int]) -> None:
         """Complete open IDs, committed or rolled back; StreamError if one is not open."""
         open_ids, order = self._open, self._order
-        before = len(open_ids)
-        open_ids.difference_update(ids)
-        if before - len(open_ids) < len(ids):
-            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once")
+        try:
+            for each in ids:
+                open_ids.remove(each)
+        except KeyError:
+            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once") from None
         if not open_ids:
             order.clear()
         while order and order[0] not in open_ids:

@@ -9,8 +9,9 @@ from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
@@ -302,7 +303,10 @@ class HttpCatchUp:
 @implementer(IAgentEndpointFactory)
 @attrs.frozen
 class _Endpoints:
-    """Makes endpoints as Twisted's Agent does, but tries the addresses of a host sooner after each other."""
+    """Makes endpoints as Twisted's Agent does, but tries the addresses of a host sooner after each other.
+
+    An address that refuses is reported at once.
+    """
 
     reactor: Any
     policy: IPolicyForHTTPS
@@ -310,7 +314,13 @@ class _Endpoints:
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         """Return an endpoint for the host and the port of a URL."""
         host = uri.host.decode("ascii")
-        endpoint = HostnameEndpoint(self.reactor, host, uri.port, timeout=CONNECT_PATIENCE, attemptDelay=ATTEMPT_DELAY)
+        endpoint: IStreamClientEndpoint
+        if isIPAddress(host):
+            endpoint = TCP4ClientEndpoint(self.reactor, host, uri.port, timeout=CONNECT_PATIENCE)
+        elif isIPv6Address(host):
+            endpoint = TCP6ClientEndpoint(self.reactor, host, uri.port, timeout=CONNECT_PATIENCE)
+        else:
+            endpoint = HostnameEndpoint(self.reactor, host, uri.port, CONNECT_PATIENCE, attemptDelay=ATTEMPT_DELAY)
         if uri.scheme == b"http":
             return endpoint
         return wrapClientTLS(self.policy.creatorForNetloc(uri.host, uri.port), endpoint)

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from replication.errors import NotAWriterError, StoreError
 from replication.logs import TroubleLog
 from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_position
-from replication.streams.facts import Fact, fact_bytes, texts_of, tokens_of
+from replication.streams.facts import Fact, count_rows, fact_bytes, texts_of, tokens_of
 from replication.streams.ids import StreamIds
 from replication.streams.interfaces import ISequence, IStreamStore, Page, Write
 from replication.streams.memory_log import InMemoryLog
@@ -279,7 +279,7 @@ class Publisher:
         batches = [(each, batch) for each in self.streams if (batch := each.reorder_buffer.release(upto)) is not None]
         facts = [fact for _, batch in batches for fact in batch.facts]
         limits = self._limits
-        too_much = fact_bytes(facts) > limits.max_queued_bytes or len(texts_of(facts)) > limits.max_queued_lines
+        too_much = fact_bytes(facts) > limits.max_queued_bytes or count_rows(facts) > limits.max_queued_lines
         if too_much or any(batch.spilled for _, batch in batches):
             for stream, _ in batches:
                 self._send_gap(stream, upto)
@@ -321,7 +321,7 @@ class Publisher:
             page = await self._retry(partial(self.page, stream, after=after, upto=upto, limit=PAGE_ROWS))
             self._send(stream, page.facts, after, page.upto)
             after = page.upto
-            room -= len(texts_of(page.facts))
+            room -= count_rows(page.facts)
 
     async def _store_position(self, stream: PublishedStream, settled: Token) -> None:
         writer = self._instance_name

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from replication.streams.facts import texts_of
+from replication.streams.facts import count_rows
 from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
 from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.wire import grammar
@@ -79,7 +79,7 @@ class WrittenStreams:
             page = await found.publisher.page(found.outgoing, after=Token(after), upto=end, limit=limit)
         else:
             page = await self._transactions.store.facts(name, source, after=Token(after), upto=end, limit=limit)
-        self._catch_up_rows += len(texts_of(page.facts))
+        self._catch_up_rows += count_rows(page.facts)
         return page
 
     async def history(self, stream: str, writer: str) -> History:

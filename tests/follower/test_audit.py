@@ -18,9 +18,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.deferreds import Lifetime, share
 from replication.errors import StoreError
 from replication.follower.audit import LOOK_AGAIN, Audit
-from replication.follower.catch_up import MAX_TOKEN
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
+from replication.follower.sources import MAX_TOKEN
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.session.connection import Rows
 from replication.storage import open_store

@@ -9,13 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import enumerate as enumerate_threads
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
-from replication.follower.catch_up import LARGE_GAP, CatchUpSources, DatabaseCatchUp, SegmentCatchUp
+from replication.follower.catch_up import LARGE_GAP, CatchUpSources
+from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.segments.folders import LocalFolder
 from replication.segments.histories import HISTORIES
 from replication.segments.manifest import MANIFEST, Manifest, write_manifest
@@ -52,6 +54,7 @@ class FakeSource:
         self.asked: list[tuple[int, int, int]] = []
         self.closed = False
         self.epochs: History = ()
+        self.histories_requested = 0
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         self.asked.append((after, upto, limit))
@@ -61,6 +64,7 @@ class FakeSource:
         return await answer if isinstance(answer, Deferred) else answer
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        self.histories_requested += 1
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.epochs
@@ -178,6 +182,45 @@ class OtherHistoryTests(SourcesCase):
     def test_the_writers_history_is_requested_if_none_was_followed(self) -> None:
         expected = Page(self.STALE.facts[:2], Token(6), limited=True)
         self.assertEqual(self.ask(self.STALE, self.OLD, (), own=self.NEW), (expected, []))
+
+    def test_the_writers_history_is_requested_once_a_connection(self) -> None:
+        sources, (copy, writer) = self.sources(self.STALE, page(9))
+        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
+        copy.epochs, writer.epochs = self.OLD, self.OLD
+        requested = []
+        for lost in (False, False, True):
+            if lost:
+                writer.epochs = self.NEW  # the writer's database was restored
+                sources.connection_lost()
+            (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+            requested.append((writer.histories_requested, fetched.upto))
+        self.assertEqual(requested, [(1, 7), (1, 7), (2, 6)])
+
+    def test_a_history_that_arrives_after_its_connection_is_lost_is_not_used_again(self) -> None:
+        sources, (copy, writer) = self.sources(self.STALE, page(9))
+        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
+        copy.epochs = self.OLD
+        arrives: Deferred[History] = Deferred()
+        with patch.object(writer, "history", lambda *_: arrives):
+            fetched = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+            sources.connection_lost()
+            arrives.callback(self.OLD)
+        writer.epochs = self.NEW
+        fetched += begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+        self.assertEqual([each.upto for each in fetched], [7, 6])
+
+    def test_a_history_that_cannot_be_requested_is_requested_for_the_next_page(self) -> None:
+        sources, (copy, writer) = self.sources(self.STALE, CatchUpError("down"))
+        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
+        copy.epochs = self.OLD
+        with patch.object(CatchUpSources, "history", side_effect=CatchUpError("down")) as history:
+            for _ in range(2):
+                self.assertEqual(begin(sources.page(None, ORDERS, MASTER, STEP, 500)), [self.STALE])
+        self.assertEqual(history.call_count, 2)
+        self.assertEqual(writer.asked, [])
 
     def test_a_source_without_common_facts_is_skipped_and_logged(self) -> None:
         for epochs, upto in ((self.OLD, 0), ((Epoch("other", Token(1), Token(1)),), 0)):

@@ -365,6 +365,9 @@ class FakeSources:
     def foreign_database(self) -> None:
         """Return None: no other program writes the database."""
 
+    def connection_lost(self) -> None:
+        """Do nothing: there is no history."""
+
     def over_http(self, _endpoint: str) -> list[HttpCatchUp]:
         """Return none: nothing is compared here."""
         return []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 
 from replication.errors import CatchUpError
-from replication.follower.catch_up import SegmentCatchUp
+from replication.follower.sources import SegmentCatchUp
 from replication.segments import archive as archives
 from replication.segments.archive import Archive
 from replication.segments.files import SegmentReader

@@ -22,7 +22,7 @@ from twisted.internet.testing import MemoryReactorClock
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
 
-from replication.follower.catch_up import DatabaseCatchUp
+from replication.follower.sources import DatabaseCatchUp
 from replication.net.protocol import Limits
 from replication.segments import databases, run, tables
 from replication.segments.files import verify

@@ -90,7 +90,6 @@ class Network:
 
     def refuse(self, why: Exception) -> None:
         self._completer.failOnce(Failure(why))
-        self.reactor.advance(ATTEMPT_DELAY)  # the endpoint looks for a next address
 
 
 class OwnSiteTests(CatchUpContract):
@@ -309,6 +308,21 @@ class HostileTests(ScriptedTestCase):
         text = str(self.failureResultOf(started, CatchUpError).value)
         self.assertIn("refused", text)
         self.assertIn("--http on that port", text)
+
+    def test_a_name_whose_only_address_refuses_is_an_error_after_one_attempt(self) -> None:
+        self.network.reactor.tcpServers.clear()
+        started = self.network.start(
+            HttpCatchUp(self.network.reactor, "http://name.example:9093", "hidden").history(ORDERS, MASTER)
+        )
+        self.network.refuse(error.ConnectionRefusedError())
+        self.network.reactor.advance(ATTEMPT_DELAY)  # the endpoint looks for a next address
+        self.assertIn("refused", str(self.failureResultOf(started, CatchUpError).value))
+
+    def test_an_ipv6_address_is_connected_without_a_name_resolver(self) -> None:
+        del self.network.reactor.nameResolver
+        self.network.reactor.tcpServers.clear()
+        self.network.start(HttpCatchUp(self.network.reactor, "http://[::1]:9093", "hidden").history(ORDERS, MASTER))
+        self.assertEqual([client[:2] for client in self.network.reactor.tcpClients], [("::1", 9093)])
 
     def test_the_connection_is_not_taken_up(self) -> None:
         self.network.reactor.tcpServers.clear()

@@ -90,6 +90,9 @@ class SimulatedSources:
         """Return none: nothing is compared here."""
         return []
 
+    def connection_lost(self) -> None:
+        """Do nothing: no history is kept here."""
+
     async def fetch(
         self,
         endpoint: str | None,

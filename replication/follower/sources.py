@@ -1,0 +1,143 @@
+"""Where missed facts can be read beside HTTP: databases, and folders of segments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from replication.segments.archive import Archive
+from replication.segments.folders import open_folder
+from replication.storage import open_store, path_of
+from replication.storage.threads import SerialThread
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import IStreamStore, Page
+from replication.urls import Url
+from replication.wire.grammar import InstanceName, StreamName, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from replication.streams.definitions import Dialect
+    from replication.streams.history import History
+
+MOST_IDS: Final = 1_000_000  # of a page from tables of an application, where a writer's rows may be far apart
+MAX_TOKEN: Final = Token(2**63 - 1)
+
+
+class DatabaseCatchUp:
+    """Reads missed facts from a database: the writer's own, or a copy of another worker.
+
+    ``url`` is ``sqlite:///…`` or ``postgresql://…``; the database is only read.  ``definitions`` are of streams in
+    tables of an application.  If there are any, the database may be that of another program, such as a Synapse.
+    """
+
+    name = "the database"
+
+    def __init__(self, url: str | Url, reactor: Any, definitions: Iterable[StreamDefinition] = ()) -> None:
+        dialect: Dialect = "postgresql" if path_of(url) is None else "sqlite"
+        self._mapped = {each.name: each for each in definitions if each.maps(dialect) or each.sources(dialect)}
+        # Of these streams another program stores the positions, or none.
+        self.foreign = {name: each for name, each in self._mapped.items() if each.position_name is not None}
+        self._store: IStreamStore = open_store(url, reactor, read_only=True, foreign=bool(self._mapped))
+        self._declared: set[StreamName] = set()
+        self._opened = False
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts up to the position of the writer in this database, which may be below ``upto``.
+
+        In the tables of an application the facts up to ``upto`` are complete, because the writer has published that
+        position.  StoreError: the database cannot be read, or lacks the stream.
+        """
+        await self._declare(stream)
+        if stream in self._mapped:
+            end = min(upto, Token(after + MOST_IDS))
+            page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
+            return page if page.upto == upto else attrs.evolve(page, limited=True)
+        if upto - after > limit:
+            page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
+            if page.limited:  # a full page needs no position
+                return page
+        reached = (await self._store.positions(stream)).get(writer, Token(0))
+        if reached <= after:
+            return Page([], after, limited=True)
+        return await self._store.facts(stream, writer, after=after, upto=min(upto, reached), limit=limit)
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of a writer; empty if this database has none."""
+        await self._open()
+        return await self._store.history(stream, writer)
+
+    # ---- the source of an audit
+
+    def audits(self, stream: StreamName) -> bool:
+        """Whether another program stores the positions of a stream, or none."""
+        return stream in self.foreign
+
+    def stores_positions(self, stream: StreamName) -> bool:
+        """Whether ``stored_positions`` have those of a stream."""
+        return self.foreign[stream].stored_name is not None
+
+    def state(self, _stream: StreamName, _writer: InstanceName, _position: Token) -> object:
+        """Return None: nothing in the database changes with the facts that it has."""
+        return None
+
+    def settled(self, _stream: StreamName, _writer: InstanceName) -> Token:
+        """Return the largest token: the audit itself knows when a range need not be compared again."""
+        return MAX_TOKEN
+
+    async def stored_positions(self) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Return the positions that the other program has stored, of each stream in ``foreign`` that has any."""
+        await self._open()
+        stored = await self._store.stored_positions()
+        names = {name: StreamName(each.stored_name) for name, each in self.foreign.items() if each.stored_name}
+        return {name: stored[of] for name, of in names.items() if of in stored}
+
+    async def newest(self, stream: StreamName) -> Mapping[InstanceName, Token]:
+        """Return each writer's largest token in the tables of a stream; below it, IDs may be open."""
+        await self._declare(stream)
+        return await self._store.positions(stream)
+
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        """Return the tokens of ``writer`` with ``after < token <= upto`` in the tables of a stream in ``foreign``."""
+        await self._declare(stream)
+        return await self._store.present(stream, writer, after=after, upto=upto)
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self._store.close()
+
+    async def _declare(self, stream: StreamName) -> None:
+        await self._open()
+        if stream not in self._declared:
+            await self._store.declare(self._mapped.get(stream) or StreamDefinition(stream))
+            self._declared.add(stream)
+
+    async def _open(self) -> None:
+        if not self._opened:
+            await self._store.open()
+            self._opened = True
+
+
+class SegmentCatchUp:
+    """Reads missed facts from a folder of segments, on a thread of its own.
+
+    ``url`` is a path, or the URL of a folder in an object store.
+    """
+
+    def __init__(self, url: str | Url, reactor: Any) -> None:
+        self._archive = Archive(open_folder(url))
+        self._thread = SerialThread(reactor, f"replication {Url(url)}")
+
+    async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        """Return facts up to the end of the segments; CatchUpError names a segment that is damaged or missing."""
+        return await self._thread.run(self._archive.page, stream, writer, after=after, upto=upto, limit=limit)
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        """Return the epochs of the facts in the segments; empty if the folder has none, as one of version 0.1."""
+        return await self._thread.run(self._archive.history, stream, writer)
+
+    async def close(self) -> None:
+        """Close the files and end the thread."""
+        await self._thread.run(self._archive.close)
+        await self._thread.stop()
