@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import enumerate as enumerate_threads
@@ -23,7 +21,7 @@ from replication.segments.histories import HISTORIES
 from replication.segments.manifest import MANIFEST, Manifest, write_manifest
 from replication.storage import open_store
 from replication.streams.cursor import CatchUp
-from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
@@ -35,9 +33,8 @@ from tests.segments.histories import replace_lines, write_segment
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from replication.streams.definitions import Dialect
     from replication.streams.history import History
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
@@ -582,180 +579,3 @@ class ConstructionTests(SynchronousTestCase):
     def test_a_source_is_reused(self) -> None:
         sources = CatchUpSources(Net(), [], {}, None)
         self.assertIs(sources._source(Url("http://one:1")), sources._source(Url("http://one:1")))
-
-
-class DatabaseTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.pump = Pump()
-        folder = TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.path = Path(folder.name, "app.db")
-        self.url = f"sqlite:///{self.path}"
-        self.source = DatabaseCatchUp(self.url, self.pump)
-
-    def tearDown(self) -> None:
-        self.pump.wait(self.source.close())
-
-    def write(self, *facts: Fact, upto: int) -> None:
-        async def work() -> None:
-            store = open_store(self.url, self.pump)
-            await store.open()
-            await store.declare(StreamDefinition("orders"))
-            await store.transaction().commit([Write(ORDERS, MASTER, Token(upto), facts)])
-            await store.close()
-
-        self.pump.wait(work())
-
-    def ask(self, after: int, upto: int, limit: int = 100) -> tuple[Sequence[Fact], int]:
-        got = self.pump.wait(self.source.facts(ORDERS, MASTER, after=Token(after), upto=Token(upto), limit=limit))
-        return [*got.facts], got.upto
-
-    def test_facts_of_another_process_are_read(self) -> None:
-        two, three = Fact(Token(2), ("[1]",)), Fact(Token(3), ("[2]", "[3]"))
-        self.write(two, three, upto=5)
-        self.assertEqual(self.ask(0, 5), ([two, three], 5))
-        self.assertEqual(self.ask(2, 3), ([three], 3))
-        self.assertEqual(self.ask(0, 5, limit=1), ([two], 2))
-
-    def test_tables_of_another_program_are_read_up_to_the_published_position(self) -> None:
-        with closing(sqlite3.connect(self.path)) as theirs:
-            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")
-            theirs.execute("INSERT INTO orders VALUES (2, 'master', 'a'), (3, 'other', 'b'), (4, 'master', 'c')")
-            theirs.commit()
-        before = self.path.read_bytes()
-        definition = StreamDefinition("orders", table="orders", row=["item"], instance_column="writer")
-        self.source = DatabaseCatchUp(self.url, self.pump, [definition])
-        two, four = Fact(Token(2), ('["a"]',)), Fact(Token(4), ('["c"]',))
-        self.assertEqual(self.ask(0, 9), ([two, four], 9))
-        self.assertEqual(self.ask(0, 9, limit=1), ([two], 2))
-        self.assertEqual([*self.pump.wait(self.source.history(ORDERS, MASTER))], [])
-        with self.assertRaises(StoreError):
-            self.pump.wait(self.source.facts(StreamName("stock"), MASTER, after=Token(0), upto=Token(1), limit=5))
-        self.assertEqual(self.path.read_bytes(), before)
-        self.assertEqual([each.name for each in self.path.parent.iterdir()], [self.path.name])
-
-    def test_only_the_tables_of_the_same_kind_of_database_are_read(self) -> None:
-        """A definition may be of SQLite or of PostgreSQL only, as a whole or in some of its tables."""
-        columns: dict[str, Any] = {"table": "orders", "row": ["item"]}
-        definitions = []
-        dialects: tuple[Dialect, ...] = ("sqlite", "postgresql")
-        for number, dialect in enumerate(dialects):
-            theirs = SourceTable(table="orders", row=["item"], dialect=dialect)
-            definitions += [
-                StreamDefinition(f"mapped{number}", dialect=dialect, position_name="", **columns),
-                StreamDefinition(f"joined{number}", row=["item"], tables=[theirs], position_name=""),
-            ]
-        self.source = DatabaseCatchUp(self.url, self.pump, definitions)
-        self.assertEqual([*self.source.foreign], ["mapped0", "joined0"])
-        other = DatabaseCatchUp("postgresql://nowhere.test/db", self.pump, definitions)
-        self.assertEqual([*other.foreign], ["mapped1", "joined1"])
-        self.pump.wait(other.close())
-
-    def test_an_audit_reads_positions_and_tokens_of_another_programs_tables(self) -> None:
-        """Each question may be the first; a stream of which no position is stored has its largest token."""
-        with closing(sqlite3.connect(self.path)) as theirs:
-            for table in ("orders", "stock"):
-                theirs.execute(f"CREATE TABLE {table} (stream_id INTEGER PRIMARY KEY, writer, item)")
-                theirs.execute(f"INSERT INTO {table} VALUES (2, 'master', 'a'), (3, 'other', 'b'), (5, 'master', 'c')")
-            theirs.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
-            theirs.execute("INSERT INTO stream_positions VALUES ('theirs', 'master', 7), ('unknown', 'master', 9)")
-            theirs.commit()
-        other, stock = InstanceName("other"), StreamName("stock")
-        columns: dict[str, Any] = {"row": ["item"], "instance_column": "writer"}
-        definitions = [
-            StreamDefinition("orders", table="orders", position_name="theirs", **columns),
-            StreamDefinition("stock", table="stock", position_name="", **columns),
-            StreamDefinition("missing", table="missing", position_name="elsewhere", **columns),
-        ]
-
-        def ask(question: Callable[[DatabaseCatchUp], Any]) -> Any:
-            source = DatabaseCatchUp(self.url, self.pump, definitions)
-            answer = self.pump.wait(question(source))
-            self.pump.wait(source.close())
-            return answer
-
-        self.assertEqual(ask(lambda source: source.stored_positions()), {"orders": {"master": 7}})
-        self.assertEqual(ask(lambda source: source.newest(stock)), {"master": 5, "other": 3})
-        found = ask(lambda source: source.present(ORDERS, MASTER, after=Token(2), upto=Token(5)))
-        self.assertEqual(found, {5})
-        self.assertEqual(ask(lambda source: source.present(stock, other, after=Token(0), upto=Token(9))), {3})
-        source = DatabaseCatchUp(self.url, self.pump, definitions)
-        self.assertEqual([source.audits(each) for each in (ORDERS, stock, StreamName("else"))], [True, True, False])
-        self.assertEqual([source.stores_positions(each) for each in (ORDERS, stock)], [True, False])
-        self.assertEqual((source.state(ORDERS, MASTER, Token(5)), source.settled(ORDERS, MASTER)), (None, 2**63 - 1))
-        self.pump.wait(source.close())
-
-    def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
-        """A writer whose rows are rare must not make the database read millions of rows of others."""
-        with closing(sqlite3.connect(self.path)) as theirs:
-            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
-            theirs.execute("INSERT INTO orders VALUES (2500000, 'a')")
-            theirs.commit()
-        self.source = DatabaseCatchUp(self.url, self.pump, [StreamDefinition("orders", table="orders", row=["item"])])
-        at, pages = Token(0), []
-        while at < 2_600_000:
-            get = self.source.facts(ORDERS, MASTER, after=at, upto=Token(2_600_000), limit=9)
-            page = self.pump.wait(get)
-            at = page.upto
-            pages.append((at, page.limited, [fact.token for fact in page.facts]))
-        expected = [(1_000_000, True, []), (2_000_000, True, []), (2_600_000, False, [2_500_000])]
-        self.assertEqual(pages, expected)
-
-    def test_positions_are_read_once_for_many_pages(self) -> None:
-        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
-        asked: list[str] = []
-        positions = self.source._store.positions
-
-        def note(stream: StreamName) -> Any:
-            asked.append(stream)
-            return positions(stream)
-
-        self.patch(self.source._store, "positions", note)
-        opened: list[str] = []
-        opening = self.source._store.open
-
-        def note_open() -> Any:
-            opened.append("open")
-            return opening()
-
-        self.patch(self.source._store, "open", note_open)
-        for after in (1, 3, 5):
-            self.assertEqual(self.ask(after, 7, limit=2)[1], after + 2)
-        self.assertEqual(asked, ["orders"])
-        self.write(Fact(Token(8), ("[]",)), upto=8)
-        self.assertEqual((self.ask(7, 8)[1], asked), (8, ["orders"] * 2))
-        self.assertEqual(opened, ["open"])
-
-    def test_a_copy_that_went_back_between_two_pages_is_read_up_to_its_new_position(self) -> None:
-        self.write(*[Fact(Token(each), ("[]",)) for each in range(2, 8)], upto=7)
-        self.assertEqual(self.ask(1, 9, limit=2)[1], 3)
-
-        async def go_back() -> None:
-            store = open_store(self.url, self.pump)
-            await store.open()
-            await store.declare(StreamDefinition("orders"))
-            await store.transaction().commit([Write(ORDERS, MASTER, Token(3), reset=True)])
-            await store.close()
-
-        self.pump.wait(go_back())
-        self.write(Fact(Token(4), ("[]",)), upto=4)
-        self.assertEqual(self.ask(3, 9, limit=2), ([Fact(Token(4), ("[]",))], 4))
-
-    def test_a_copy_that_is_behind_returns_what_it_has(self) -> None:
-        self.write(Fact(Token(2), ("[1]",)), upto=2)
-        self.assertEqual(self.ask(1, 9), ([Fact(Token(2), ("[1]",))], 2))
-        self.assertEqual(self.ask(2, 9), ([], 2))
-        self.write(Fact(Token(7), ("[2]",)), upto=7)
-        self.assertEqual(self.ask(2, 9), ([Fact(Token(7), ("[2]",))], 7))
-
-    def test_a_missing_database_is_not_created_and_is_read_once_it_exists(self) -> None:
-        with self.assertRaisesRegex(StoreError, str(self.path)):
-            self.ask(1, 9)
-        self.assertFalse(self.path.exists())
-        self.write(upto=4)
-        self.assertEqual(self.ask(1, 9), ([], 4))
-
-    def test_a_stream_that_the_database_lacks_is_a_store_error(self) -> None:
-        self.write(upto=4)
-        with self.assertRaises(StoreError):
-            self.pump.wait(self.source.facts(StreamName("unknown"), MASTER, after=Token(1), upto=Token(9), limit=1))

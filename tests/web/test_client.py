@@ -321,8 +321,12 @@ class HostileTests(ScriptedTestCase):
     def test_an_ipv6_address_is_connected_without_a_name_resolver(self) -> None:
         del self.network.reactor.nameResolver
         self.network.reactor.tcpServers.clear()
-        self.network.start(HttpCatchUp(self.network.reactor, "http://[::1]:9093", "hidden").history(ORDERS, MASTER))
+        started = self.network.start(
+            HttpCatchUp(self.network.reactor, "http://[::1]:9093", "hidden").history(ORDERS, MASTER)
+        )
         self.assertEqual([client[:2] for client in self.network.reactor.tcpClients], [("::1", 9093)])
+        self.network.refuse(error.ConnectionRefusedError())
+        self.failureResultOf(started, CatchUpError)
 
     def test_the_connection_is_not_taken_up(self) -> None:
         self.network.reactor.tcpServers.clear()
