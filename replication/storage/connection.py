@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from replication.errors import SchemaError
 from replication.storage.contract import Batch, ISession
 from replication.storage.pages import check_limit, collect_positions
+from replication.storage.tables.histories import EXISTS, find_history
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from replication.storage.table import StreamTable
     from replication.streams.definitions import StreamDefinition
+    from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor, Page
 
 _T = TypeVar("_T")
@@ -46,12 +48,19 @@ class SqlConnection(Generic[_Session]):
         self.commits = 0
         self.transactions = 0
         self._read_only = read_only
+        self._has_histories = False  # whether the table was found; it is never dropped
 
     def close(self) -> None:
         """End the session."""
         self.session.close()
 
     # ---- reading
+
+    def history(self, stream: StreamName, writer: InstanceName, follower: str) -> History:
+        """Return a stored history; empty if there is none, or no table, as in a database of version 0.1."""
+        if not self._has_histories:
+            self._has_histories = bool(self.session.ask(EXISTS[self.session.dialect]))
+        return find_history(self.session, stream, writer, follower) if self._has_histories else ()
 
     def positions(self, table: StreamTable[_Session]) -> dict[InstanceName, Token]:
         """Return, per writer, the largest token that was committed or stored as a position."""

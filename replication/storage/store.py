@@ -14,7 +14,7 @@ from replication.storage.contract import Batch, undeclared
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
-from replication.storage.tables.histories import get_histories, get_history, put_histories
+from replication.storage.tables.histories import get_histories, put_histories
 from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
 from replication.storage.tables.known_followers import delete_follower, get_followers, put_follower
 from replication.storage.tables.skipped_facts import count_skipped, get_skipped
@@ -57,11 +57,12 @@ class HistoryStore:
     """Stores the histories of writers; ``SqlStore`` has the rest."""
 
     read: Callable[..., Awaitable[Any]]
+    _read: Callable[..., Awaitable[Any]]
     transaction: Callable[[], Transaction]
 
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer; empty if there is none."""
-        found: History = await self.read(lambda database: get_history(database, stream, writer, follower))
+        found: History = await self._read(lambda connection: connection.history(stream, writer, follower))
         return found
 
     async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:

@@ -15,8 +15,9 @@ from replication.streams.history import encode_history, read_history
 from replication.wire.grammar import StreamName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from replication.storage.contract import ISession
     from replication.streams.history import History
     from replication.streams.interfaces import ISqlExecutor
     from replication.wire.grammar import InstanceName
@@ -47,9 +48,12 @@ def get_history(database: ISqlExecutor, stream: StreamName, writer: InstanceName
     """Return a stored history; empty if there is none, or no table, as in a database of version 0.1."""
     if not database.execute(EXISTS[database.dialect]):
         return ()
-    for (epochs,) in database.execute(_sql(database, GET), (stream, writer, follower)):
-        return _read(stream, writer, epochs)
-    return ()
+    return _only(stream, writer, database.execute(_sql(database, GET), (stream, writer, follower)))
+
+
+def find_history(session: ISession, stream: StreamName, writer: InstanceName, follower: str) -> History:
+    """Return a stored history, read outside a transaction; StoreError if there is no table."""
+    return _only(stream, writer, session.ask(_sql(session, GET), (stream, writer, follower)))
 
 
 def get_histories(database: ISqlExecutor, writer: InstanceName) -> dict[StreamName, History]:
@@ -70,6 +74,10 @@ def put_histories(
         database.execute(CREATE)
     rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
     database.executemany(_sql(database, PUT), rows)
+
+
+def _only(stream: StreamName, writer: InstanceName, rows: Sequence[tuple[str]]) -> History:
+    return _read(stream, writer, rows[0][0]) if rows else ()
 
 
 def _read(stream: StreamName, writer: InstanceName, epochs: str) -> History:
