@@ -370,6 +370,8 @@ class Cursor:
 
     def _add(self, facts: list[Fact]) -> None:
         """Take complete facts from the link that is followed."""
+        if not facts:
+            return  # all rows are of a fact that is incomplete
         tokens = tokens_of(facts)
         missing = self._late_gap is not None or self._tail < self._gap_upto
         if self._ordered >= self.ORDERED_AGAIN and not missing:

@@ -744,6 +744,16 @@ class TestOutOfOrder:
         send(made, 11, 10)
         assert made.step() is None
 
+    def test_rows_of_an_incomplete_fact_after_facts_out_of_order_wait_for_its_last_row(self) -> None:
+        made = cursor()
+        send(made, 7, 6)
+        made.fetched(CatchUp(Token(5), Token(7)), Page([fact(6), fact(7)], Token(7), limited=False))
+        assert apply_all(made) == [6, 7]
+        send(made, None, None)
+        assert made.step() is None
+        send(made, 8)
+        assert made.step() == CatchUp(Token(7), Token(8), fresh=True)
+
     def test_after_many_facts_in_order_facts_are_no_longer_fetched(self) -> None:
         """A relay sends a fact that it has found late below its position: each later one was fetched, for ever."""
         made = cursor()
