@@ -5,7 +5,7 @@ A page's blocks run in order, in one folder. What each language means:
 - any language after ``<!-- file: NAME -->``: the file is written;
 - ``console``: each line after ``$`` is typed; the lines below it are its output, where ``...`` stands for anything;
 - ``text``: what one of the terminals that still run has printed by now;
-- ``sh``: not for this runner (a cluster, a virtual environment); other tests run it.
+- ``sh``: not for this runner (a cluster, a virtual environment): ``test_shell_blocks.py`` names the test that runs it.
 """
 
 from __future__ import annotations
