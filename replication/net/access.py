@@ -145,6 +145,7 @@ class Access:
         return reduce(Rights.__or__, found) if found else None
 
 
+OPEN: Final = Access()
 UNNAMED: Final = "no [access] table names the certificate: add one of its names to certificates in one"
 
 

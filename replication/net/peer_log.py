@@ -32,7 +32,6 @@ class PeerLog:
 
     def __init__(self) -> None:
         self._errors: dict[str, TroubleLog] = {}
-        self._pinged: set[ReplicationProtocol] = set()  # connections that have sent PING
         self._newest: dict[str, ReplicationProtocol] = {}  # by NAME
         self._duplicates: set[str] = set()  # names with a warning in the log
 
@@ -55,8 +54,8 @@ class PeerLog:
         A process that has lost a connection makes a new one before the old one times out.  So two connections with one
         NAME are two processes only if the older one still sends PING.
         """
-        if peer not in self._pinged:
-            self._pinged.add(peer)
+        if not peer.has_pinged:
+            peer.has_pinged = True
             return
         self._errors.pop(_key(peer), None)
         newest = self._newest.get(peer.name, peer)
@@ -71,7 +70,6 @@ class PeerLog:
 
     def lost(self, peer: ReplicationProtocol) -> None:
         """Forget a connection."""
-        self._pinged.discard(peer)
         self._forget_name(peer)
 
     def _forget_name(self, peer: ReplicationProtocol) -> None:

@@ -97,6 +97,14 @@ Received = Command | Rows | Fault  # an Rdata is always part of Rows
 
 
 @attrs.define(eq=False, repr=False)
+class _Writers:
+    """Pairs of a stream and an instance that a peer has sent; the number of each kind is limited."""
+
+    incomplete: set[tuple[str, str]] = attrs.field(init=False, factory=set)  # the last row is of an incomplete fact
+    with_position: set[tuple[str, str]] = attrs.field(init=False, factory=set)
+
+
+@attrs.define(eq=False, repr=False)
 class ReplicationConnection:
     """The state of one end.
 
@@ -122,10 +130,7 @@ class ReplicationConnection:
     closed: bool = attrs.field(init=False, default=False)
     lines_received: int = attrs.field(init=False, default=0)
     _lines: LineBuffer = attrs.field(init=False)
-    # Pairs of a stream and an instance; the number of each kind is limited.  They are keys of a dict: an empty one has
-    # 64 bytes, an empty set 216, and those of a master's connections stay empty.
-    _incomplete: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
-    _writers: dict[tuple[str, str], None] = attrs.field(init=False, factory=dict)
+    _writers: _Writers | None = attrs.field(init=False, default=None)  # None at a master, which has many connections
     _pinged: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -223,17 +228,18 @@ class ReplicationConnection:
 
     def _within_limits(self, received: Rows | Position, line: str) -> Rows | Position | Fault:
         """Return ``received``, or a Fault: what a follower keeps for one connection is bounded."""
+        writers = self._writers = self._writers or _Writers()
         writer = received.stream, received.instance
         if isinstance(received, Position):
-            self._incomplete.pop(writer, None)
-            self._writers[writer] = None
+            writers.incomplete.discard(writer)
+            writers.with_position.add(writer)
         elif received.places[-1] is None:
-            self._incomplete[writer] = None
-        elif self._incomplete:
-            self._incomplete.pop(writer, None)
-        if len(self._incomplete) > MAX_INCOMPLETE:
+            writers.incomplete.add(writer)
+        elif writers.incomplete:
+            writers.incomplete.discard(writer)
+        if len(writers.incomplete) > MAX_INCOMPLETE:
             return self._refuse("incomplete facts", f"more than {MAX_INCOMPLETE} facts are incomplete", line)
-        if len(self._writers) > MAX_WRITERS:
+        if len(writers.with_position) > MAX_WRITERS:
             return self._refuse("too many writers", f"positions of more than {MAX_WRITERS} streams and writers", line)
         return received
 

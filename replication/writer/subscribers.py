@@ -11,7 +11,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
 from replication.errors import LocalProtocolError
-from replication.net.access import ALL, UNNAMED, Access
+from replication.net.access import ALL, OPEN, UNNAMED, Access
 from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
@@ -96,7 +96,7 @@ class Subscribers(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol | None:
         """Return a protocol in the role of a master; None if the connection is refused."""
-        return self.accept(addr, Access())
+        return self.accept(addr, OPEN)
 
     def accept(self, address: IAddress | None, access: Access) -> ReplicationProtocol | None:
         """Return a protocol whose peer has the rights that ``access`` gives it; None if it is refused."""

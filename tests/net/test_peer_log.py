@@ -15,6 +15,7 @@ class Peer:
     def __init__(self, address: str, name: str = "") -> None:
         self.address = address
         self.name = name
+        self.has_pinged = False
 
 
 class PeerLogTests(SynchronousTestCase):
@@ -101,5 +102,5 @@ class PeerLogTests(SynchronousTestCase):
         for peer in [self.connect("a:1", name, pings=2) for name in ("one", "one", "two")]:
             self.peers.lost(peer)
         self.peers.lost(cast("Any", Peer("a:1")))
-        kept = self.peers._newest, self.peers._pinged, self.peers._duplicates
-        self.assertEqual([len(each) for each in kept], [0] * 3)
+        kept = self.peers._newest, self.peers._duplicates
+        self.assertEqual([len(each) for each in kept], [0] * 2)
