@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
     from replication.wire.grammar import InstanceName, StreamName, Token
 
-CHECK_INTERVAL: Final = 5.0  # seconds
+CHECK_INTERVAL: Final = 5.0  # seconds, before the first report
+LONGEST_INTERVAL: Final = 60.0  # seconds until a process that was not followed before receives its first report
 RETRY_AFTER: Final = 60.0  # seconds, if a writer does not answer
 UNKNOWN_AFTER: Final = 3_600.0  # seconds, if it does not have the call
 
@@ -63,8 +64,10 @@ class PositionReports:
     # ---- inside
 
     async def _run(self) -> None:
+        pause = CHECK_INTERVAL
         while not self._lifetime.ended:
-            await self._lifetime.sleep(CHECK_INTERVAL)
+            await self._lifetime.sleep(pause)
+            pause = CHECK_INTERVAL
             positions = self._positions()
             if self._lifetime.ended or not positions:
                 continue
@@ -72,6 +75,8 @@ class PositionReports:
             for process in dict.fromkeys(http for each in sorted(endpoints) for http in self._processes(each)):
                 if self._due.get(process, 0.0) <= self._lifetime.clock.seconds():
                     await self._report(process, positions)
+            next_due = min(self._due.values(), default=0.0) - self._lifetime.clock.seconds()
+            pause = max(CHECK_INTERVAL, min(next_due, LONGEST_INTERVAL))
 
     async def _report(self, process: HttpCatchUp, positions: Positions) -> None:
         trouble = self._troubles.setdefault(process, TroubleLog(self.log, LogLevel.info))
