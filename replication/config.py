@@ -147,6 +147,7 @@ class Config:
     body_timeout: Interval = Bounds().body_timeout
     listen: Texts = ()
     insecure: bool = False
+    live_page: bool = True
     tls: Tls = attrs.field(factory=Tls)
     access: dict[Text, AccessTable] = attrs.field(factory=dict)
     streams: tuple[StreamDefinition, ...] = ()

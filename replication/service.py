@@ -380,7 +380,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
     expires: dict[str, datetime] = {}
     given["expires"] = lambda: {**expires, **expiry_of(found.tls.certificate)}
-    make_http = partial(make_site, server.served, secret=found.secret, **given)
+    make_http = partial(make_site, server.served, secret=found.secret, live_page=found.live_page, **given)
     sockets = config.sockets_of(found, partial(server.factory, access), make_http, expires)
     twistd: Mapping[str, object] = options.parent or {}
     return Daemon(

@@ -1,1 +1,1 @@
-"""HTTP: the API of a process, and the two clients of it, one on Twisted and one blocking."""
+"""HTTP: the API of a process, its live page, and the two clients of the API, one on Twisted and one blocking."""

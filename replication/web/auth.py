@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import re
 import socket
+from base64 import b64decode
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from twisted.web.http_headers import Headers
 
 CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
+LOGIN: Final = {"WWW-Authenticate": 'Basic realm="replication: any user name, and the secret", charset="UTF-8"'}
+UNAUTHORIZED: Final = 401
 
 
 @lru_cache(16)  # clients repeat their Host with each request
@@ -87,11 +90,29 @@ class AccessPolicy:
         if len(authorization) != 1:
             raise RequestError(401, "one header 'Authorization: Bearer SECRET' is needed here", CHALLENGE)
         scheme, _, secret = authorization[0].strip().partition(b" ")
+        if scheme.lower() == b"basic":  # a browser, which sends it with what the page of another site requests, too
+            if why := _why_other_site(headers):
+                raise RequestError(403, why)
+            scheme, secret = b"bearer", _password(secret)
         sent = scheme.capitalize() + b" " + secret.strip()
         found = [rights for expected, rights in self._secrets if hmac.compare_digest(sent, expected)]
         if not found:
             raise RequestError(401, "a wrong secret: both sides must be given the same --secret-file", CHALLENGE)
         return found[0]
+
+
+def with_login(error: RequestError) -> RequestError:
+    """Return the error for a browser, which then asks its user for the secret."""
+    status, detail = error.args
+    return RequestError(status, detail, LOGIN) if status == UNAUTHORIZED else error
+
+
+def _password(credentials: bytes) -> bytes:
+    """Return the password of HTTP Basic, empty if there is none; the user name does not matter."""
+    try:
+        return b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _why_not_local(peer: object, headers: Headers) -> str | None:

@@ -22,7 +22,7 @@ from replication.web.pages import MAX_PAGE_ROWS
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.python.failure import Failure
 
@@ -36,12 +36,16 @@ KEY_LENGTH: Final = 200  # characters
 
 @attrs.frozen
 class Answer:
-    """A status, a body, and additional headers."""
+    """A status, a body, and additional headers.
+
+    ``stream`` is for a body without an end: it is called with the request, and sends the body.
+    """
 
     status: int
     body: bytes
     content_type: str = "application/json"
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    stream: Callable[[ApiRequest], None] | None = None
 
     @classmethod
     def json(cls, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
@@ -129,19 +133,27 @@ class ApiRequest(server.Request):
         """Send ``answer``, unless an early error was sent or the client has disconnected."""
         if self.disconnected:
             return
+        if self.early_error is None and answer.stream is not None and self.method != b"HEAD":
+            _set_headers(self, answer, answer.headers)
+            answer.stream(self)
+            return
         if self.early_error is None:
             _write(self, answer, answer.headers)
         server.Request.finish(self)
 
 
 def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
+    request.setHeader("content-length", str(len(answer.body)))
+    _set_headers(request, answer, headers)
+    request.write(answer.body)
+
+
+def _set_headers(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
     request.setResponseCode(answer.status)
     request.setHeader("content-type", answer.content_type)
-    request.setHeader("content-length", str(len(answer.body)))
     request.setHeader("cache-control", "no-store")
     for name, text in headers.items():
         request.setHeader(name, text)
-    request.write(answer.body)
 
 
 def read_query(request: ApiRequest, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 
-from replication.web import facts, followers, health, metrics, rooms, skips, status, synapse
+from replication.web import browser, facts, followers, health, metrics, rooms, skips, status, synapse
 from replication.web.request import RequestError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Route:
     A part of ``path`` in upper case is a parameter; one that ends with … takes the rest of the path, as a list.
     ``answer`` is called with the request and the parameters.  ``label`` is the call's name in metrics.  The
     sender needs ``right``: for the stream that is the first parameter, or for those of rooms.  A ``public`` call needs
-    no secret.
+    no secret.  A ``browser`` is asked for the secret by HTTP Basic.
     """
 
     method: str
@@ -36,6 +36,7 @@ class Route:
     answer: Callable[..., Awaitable[Answer]]
     right: Right | None = None
     public: bool = False
+    browser: bool = False
     _parts: Sequence[str] = attrs.field(init=False)
 
     @_parts.default
@@ -83,6 +84,12 @@ ROOM_ROUTES: Final = (
     Route("GET", f"{ROOM}/events", "room history", rooms.read_history, "read"),
     Route("GET", f"{ROOM}/events/EVENT", "room event", rooms.read_event, "read"),
     Route("GET", f"{ROOM}/state_groups/NUMBER", "room state group", rooms.read_state_group, "read"),
+)
+LIVE_ROUTES: Final = (
+    Route("GET", "/", "page", browser.show_page, browser=True),
+    Route("GET", "/live/events", "page events", browser.send_events, browser=True),
+    Route("GET", "/live/facts", "page facts", browser.send_facts, browser=True),
+    Route("GET", "/live/FILE", "page file", browser.send_file, browser=True),
 )
 NO_ROOMS: Final = tuple(Route(method, f"{ROOM}…", "none", rooms.refuse_rooms) for method in ("GET", "POST"))
 

@@ -16,11 +16,11 @@ from replication.net.access import Access
 from replication.net.admission import Admission, Bounds
 from replication.net.peer_log import PeerLog
 from replication.streams.interfaces import Sample
-from replication.web.auth import AccessPolicy
+from replication.web.auth import AccessPolicy, with_login
 from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
-from replication.web.routes import NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
+from replication.web.routes import LIVE_ROUTES, NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
     from replication.web.followers import IFollowers
+    from replication.web.live.feed import Feed
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
     from replication.web.skips import ISkips
@@ -141,8 +142,10 @@ class ApiSite(Site):
         """Start neither of the two."""
 
     def stopFactory(self) -> None:
-        """Stop the timer of the health checks."""
+        """Stop the timers of the health checks and of the live page."""
         self.resource.health.stop()
+        if self.resource.feed is not None:
+            self.resource.feed.stop()
 
     def logPrefix(self) -> str:
         """Return what Twisted's log lines call this factory."""
@@ -160,6 +163,7 @@ def make_site(
     bounds: Bounds | None = None,
     access: Access | None = None,
     expires: Callable[[], Mapping[str, datetime]] = dict,
+    live_page: bool = True,
 ) -> Site:
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
@@ -168,7 +172,8 @@ def make_site(
     certificates; peers on other machines are then answered without a secret, too.  The body of a request may have
     ``max_body`` bytes.  With ``rooms`` there is ``/v1/rooms``.  ``bounds`` are those of connections and requests.
     ``access`` has further secrets, and the rights of secrets and certificates (docs/security.md, Rights).  ``expires``
-    returns when the certificates of this process expire, by file, for ``/metrics``.
+    returns when the certificates of this process expire, by file, for ``/metrics``.  With ``live_page`` a browser is
+    shown a page at ``/``.
     """
     clock = reactor or cast("IReactorTime", import_module("twisted.internet.reactor"))  # importing it installs it
     api = Api(
@@ -179,6 +184,7 @@ def make_site(
         rooms=rooms,
         bounds=bounds or Bounds(),
         expires=expires,
+        live_page=live_page,
     )
     return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
 
@@ -198,6 +204,7 @@ class Api(Resource):
         rooms: IRooms | None,
         bounds: Bounds,
         expires: Callable[[], Mapping[str, datetime]] = dict,
+        live_page: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.served = served
@@ -207,7 +214,12 @@ class Api(Resource):
         self.rooms = cast("IRooms", rooms)  # without rooms, NO_ROOMS answers
         self.streams_of_rooms: Collection[str] = () if rooms is None else rooms.streams
         self.answers: Counter[tuple[str, int]] = Counter()  # by the call's name and the status
-        self.routes = (*ROUTES, *(NO_ROOMS if rooms is None else ROOM_ROUTES))
+        self.routes = (
+            *ROUTES,
+            *(NO_ROOMS if rooms is None else ROOM_ROUTES),
+            *(LIVE_ROUTES if live_page else ()),
+        )
+        self.feed: Feed | None = None  # of the live page, from its first request on
         self.bounds = bounds
         self.admission = Admission("http", bounds, clock)
         self._access = access
@@ -275,7 +287,8 @@ class Api(Resource):
         if request.early_error is not None:
             raise request.early_error
         if not (route.public and self._access.has_secrets) and request.access_error is not None:
-            raise request.access_error
+            error = request.access_error
+            raise with_login(error) if route.browser else error
         if route.right is not None:
             streams = self.streams_of_rooms if route.path.startswith(ROOM) else parameters[:1]
             if why := request.rights.missing(route.right, streams):

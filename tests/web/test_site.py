@@ -91,7 +91,6 @@ class MethodTests(ApiTestCase):
 
     def test_an_unknown_path_is_a_404(self) -> None:
         for path in (
-            "/",
             "/v1",
             "/v1/",
             "/v1/streams/",
@@ -288,6 +287,10 @@ MATRIX: dict[tuple[str, str], str] = {
     ("GET", ROOM_EVENTS): "s*",
     ("GET", f"{ROOM_EVENTS}/$e"): "s*",
     ("GET", "/v1/rooms/!r:h/state_groups/1"): "s*",
+    ("GET", "/"): "srwcam*",
+    ("HEAD", "/live/events"): "srwcam*",
+    ("GET", "/live/facts?stream=orders"): "srwcam*",
+    ("GET", "/live/live.css"): "srwcam*",
     ("GET", "/nothing"): "srwcam*",
     ("DELETE", "/v1/streams/orders"): "srwcam*",
 }

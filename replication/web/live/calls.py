@@ -1,0 +1,116 @@
+"""The calls of a browser: the page, its events, and its two files (docs/http.md, The live page)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from replication.web.live.facts import facts_section
+from replication.web.live.feed import Feed
+from replication.web.live.tables import text
+from replication.web.request import Answer, RequestError, read_query, read_token
+
+if TYPE_CHECKING:
+    from replication.web.request import ApiRequest
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_STATIC: Final = {"live.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
+_PAGE: Final = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<link rel="stylesheet" href="live/live.css">
+<script type="module" src="live/live.js"></script>
+</head>
+<body>
+<header>
+<h1>$title</h1>
+<p id="state" role="status">$ready</p>
+</header>
+<main>
+<form role="search">
+<label>part of a name <input name="find" value="$find"></label>
+<label>stream <input name="stream" value="$stream" list="streams"></label>
+<label>ID <input name="id" value="$token" inputmode="numeric"></label>
+<button>Search</button>
+<datalist id="streams">$names</datalist>
+</form>
+<label id="follow" hidden><span>follow the latest facts <input type="checkbox" checked></span></label>
+<div id="facts" data-source="$source">$facts</div>
+<div id="tables" data-events="live/events?find=$query">$tables</div>
+</main>
+</body>
+</html>
+""")
+MAX_NAMES: Final = 100  # that the search proposes
+
+
+async def show_page(request: ApiRequest) -> Answer:
+    """Answer with the page: its tables are complete, so it can be read without JavaScript."""
+    query = read_query(request, [], ["find", "stream", "id"])
+    feed, served = feed_of(request), request.api.served
+    feed.look()
+    find, stream = query.get("find", ""), query.get("stream", "")
+    token = read_token(query, "id") if query.get("id") else None
+    if token is not None and not stream:
+        raise RequestError(400, "parameter 'stream' is missing: an ID is one of a stream")
+    health = request.api.health
+    faults = [await health.store_fault(), *health.stream_faults()]
+    why = "; ".join(each for each in faults if each is not None)
+    names = sorted(each.definition.name for each in served.stream_statuses())
+    visible = [each for each in names if request.rights.may_see(each)]
+    page = _PAGE.substitute(
+        title=text(f"{served.role} {served.instance_name} of {served.server_name}"),
+        ready=text(f"not ready: {why}" if why else "ready"),
+        find=text(find),
+        query=text(quote(find, safe="")),
+        stream=text(stream),
+        token="" if token is None else token,
+        names="".join(f'<option value="{text(each)}">' for each in visible[:MAX_NAMES]),
+        source=text(f"live/facts?stream={quote(stream, safe='')}") if stream and token is None else "",
+        facts=await facts_section(served, request.rights, stream, token) if stream else "",
+        tables=feed.tables(request.rights, find),
+    )
+    return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
+
+
+async def send_facts(request: ApiRequest) -> Answer:
+    """Answer with the latest facts of a stream, as HTML."""
+    query = read_query(request, ["stream"])
+    found = await facts_section(request.api.served, request.rights, query["stream"], None)
+    return Answer(200, found.encode(), "text/html; charset=utf-8", HEADERS)
+
+
+async def send_events(request: ApiRequest) -> Answer:
+    """Answer with server-sent events, until the page is closed: each has the tables as a JSON string of HTML."""
+    query = read_query(request, [], ["find"])
+    feed = feed_of(request)
+    return Answer(
+        200, b"", "text/event-stream", HEADERS, stream=lambda opened: feed.follow(opened, query.get("find", ""))
+    )
+
+
+async def send_file(request: ApiRequest, name: str) -> Answer:
+    """Answer with the style or the script of the page."""
+    read_query(request)
+    if name not in _STATIC:
+        raise RequestError(404, f"there is no file {name!r:.100}")
+    body = (files("replication.web.live") / "static" / name).read_bytes()
+    return Answer(200, body, _STATIC[name], HEADERS)
+
+
+def feed_of(request: ApiRequest) -> Feed:
+    """Return what all viewers of this process share."""
+    api = request.api
+    if api.feed is None:
+        api.feed = Feed(api.served, api.clock)
+    return api.feed

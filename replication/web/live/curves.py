@@ -1,0 +1,82 @@
+"""Samples of the last ten minutes, and the curves drawn from them."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MINUTES: Final = 10
+MAX_CURVES: Final = 1_000  # pairs of a stream and a writer
+_SAMPLES: Final = 300  # of one pair
+_RECENT: Final = 10.0  # seconds over which the present rate is taken
+_WIDTH, _HEIGHT = 120, 24  # pixels
+
+
+class Sample(NamedTuple):
+    """A position and a lag, at a time in seconds of any clock."""
+
+    at: float
+    position: int
+    lag: int
+
+
+class Curves:
+    """The samples of each pair of a stream and a writer; those of pairs beyond MAX_CURVES are not kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], deque[Sample]] = {}
+
+    def add(self, samples: Mapping[tuple[str, str], Sample]) -> None:
+        """Keep a sample of each pair, and forget the pairs without one."""
+        for gone in self._kept.keys() - samples.keys():
+            del self._kept[gone]
+        for pair, sample in samples.items():
+            if pair in self._kept or len(self._kept) < MAX_CURVES:
+                kept = self._kept.setdefault(pair, deque(maxlen=_SAMPLES))
+                while kept and sample.at - kept[0].at > MINUTES * 60:
+                    kept.popleft()
+                kept.append(sample)
+
+    def of(self, pair: tuple[str, str]) -> Sequence[Sample]:
+        """Return the samples of a pair, the oldest first."""
+        return [*self._kept.get(pair, ())]
+
+
+def rate(samples: Sequence[Sample]) -> float | None:
+    """Return the present IDs a second; None without two samples.  It is 0 while a position goes back."""
+    if len(samples) < 2:  # noqa: PLR2004
+        return None
+    newest = samples[-1]
+    first = next(each for each in samples if newest.at - each.at <= _RECENT)
+    if first is newest:
+        first = samples[-2]
+    return max(0.0, (newest.position - first.position) / max(newest.at - first.at, 0.001))
+
+
+def draw(samples: Sequence[Sample]) -> str:
+    """Return an SVG of the IDs a second, and of the lag as a second line; empty without three samples."""
+    if len(samples) < 3:  # noqa: PLR2004
+        return ""
+    pairs = [*pairwise(samples)]
+    rates = [max(0.0, (new.position - old.position) / max(new.at - old.at, 0.001)) for old, new in pairs]
+    lags = [float(new.lag) for _, new in pairs]
+    end = samples[-1].at
+    times = [1 - min(1.0, (end - new.at) / (MINUTES * 60)) for _, new in pairs]
+    lines = f'<polyline class="rate" points="{_points(times, rates)}"/>'
+    if max(lags) > 0:
+        lines += f'<polyline class="lag" points="{_points(times, lags)}"/>'
+    highest = f"the last ten minutes: at most {max(rates):,.0f} IDs/s, lag at most {max(lags):,.0f}"
+    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    return f'<svg role="img" aria-label="{highest}" {size}><title>{highest}</title>{lines}</svg>'
+
+
+def _points(times: Iterable[float], values: Sequence[float]) -> str:
+    most = max(values) or 1.0
+    return " ".join(
+        f"{_WIDTH * time:.0f},{_HEIGHT - 1 - (_HEIGHT - 2) * value / most:.1f}"
+        for time, value in zip(times, values, strict=True)
+    )

@@ -1,0 +1,63 @@
+"""The facts that a viewer searches for, as HTML: one by its ID, or the latest of a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from replication.errors import ReplicationError
+from replication.web.live.tables import table, text
+from replication.wire import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.net.access import Rights
+    from replication.streams.facts import Fact
+    from replication.web.site import IServed
+
+LATEST: Final = 20  # facts of one writer
+_LONGEST: Final = 500  # characters of one value
+
+
+async def facts_section(served: IServed, rights: Rights, stream: str, token: int | None) -> str:
+    """Return the fact with this ID of each writer, or the latest facts; or a sentence that says why there is none."""
+    if why := rights.missing("read", [stream]):
+        return f"<p>{text(why)}</p>"
+    found = served.stream_statuses(stream)
+    if not found:
+        return f"<p>No stream {text(repr(stream))} here.</p>"
+    (status,) = found
+    heads = ("writer", "#ID", *(text(each) for each in status.definition.row or ("row",)))
+    rows: list[list[str]] = []
+    failures = []
+    for writer in status.writers:
+        after = max(0, writer.position - LATEST) if token is None else token - 1
+        if after >= writer.position:
+            continue
+        try:
+            page = await served.page(stream, writer.instance, after=after, upto=token, limit=LATEST)
+        except ReplicationError as error:
+            failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
+            continue
+        rows += [
+            [text(writer.instance), f"{fact.token:,}", *cells]
+            for fact in page.facts
+            for cells in _cells(fact, len(heads) - 2)
+        ]
+    caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
+    return table(caption, heads, rows, "There is no such fact here.") + "".join(failures)
+
+
+def _cells(fact: Fact, columns: int) -> Sequence[list[str]]:
+    """Return the cells of each row: its fields, or the whole row if it has another number of fields."""
+    rows = []
+    for row_text in fact.texts:
+        row = grammar.read_json(row_text)
+        fields = row if isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
+        rows.append([text(_shorten(each)) for each in fields])
+    return rows
+
+
+def _shorten(value: object) -> str:
+    shown = value if isinstance(value, str) else grammar.encode_json(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(shown):,} characters)"

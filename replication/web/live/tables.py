@@ -1,0 +1,155 @@
+"""The tables of the live page, as HTML.  Everything that a stream, a peer or a row has is escaped."""
+
+from __future__ import annotations
+
+import html
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from replication.errors import escape
+from replication.web.live.curves import draw, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from replication.net.access import Rights
+    from replication.streams.interfaces import PeerStatus, StreamStatus, WriterStatus
+    from replication.web.live.curves import Curves
+
+MAX_ROWS: Final = 100  # of one table
+_FIRST: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of states
+
+
+def text(value: object) -> str:
+    """Return a value as the text of an element or of an attribute in double quotes."""
+    return html.escape(escape(str(value)))
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
+    """Return a table; the cells of ``rows`` are HTML.  A head that begins with # has numbers below it."""
+    shown = [*rows]
+    if not shown:
+        return f"<h2>{caption}</h2><p>{empty}</p>"
+    titles = "".join(f'<th scope="col"{_kind(each)}>{each.lstrip("#")}</th>' for each in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td{_kind(head)}>{cell}</td>' for head, cell in zip(heads, row, strict=True))}</tr>"
+        for row in shown
+    )
+    return (
+        f'<h2>{caption}</h2><div class="wide" tabindex="0" role="region" aria-label="{caption}"><table>'
+        f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -> str:
+    """Return the table of streams and writers: those that need attention first, then by name."""
+    found = [
+        (stream, writer)
+        for stream in statuses
+        for writer in stream.writers
+        if find in stream.definition.name or find in writer.instance
+    ]
+    found.sort(key=lambda each: (_urgency(each[1]), each[0].definition.name, each[1].instance))
+    heads = (
+        "stream",
+        "writer",
+        "state",
+        "#position",
+        "#lag",
+        "#IDs/s",
+        "10 min",
+        "#open",
+        "oldest open",
+        "#found late",
+    )
+    rest = len(found) - MAX_ROWS
+    more = f"<p>{rest:,} more rows: search by a part of a name.</p>" if rest > 0 else ""
+    rows = [_stream_row(*each, curves) for each in found[:MAX_ROWS]]
+    return table("Streams", heads, rows, "No stream has a writer yet.") + more
+
+
+def troubles_list(statuses: Sequence[StreamStatus], rights: Rights) -> str:
+    """Return what is stopped, why, and buttons that leave a fact out or try it again; empty if all is well."""
+    items = []
+    for stream in statuses:
+        name = stream.definition.name
+        for writer in stream.writers:
+            if writer.error:
+                items.append(f"<b>{text(name)}</b> of {text(writer.instance)}: {text(writer.error)}")
+                if writer.failed is not None and rights.admin:
+                    items[-1] += _button("skip", name, writer.instance, writer.failed, "leave it out")
+        items += [text(note) for note in stream.notes]
+    if not items:
+        return ""
+    shown = "".join(f"<li>{each}</li>" for each in items[:MAX_ROWS])
+    return f'<section class="trouble"><h2>Needs attention</h2><ul>{shown}</ul></section>'
+
+
+def followers_table(peers: Sequence[PeerStatus]) -> str:
+    """Return the table of connections, those with the longest queues first."""
+    ordered = sorted(peers, key=lambda each: (-each.queued_bytes, each.name, each.address))
+    rows = [
+        [
+            text(each.name or "-"),
+            text(each.address),
+            _time(each.since),
+            f"{each.lines_out:,}",
+            f"{each.bytes_out:,}",
+            f"{each.queued_bytes:,}",
+            text(each.last_command or "-"),
+        ]
+        for each in ordered[:MAX_ROWS]
+    ]
+    heads = ("name", "address", "since", "#lines out", "#bytes out", "#queued bytes", "last command")
+    more = f"<p>{len(peers) - MAX_ROWS:,} more connections.</p>" if len(peers) > MAX_ROWS else ""
+    return table("Connections", heads, rows, "No process is connected here.") + more
+
+
+def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> list[str]:
+    name, samples = stream.definition.name, curves.of((stream.definition.name, writer.instance))
+    speed = rate(samples)
+    state = text(writer.state)
+    if writer.state == "catching up" and speed and writer.lag:
+        state += f": {100 * writer.position / max(writer.published, 1):.0f} %, {_duration(writer.lag / speed)} left"
+    oldest = stream.oldest_open
+    return [
+        f'<a href="?stream={_query(name)}">{text(name)}</a>',
+        text(writer.instance),
+        f'<span class="{text(writer.state.replace(" ", "-"))}">{state}</span>',
+        f"{writer.position:,}",
+        f"{writer.lag:,}",
+        "-" if speed is None else f"{speed:,.1f}",
+        draw(samples),
+        f"{stream.open_count:,}",
+        "-" if oldest is None else f"{oldest[0]:,} for {_duration(oldest[1])}",
+        f"{writer.lost_and_found:,}",
+    ]
+
+
+def _urgency(writer: WriterStatus) -> int:
+    return _FIRST.index(writer.state) if writer.state in _FIRST else len(_FIRST)
+
+
+def _button(decision: str, stream: str, writer: str, token: int, label: str) -> str:
+    what = f'data-decision="{decision}" data-stream="{text(stream)}" data-writer="{text(writer)}"'
+    named = text(f"{decision} {stream} {writer} {token}")
+    return f' <button type="button" id="{named}" {what} data-token="{token}">{label}: fact {token:,}</button>'
+
+
+def _kind(head: str) -> str:
+    return ' class="number"' if head.startswith("#") else ""
+
+
+def _query(name: str) -> str:
+    return html.escape(quote(name, safe=""))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3600:.0f} h"  # noqa: PLR2004

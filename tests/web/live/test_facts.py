@@ -1,0 +1,31 @@
+"""The facts that a viewer searches for."""
+
+from __future__ import annotations
+
+from tests.web.served import ApiTestCase
+
+
+class FactsTests(ApiTestCase):
+    def page(self, query: str = "") -> str:
+        received = self.get(f"/{query}")
+        self.assertEqual(received.code, 200, received.body)
+        self.assertEqual(received.headers["content-type"], "text/html; charset=utf-8")
+        return received.body.decode()
+
+    def test_a_fact_is_found_by_stream_and_id(self) -> None:
+        page = self.page("?stream=orders&id=3")
+        self.assertIn("<h2>Fact 3 of orders</h2>", page)
+        self.assertIn('<th scope="col">order_id</th><th scope="col">state</th>', page)
+        self.assertIn('<td class="number">3</td><td>b</td><td>new</td>', page)
+        self.assertNotIn("paid", page)
+
+    def test_the_latest_facts_of_a_stream_are_shown(self) -> None:
+        for text in (self.page("?stream=orders"), self.get("/live/facts?stream=orders").body.decode()):
+            self.assertIn('<td class="number">5</td><td>a</td><td>paid</td>', text)
+
+    def test_what_is_not_there_is_named(self) -> None:
+        self.assertIn("There is no such fact here", self.page("?stream=caches&id=3"))
+        self.assertIn("No stream &#x27;nope&#x27; here", self.page("?stream=nope"))
+        self.assert_refused(self.get("/?id=3"), 400, "'stream' is missing")
+        self.assert_refused(self.get("/?stream=orders&id=x"), 400, "id: ")
+        self.assert_refused(self.get("/live/secrets.txt"), 404, "secrets.txt")

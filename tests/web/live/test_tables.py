@@ -1,0 +1,33 @@
+"""The tables of the live page: their order, and that everything in them is escaped."""
+
+from __future__ import annotations
+
+from tests.web.live.hostile import HostileServed
+from tests.web.served import ApiTestCase, Client, served_site
+
+
+class TablesTests(ApiTestCase):
+    def page(self, query: str = "") -> str:
+        received = self.get(f"/{query}")
+        self.assertEqual(received.code, 200, received.body)
+        self.assertEqual(received.headers["content-type"], "text/html; charset=utf-8")
+        return received.body.decode()
+
+    def test_what_is_stopped_comes_first_and_says_why(self) -> None:
+        page = self.page()
+        self.assertLess(page.index(">worker2<"), page.index(">master<"))
+        self.assertIn("<b>orders</b> of worker2: the function raised", page)
+        self.assertIn("<li>stream &#x27;orders&#x27;: mend it</li>", page)
+
+    def test_a_part_of_a_name_selects_rows(self) -> None:
+        self.assertNotIn(">worker2</td>", self.page("?find=maste"))
+
+    def test_everything_is_escaped(self) -> None:
+        client = Client(served_site(HostileServed())[1])
+        received = client.ask("GET", "/?stream=orders")
+        page = received.body.decode()
+        for planted in ("<b onclick", "<u>", "<i>", "\x1b", "\u202e", "&amp;amp;amp;"):
+            self.assertNotIn(planted, page)
+        self.assertGreater(page.count("&lt;b onclick=&quot;x()&quot;&gt;&amp;amp;"), 6)
+        found = client.ask("GET", "/?find=%3Cb%3E&stream=%22%3E%3Cb%3E").body.decode()
+        self.assertNotIn("<b>", found.replace("<b>orders</b>", ""))
