@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.web.site import IServed
 
-LATEST: Final = 20  # facts of one writer
+LATEST: Final = 20  # IDs of one writer
+_MOST: Final = 100  # rows
 _LONGEST: Final = 500  # characters of one value
 
 
@@ -35,17 +36,18 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         if after >= writer.position:
             continue
         try:
-            page = await served.page(stream, writer.instance, after=after, upto=token, limit=LATEST)
+            page = await served.page(stream, writer.instance, after=after, upto=token, limit=_MOST)
         except ReplicationError as error:
             failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
             continue
         rows += [
             [text(writer.instance), f"{fact.token:,}", *cells]
-            for fact in page.facts
+            for fact in reversed(page.facts)
             for cells in _cells(fact, len(heads) - 2)
         ]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
-    return table(caption, heads, rows, "There is no such fact here.") + "".join(failures)
+    nothing = f"No writer has a fact among its last {LATEST} IDs." if token is None else "There is no such fact here."
+    return table(caption, heads, rows[:_MOST], nothing) + "".join(failures)
 
 
 def _cells(fact: Fact, columns: int) -> Sequence[list[str]]:
