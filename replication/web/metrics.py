@@ -19,7 +19,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METRICS: Final = {
     "position": "M: the position that this writer has published. W: the position applied here.",
     "lag": "M: settled and not yet published. W: published and not yet applied.",
-    "stopped": "1 while the stream stands still because applying or fetching fails.",
+    "stopped": "1 while the stream is stopped because applying or fetching fails.",
     "open_ids": "IDs that are reserved and not complete.",
     "oldest_open_seconds": "Age of the oldest open ID; 0 if there is none.",
     "facts_refused_total": "Facts refused because of their rows: too large, too deep, without the declared fields.",
