@@ -27,11 +27,10 @@ from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.redis import RedisClient
 from replication.presence.reporter import PresenceReporter
 from replication.session.connection import Role
-from replication.storage import open_store
+from replication.storage import store_of
 from replication.storage.tables.instances import TokenCodec
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.positions import MultiWriterToken, token_of
-from replication.urls import Url
 from replication.web.synapse_requests import RequestFunction, SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import Command, Error, FederationAck, RemoteServerUp
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
+    from replication.urls import Url
     from replication.writer.stream import StreamWriter
 
 P = ParamSpec("P")
@@ -132,8 +132,7 @@ class Worker(RegistersFunctions):
         _refuse_strings(connect=connect, streams=streams, catch_up=catch_up, writes=writes)
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
         self.caches = Caches()
-        database = database or f"sqlite:///replication-{instance_name}.db"
-        self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
+        self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
         self._clock, self._copy, self._redis_login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from replication.errors import ConfigError, install_command
 from replication.storage.sqlite.session import MEMORY
@@ -37,6 +37,17 @@ def open_store(
     from replication.storage.sqlite.store import SqliteStore  # noqa: PLC0415 - this module needs no Twisted
 
     return SqliteStore(path, reactor, read_only=read_only, foreign=foreign)
+
+
+def store_of(database: object, reactor: IReactorFromThreads) -> IStreamStore:
+    """Return the store that a parameter ``database`` is or names by a URL; ConfigError if it is neither."""
+    if isinstance(database, str | Url):
+        return open_store(database, reactor)
+    if not hasattr(database, "positions_of"):
+        raise ConfigError(
+            f"database must be a URL, such as 'sqlite:///replication.db', or a store, not {database!r:.100}"
+        )
+    return cast("IStreamStore", database)
 
 
 def path_of(url: str | Url) -> str | None:

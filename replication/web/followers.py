@@ -63,7 +63,10 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
 async def forget_follower(request: ApiRequest, name: str) -> Answer:
     """Answer once a follower is forgotten."""
     read_query(request)
-    await _followers(request).forget(name)
+    followers = _followers(request)
+    if name not in [each.name for each in await followers.followers()]:
+        raise RequestError(404, f"no follower {name!r:.100} has reported; GET /v1/followers lists all")
+    await followers.forget(name)
     return Answer.json({})
 
 

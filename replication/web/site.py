@@ -16,7 +16,7 @@ from replication.net.access import Access
 from replication.net.admission import Admission, Bounds
 from replication.net.peer_log import PeerLog
 from replication.streams.interfaces import Sample
-from replication.web.auth import AccessPolicy, with_login
+from replication.web.auth import UNAUTHORIZED, AccessPolicy, with_login
 from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
@@ -288,6 +288,9 @@ class Api(Resource):
             raise request.early_error
         if not (route.public and self._access.has_secrets) and request.access_error is not None:
             error = request.access_error
+            if error.answer.status == UNAUTHORIZED and request.requestHeaders.hasHeader("authorization"):
+                self.admission.faulted(request.client)
+                request.channel.persistent = False  # the next guess needs a new connection, which may be refused
             raise with_login(error) if route.browser else error
         if route.right is not None:
             streams = self.streams_of_rooms if route.path.startswith(ROOM) else parameters[:1]

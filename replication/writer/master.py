@@ -18,11 +18,10 @@ from replication.presence.last_seen import LastSeen
 from replication.presence.syncing import SyncingUsers
 from replication.presence.tracker import PresenceTracker
 from replication.session.connection import Role
-from replication.storage import open_store
+from replication.storage import store_of
 from replication.storage.tables.instances import TokenCodec
 from replication.streams.definitions import CACHES, FEDERATION, StreamDefinition, StreamRegistry
 from replication.streams.positions import MultiWriterToken, token_of
-from replication.urls import Url
 from replication.web.synapse_requests import RequestFunction, SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from replication.net.access import Access
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
+    from replication.urls import Url
     from replication.wire.grammar import InstanceName, StreamName, Token
     from replication.writer.positions import IRelay
 
@@ -106,7 +106,7 @@ class Master:
         self.wall = wall
         self.registry = _registry(streams)
         _check_server_name(server_name, self.limits)
-        self.store = open_store(database, reactor) if isinstance(database, str | Url) else database
+        self.store = store_of(database, reactor)
         self._clock = reactor
         self._on_commit = on_commit
         self._lifetime = Lifetime(reactor)

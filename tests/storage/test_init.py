@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from twisted.internet.task import Clock
 
+from replication import Master, Worker
 from replication.errors import ConfigError
 from replication.storage import open_store
 from replication.storage.postgres.store import PostgresStore
@@ -94,3 +96,10 @@ def test_a_database_in_memory_cannot_be_opened_for_reading_only() -> None:
 def test_a_store_is_not_open_until_it_is_opened(tmp_path: Path) -> None:
     open_store(f"sqlite:///{tmp_path}/x.db", Pump())
     assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("database", [3, b"sqlite://", ["sqlite://"]])
+def test_a_parameter_that_is_neither_a_url_nor_a_store_is_named(database: Any) -> None:
+    for make in (Master, Worker):
+        with pytest.raises(ConfigError, match=r"database must be a URL, such as .*, or a store, not "):
+            make(database=database, server_name="example.com", reactor=Clock())

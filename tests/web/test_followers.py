@@ -29,6 +29,7 @@ class FollowersTests(ApiTestCase):
         self.assertEqual(self.get("/v1/followers").json, {"followers": [listed]})
         self.assertEqual(self.get(PATH, "DELETE").json, {})
         self.assertEqual(self.get("/v1/followers").json, {"followers": []})
+        self.assert_refused(self.get(PATH, "DELETE"), 404, "no follower 'worker1' has reported")
 
     def test_a_wrong_report_is_refused(self) -> None:
         for body in (

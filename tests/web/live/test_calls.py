@@ -56,10 +56,9 @@ class LoginTests(ApiTestCase):
         self.site = make_site(
             HostileServed(), secret="hidden", access=Access([reader, other, admin]), reactor=self.clock
         )
-        self.client = Client(self.site)
 
     def ask(self, headers: list[tuple[str, str | bytes]], path: str = "/") -> Received:
-        return self.client.ask("GET", path, None, headers)
+        return Client(self.site).ask("GET", path, None, headers)
 
     def test_a_browser_is_asked_for_the_secret(self) -> None:
         for path in ("/", "/live/events", "/live/live.js"):
