@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
-from replication.errors import ConfigError, StoreError
+from replication.errors import ConfigError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.streams.cursor import Apply, Reset
 from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState, describe_error
@@ -109,7 +109,7 @@ class Application:
         try:
             await self._commit(work, partial(self._call, step, tried))
         except Exception as error:
-            if isinstance(step, Reset) or self.function is None:
+            if isinstance(step, Reset) or self.function is None or await self._is_broken(error):
                 raise
             failed = self.failing.note(line, tried, work.writer_of, error)
             if failed is None or self.on_failed is None or failed.attempts < self.on_failed.attempts:
@@ -141,6 +141,16 @@ class Application:
         self.failing.end_retry(again, error)
 
     # ---- inside
+
+    async def _is_broken(self, error: Exception) -> bool:
+        """Return whether the database cannot do anything else either, such as a damaged file: no fact causes that."""
+        if not isinstance(error, StoreError) or isinstance(error, ValueRefusedError):
+            return False
+        try:
+            await self._store.check()
+        except StoreError:
+            return True
+        return False
 
     async def _call(
         self, step: Apply | ApplyMerged | Reset, tried: list[Fact], transaction: ApplyTransaction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -97,6 +98,31 @@ class FindTests(FailingCase):
         self.assertIn(f"{error}; next attempt in 0.25 s; {cure}", messages)
         self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
         self.flushLoggedErrors(ValueError)
+
+    def test_a_database_that_is_broken_is_not_blamed_on_a_fact(self) -> None:
+        broken = StoreError("database disk image is malformed")
+
+        async def check() -> None:
+            raise broken
+
+        self.store.errors["commit"] = broken
+        with patch.object(self.store, "check", check), logged() as messages:
+            self.rows(fact(2))
+            for _ in range(20):
+                self.process.clock.advance(0.25)
+        self.assertEqual((self.follower.status(MASTER).failed, self.state()), (None, "stopped"))
+        self.assertFalse([each for each in messages if "leaves it out" in each])
+        del self.store.errors["commit"]
+        self.process.clock.advance(100)
+        self.assertEqual(self.position(), 2)
+        self.flushLoggedErrors(StoreError)
+
+    def test_a_commit_that_a_fact_lets_fail_is_blamed_on_it(self) -> None:
+        self.store.errors["commit"] = StoreError("FOREIGN KEY constraint failed")
+        with logged():
+            self.rows(fact(2))
+            self.until_alone(2)
+        self.flushLoggedErrors(StoreError)
 
     def test_every_poisoned_fact_among_many_is_found(self) -> None:
         for poison in range(2, 34):
