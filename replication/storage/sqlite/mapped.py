@@ -47,21 +47,38 @@ class MappedTable(MappedRows[SqliteSession]):
             if "source.rowid" in str(why):
                 why = "it is WITHOUT ROWID, and that orders the rows of one ID"
             raise SchemaError(f"stream {name!r} cannot be mapped onto table {table!r}: {why}") from error
-        if may_create:
-            self._use_up_first_id(session)
+        warnings = self._use_up_ids(session) if may_create else []
         if any(step.startswith("SCAN") for *_, step in plan):
-            return [self.missing_index(self._query)]
-        return self._seek_writers(session)
+            return [*warnings, self.missing_index(self._query)]
+        return [*warnings, *self._seek_writers(session)]
 
-    def _use_up_first_id(self, session: SqliteSession) -> None:
-        """Let an empty table begin at 2: in this protocol ID 1 counts as used (docs/protocol/ids.md F5)."""
+    def _use_up_ids(self, session: SqliteSession) -> list[str]:
+        """Let the next ID be above every published one, and at least 2; returns a warning if rows were deleted.
+
+        In this protocol ID 1 counts as used (docs/protocol/ids.md F5).
+        """
+        warnings = []
         made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
         for name, sql in session.run(made, (self.definition.table,)):
             if " AUTOINCREMENT" in sql.upper():
-                known = "SELECT 1 FROM sqlite_sequence WHERE name = :name"
-                use_up = f"INSERT INTO sqlite_sequence (name, seq) SELECT :name, 1 WHERE NOT EXISTS ({known})"
-                session.run(use_up, {"name": name})
-                self._least = Token(1)
+                used = 1 if self.definition.negative else self._published(session)
+                last = session.run("SELECT seq FROM sqlite_sequence WHERE name = ?", (name,))
+                if not last:
+                    session.run("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (name, used))
+                elif last[0][0] < used:
+                    session.run("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (used, name))
+                before = last[0][0] if last else 0
+                if used > 1 and before < used:
+                    what = f"the last ID of table {name} was {before}, behind ID {used}, which is stored: moved forward"
+                    warnings.append(f"stream {self.definition.name!r}: {what}")
+                self._least = Token(used)
+        return warnings
+
+    def _published(self, session: SqliteSession) -> int:
+        """Return the largest ID that is stored as a position, at least 1."""
+        stored = "SELECT max(stream_id) FROM stream_positions WHERE stream_name = ?"
+        ((last,),) = session.run(stored, (self.definition.stored_name,))
+        return max(1, int(last or 0))
 
     def last_id(self, session: SqliteSession) -> Token:
         """Return the largest token of all writers; at least 1 where ID 1 is used up."""

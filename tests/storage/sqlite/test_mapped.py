@@ -70,6 +70,19 @@ class MappedTests(UsesStore, SynchronousTestCase):
                 self.map_events(table=table)
             self.assertEqual(self.sql(f"INSERT INTO {table} (name) VALUES ('b') RETURNING id"), [(expected,)])
 
+    def test_a_table_that_was_emptied_goes_on_after_the_published_ids(self) -> None:
+        """The file's sequence began again, too: followers went back, and deleted what they had copied."""
+        self.sql("CREATE TABLE emptied (id INTEGER PRIMARY KEY AUTOINCREMENT, name, size)")
+        self.map_events(table="emptied")
+        self.assertEqual(self.store.warnings, [])
+        self.sql("INSERT INTO stream_positions (stream_name, instance_name, stream_id) VALUES ('events', 'master', 5)")
+        self.sql("DELETE FROM sqlite_sequence WHERE name = 'emptied'")
+        for _ in range(2):
+            self.map_events(table="emptied")
+        (warning,) = self.store.warnings
+        self.assertIn("the last ID of table emptied was 0, behind ID 5, which is stored: moved forward", warning)
+        self.assertEqual(self.sql("INSERT INTO emptied (name) VALUES ('b') RETURNING id"), [(6,)])
+
     # ---- reading
 
     def test_columns_in_order_are_a_row(self) -> None:
