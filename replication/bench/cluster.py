@@ -5,6 +5,7 @@ PostgreSQL refuses to run as root, so root starts it as another user.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import random
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import count, cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 POSTGRES: Final = "PostgreSQL"
 CURE: Final = "apt-get install postgresql, or put initdb and pg_ctl on the PATH"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
+_PORTS: Final = 10_000, 32_000  # the first, and the end
+_PORTS_OF_ONE: Final = 250  # of one process
+_locks: Final[list[IO[str]]] = []  # that this process holds
 _SETTINGS: Final[Mapping[str, object]] = {"listen_addresses": "127.0.0.1", "shared_buffers": "64MB"}
 
 
@@ -56,10 +61,10 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="postgres-", dir=_place(self._as)))
         if self._as:
             os.chown(self.folder, self._as["user"], self._as["group"])
-        (self.port,) = free_ports(1)
-        every = {**_SETTINGS, **settings, "port": self.port, "unix_socket_directories": self.folder}
         try:
             self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+            (self.port,) = free_ports(1)
+            every = {**_SETTINGS, **settings, "port": self.port, "unix_socket_directories": self.folder}
             with (self.folder / "data/postgresql.conf").open("a") as file:
                 file.writelines(f"{key} = '{value}'\n" for key, value in every.items())
             self.start()
@@ -140,9 +145,26 @@ def _place(other: Mapping[str, Any]) -> Path:
 
 
 def free_ports(number: int) -> list[int]:
-    """Return free ports of 127.0.0.1, below the range of ephemeral ports."""
-    chances = random.SystemRandom().sample(range(10_000, 32_000), 1_000)
-    return list(islice((port for port in chances if _is_free(port)), number))
+    """Return free ports of 127.0.0.1, below the range of ephemeral ports.
+
+    No other process that calls this receives one of them while this one runs: a port may be used much later.
+    """
+    return list(islice((port for port in _ports() if _is_free(port)), number))
+
+
+@cache
+def _ports() -> Iterator[int]:
+    """Return the ports of this process, again and again.  A lock on a file shows others that they are in use."""
+    slots = range(*_PORTS, _PORTS_OF_ONE)
+    for first in random.SystemRandom().sample(slots, len(slots)):
+        try:
+            lock = (Path(tempfile.gettempdir()) / f"replication-ports-{first}").open("a")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process has it, or another user has made it
+            continue
+        _locks.append(lock)
+        return cycle(range(first, first + _PORTS_OF_ONE))
+    raise BenchError(f"{len(slots)} processes use all ports from {_PORTS[0]} to {_PORTS[1]}")
 
 
 def _is_free(port: int) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
 
 from replication.bench import cluster
-from replication.bench.cluster import Cluster, database_kinds, find_binaries
+from replication.bench.cluster import Cluster, database_kinds, find_binaries, free_ports
 from replication.bench.processes import BenchError
 from tests.system.daemons import until
 
@@ -100,3 +103,15 @@ def test_without_postgresql_the_reason_is_printed(
     with database_kinds() as found:
         assert [each.name for each in found] == ["SQLite"]
     assert cure in capsys.readouterr().err
+
+
+def test_two_processes_receive_different_ports() -> None:
+    """A server is started seconds after its port was chosen: the other process must not take it meanwhile."""
+    code = "from replication.bench.cluster import free_ports; print(*free_ports(200), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = {int(each) for each in other.stdout.readline().split()}
+        ours = free_ports(200)
+        other.communicate("")
+    assert len({*ours}) == len(theirs) == 200
+    assert not {*ours} & theirs
