@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from replication.web.blocking_client import HttpClient
 
 PERIOD: Final = 1.0  # seconds between two requests of --watch
+URGENT: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of --watch
+STYLES: Final = {  # on a terminal
+    **dict.fromkeys(("stopped", "not connected"), "bold red"),
+    **dict.fromkeys(("catching up", "opening", "waiting for others"), "yellow"),
+    **dict.fromkeys(("live", "writing"), "green"),
+}
 _NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
 
 
@@ -87,7 +93,7 @@ def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType]
     with live if console.is_terminal else nullcontext():
         while True:
             try:
-                shown = render(fetch(client))
+                shown = render(attention_first(fetch(client)))
             except UnavailableError as error:
                 shown = plain(str(error))
             if console.is_terminal:
@@ -95,6 +101,16 @@ def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType]
             else:
                 console.print(shown, soft_wrap=True)
             time.sleep(PERIOD)
+
+
+def attention_first(status: dict[str, Any]) -> dict[str, Any]:
+    """Return the status with the streams first that are stopped, then those that have no connection or catch up."""
+    return {**status, "streams": sorted(status["streams"], key=lambda stream: (_urgency(stream), stream["name"]))}
+
+
+def _urgency(stream: dict[str, Any]) -> int:
+    states = [writer["state"] for writer in stream["writers"]]
+    return min([URGENT.index(each) for each in states if each in URGENT], default=len(URGENT))
 
 
 def as_json(status: dict[str, Any]) -> Text:
@@ -107,7 +123,9 @@ def as_tables(status: dict[str, Any]) -> Group:
     summary = status["not_ready"] or status["status"]
     heading = plain(f"{status['role']} {status['instance_name']} of {status['server_name']}: {summary}")
     streams = FittingTable(
-        *("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN"), optional=["OLDEST OPEN", "OPEN"]
+        *("STREAM", "WRITER", "#POSITION", "#LAG", "STATE", "#OPEN", "OLDEST OPEN"),
+        optional=["OLDEST OPEN", "OPEN"],
+        styles=STYLES,
     )
     notes = []
     for stream in status["streams"]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from replication.errors import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import ConsoleOptions, RenderResult
 
@@ -36,12 +36,13 @@ class FittingTable:
     """A table without rules that leaves out columns where the terminal is too narrow for all of them.
 
     A title that begins with # is that of a column of numbers.  ``optional`` are the titles of the columns that may be
-    left out, the first of them first.
+    left out, the first of them first.  ``styles`` are those of rich for cells with these texts.
     """
 
-    def __init__(self, *titles: str, optional: Sequence[str] = ()) -> None:
+    def __init__(self, *titles: str, optional: Sequence[str] = (), styles: Mapping[str, str] | None = None) -> None:
         self._titles = titles
         self._optional = optional
+        self._styles = styles or {}
         self._rows: list[list[str]] = []
 
     def add(self, *cells: object) -> None:
@@ -77,5 +78,5 @@ class FittingTable:
         for title in [self._titles[place] for place in places]:
             table.add_column(title.lstrip("#"), justify="right" if title.startswith("#") else "left", overflow="fold")
         for row in self._rows:
-            table.add_row(*[plain(row[place]) for place in places])
+            table.add_row(*[Text(escape(row[place]), self._styles.get(row[place], "")) for place in places])
         return table

@@ -168,3 +168,25 @@ def test_on_a_narrow_terminal_columns_are_left_out_and_no_line_of_a_table_is_bro
     assert len(lines) == 5
     assert ("BYTES OUT" in lines[3]) == (width >= 80)
     assert "QUEUED" in lines[3]
+
+
+def test_a_state_has_a_colour_on_a_terminal_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> str:
+        output = io.StringIO()
+        Console(file=output, force_terminal=True, color_system="standard", width=120).print(status.as_tables(SEEN))
+        return output.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;31mstopped" in shown()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;31m" not in shown()
+    assert "stopped" in shown()
+
+
+def test_what_needs_attention_comes_first_while_watching() -> None:
+    def stream(name: str, *states: str) -> dict[str, Any]:
+        return {"name": name, "writers": [{"state": each} for each in states]}
+
+    streams = [stream("b", "live"), stream("a"), stream("d", "live", "stopped"), stream("c", "catching up")]
+    ordered = status.attention_first({**SEEN, "streams": streams})
+    assert [each["name"] for each in ordered["streams"]] == ["d", "c", "a", "b"]
