@@ -5,7 +5,6 @@ PostgreSQL refuses to run as root, so root starts it as another user.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import random
@@ -19,7 +18,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import count, cycle, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 
@@ -35,7 +34,6 @@ CURE: Final = "apt-get install postgresql, or put initdb and pg_ctl on the PATH"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _PORTS: Final = 10_000, 32_000  # the first, and the end
 _PORTS_OF_ONE: Final = 250  # of one process
-_locks: Final[list[IO[str]]] = []  # that this process holds
 _SETTINGS: Final[Mapping[str, object]] = {"listen_addresses": "127.0.0.1", "shared_buffers": "64MB"}
 
 
@@ -154,16 +152,17 @@ def free_ports(number: int) -> list[int]:
 
 @cache
 def _ports() -> Iterator[int]:
-    """Return the ports of this process, again and again.  A lock on a file shows others that they are in use."""
+    """Return the ports of this process, again and again.
+
+    It holds the port below them until it ends: that shows other processes that they are in use.
+    """
     slots = range(*_PORTS, _PORTS_OF_ONE)
     for first in random.SystemRandom().sample(slots, len(slots)):
         try:
-            lock = (Path(tempfile.gettempdir()) / f"replication-ports-{first}").open("a")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another process has it, or another user has made it
+            socket.create_server(("127.0.0.1", first)).detach()
+        except OSError:
             continue
-        _locks.append(lock)
-        return cycle(range(first, first + _PORTS_OF_ONE))
+        return cycle(range(first + 1, first + _PORTS_OF_ONE))
     raise BenchError(f"{len(slots)} processes use all ports from {_PORTS[0]} to {_PORTS[1]}")
 
 
