@@ -157,4 +157,6 @@ def as_tables(status: dict[str, Any]) -> Group:
         since = datetime.fromtimestamp(peer["since"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         sizes = [peer[key] for key in ("lines_out", "bytes_out", "queued_bytes")]
         peers.add(peer["name"] or "-", peer["address"], since, *sizes, peer["last_command"] or "-")
+    shared = {each["name"] for each in status["connections"] if each.get("shares_name")}
+    notes += [plain(f"two processes have the instance name {each!r}: give each its own") for each in sorted(shared)]
     return Group(heading, streams, *notes, peers)

@@ -284,7 +284,7 @@ class RelayServer:
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the status of every follower's connection."""
-        return [peer.status() for peer in self.subscribers]
+        return self.subscribers.statuses()
 
     def users_syncing(self) -> Mapping[str, Mapping[str, int]]:
         """Return the users that sync at followers, by instance ID, with the time of the last sync in ms."""

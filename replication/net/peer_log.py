@@ -33,7 +33,7 @@ class PeerLog:
     def __init__(self) -> None:
         self._errors: dict[str, TroubleLog] = {}
         self._newest: dict[str, ReplicationProtocol] = {}  # by NAME
-        self._duplicates: set[str] = set()  # names with a warning in the log
+        self.shared_names: set[str] = set()  # each is that of two processes, which is in the log
 
     def error(self, peer: Peer, message: str, text: str) -> None:
         """Log ``message``, a format with ``{name}``, ``{address}`` and ``{error}``, which is ``text``."""
@@ -59,8 +59,8 @@ class PeerLog:
             return
         self._errors.pop(_key(peer), None)
         newest = self._newest.get(peer.name, peer)
-        if newest is not peer and peer.name not in self._duplicates:
-            self._duplicates.add(peer.name)
+        if newest is not peer and peer.name not in self.shared_names:
+            self.shared_names.add(peer.name)
             self.log.warn(
                 "two processes have the instance name {name!r}, at {first} and at {second}: give each its own",
                 name=peer.name,
@@ -73,7 +73,7 @@ class PeerLog:
         self._forget_name(peer)
 
     def _forget_name(self, peer: ReplicationProtocol) -> None:
-        self._duplicates.discard(peer.name)
+        self.shared_names.discard(peer.name)
         if self._newest.get(peer.name) is peer:
             del self._newest[peer.name]
 

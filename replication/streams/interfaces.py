@@ -473,8 +473,8 @@ class StreamStatus:
 class PeerStatus:
     """One connection: ``since`` is in seconds since 1970, ``last_command`` the name of the last command received.
 
-    Only a connection to Redis skips messages: ``skipped`` counts them by reason, ``unknown_commands`` and
-    ``not_followed`` are the names of commands and streams among them.
+    ``shares_name``: another live process has this name.  Only a connection to Redis skips messages: ``skipped`` counts
+    them by reason, ``unknown_commands`` and ``not_followed`` are the names of commands and streams among them.
     """
 
     name: str
@@ -484,6 +484,7 @@ class PeerStatus:
     bytes_out: int
     queued_bytes: int
     last_command: str
+    shares_name: bool = False
     skipped: Mapping[str, int] = attrs.field(factory=dict)
     unknown_commands: Sequence[str] = ()
     not_followed: Sequence[str] = ()

@@ -137,7 +137,7 @@ class WrittenStreams:
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the status of every subscriber's connection."""
-        return [peer.status() for peer in self._subscribers]
+        return self._subscribers.statuses()
 
     def samples(self) -> Iterable[Sample]:
         """Yield the metrics of this process."""

@@ -16,7 +16,7 @@ from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
-from replication.streams.interfaces import Sample
+from replication.streams.interfaces import PeerStatus, Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 
 if TYPE_CHECKING:
@@ -157,6 +157,12 @@ class Subscribers(Factory):
             await self._empty.addTimeout(CLOSE_PATIENCE, self._clock, lambda _result, _seconds: None)
         for peer in list(self._transports):
             peer.abort()
+
+    def statuses(self) -> list[PeerStatus]:
+        """Return the status of every connection, and which of them share a name."""
+        shared = self._peer_log.shared_names
+        statuses = [peer.status() for peer in self]
+        return [attrs.evolve(each, shares_name=True) if each.name in shared else each for each in statuses]
 
     def samples(self) -> Iterable[Sample]:
         """Yield the metrics of the connections."""

@@ -100,6 +100,12 @@ def test_the_heading_has_the_reason_why_a_process_is_not_ready() -> None:
     assert str(status.as_tables(waiting).renderables[0]).endswith(": no connection to the writer at tcp:h:1")
 
 
+def test_two_processes_of_one_name_are_reported_below_the_streams() -> None:
+    twins = [{**SEEN["connections"][0], "name": "twin", "shares_name": True} for _ in range(2)]
+    *_, note, _ = status.as_tables({**SEEN, "connections": twins}).renderables
+    assert str(note) == "two processes have the instance name 'twin': give each its own"
+
+
 def test_json_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, FakeApi(None), "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()

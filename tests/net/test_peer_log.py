@@ -71,6 +71,7 @@ class PeerLogTests(SynchronousTestCase):
                 self.ping(one)
         expected = "two processes have the instance name 'same', at a:1 and at b:2: give each its own"
         self.assertEqual(lines, [expected])
+        self.assertEqual(self.peers.shared_names, {"same"})
 
     def test_a_process_that_reconnects_before_its_old_connection_ends_is_not_warned_of(self) -> None:
         old = self.connect("a:1", "same", pings=3)
@@ -102,5 +103,5 @@ class PeerLogTests(SynchronousTestCase):
         for peer in [self.connect("a:1", name, pings=2) for name in ("one", "one", "two")]:
             self.peers.lost(peer)
         self.peers.lost(cast("Any", Peer("a:1")))
-        kept = self.peers._newest, self.peers._duplicates
+        kept = self.peers._newest, self.peers.shared_names
         self.assertEqual([len(each) for each in kept], [0] * 2)

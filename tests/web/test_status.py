@@ -129,6 +129,7 @@ class StatusTests(ApiTestCase):
             "bytes_out": 345,
             "queued_bytes": 6,
             "last_command": "PING",
+            "shares_name": False,
             "skipped": {},
             "unknown_commands": [],
             "not_followed": [],

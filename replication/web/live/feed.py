@@ -79,11 +79,12 @@ class Feed:
     def tables(self, rights: Rights, find: str) -> str:
         """Return the tables that a viewer with these rights may see, as HTML."""
         seen = [each for each in self._served.stream_statuses() if rights.may_see(each.definition.name)]
+        peers = self._served.peer_statuses()
         return "".join(
             [
-                tables.troubles_list(seen, rights),
+                tables.troubles_list(seen, peers, rights),
                 tables.streams_table(seen, self.curves, find),
-                tables.followers_table(self._served.peer_statuses()),
+                tables.followers_table(peers),
             ]
         )
 

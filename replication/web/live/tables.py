@@ -69,7 +69,7 @@ def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -
     return table("Streams", heads, rows, "No stream has a writer yet.") + more
 
 
-def troubles_list(statuses: Sequence[StreamStatus], rights: Rights) -> str:
+def troubles_list(statuses: Sequence[StreamStatus], peers: Sequence[PeerStatus], rights: Rights) -> str:
     """Return what is stopped, why, and buttons that leave a fact out or try it again; empty if all is well."""
     items = []
     for stream in statuses:
@@ -80,6 +80,8 @@ def troubles_list(statuses: Sequence[StreamStatus], rights: Rights) -> str:
                 if writer.failed is not None and rights.admin:
                     items[-1] += _button("skip", name, writer.instance, writer.failed, "leave it out")
         items += [text(note) for note in stream.notes]
+    shared = sorted({each.name for each in peers if each.shares_name})
+    items += [f"two processes have the instance name {text(repr(each))}: give each its own" for each in shared]
     if not items:
         return ""
     shown = "".join(f"<li>{each}</li>" for each in items[:MAX_ROWS])
@@ -133,7 +135,7 @@ def _urgency(writer: WriterStatus) -> int:
 
 def _button(decision: str, stream: str, writer: str, token: int, label: str) -> str:
     what = f'data-decision="{decision}" data-stream="{text(stream)}" data-writer="{text(writer)}"'
-    named = text(f"{decision} {stream} {writer} {token}")
+    named = text(f"{decision}-{stream}-{writer}-{token}")
     return f' <button type="button" id="{named}" {what} data-token="{token}">{label}: fact {token:,}</button>'
 
 

@@ -25,7 +25,7 @@ class HostileServed(FakeServed):
         return [StreamStatus(self.definitions[0], [writer], notes=[MARKUP])]
 
     def peer_statuses(self) -> list[PeerStatus]:
-        return [PeerStatus(MARKUP, MARKUP, 1.7e9, 12, 345, 6, MARKUP)]
+        return [PeerStatus(MARKUP, MARKUP, 1.7e9, 12, 345, 6, MARKUP, shares_name=True)]
 
     def unreachable_writers(self) -> list[str]:
         return [MARKUP]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from tests.web.live.hostile import HostileServed
 from tests.web.served import ApiTestCase, Client, served_site
 
@@ -18,6 +20,11 @@ class TablesTests(ApiTestCase):
         self.assertLess(page.index(">worker2<"), page.index(">master<"))
         self.assertIn("<b>orders</b> of worker2: the function raised", page)
         self.assertIn("<li>stream &#x27;orders&#x27;: mend it</li>", page)
+
+    def test_a_name_that_two_processes_share_needs_attention(self) -> None:
+        twins = [attrs.evolve(each, name="twin", shares_name=True) for each in self.served.peer_statuses() * 2]
+        self.served.peer_statuses = lambda: twins  # type: ignore[method-assign]
+        self.assertEqual(self.page().count("two processes have the instance name &#x27;twin&#x27;"), 1)
 
     def test_a_part_of_a_name_selects_rows(self) -> None:
         self.assertNotIn(">worker2</td>", self.page("?find=maste"))
