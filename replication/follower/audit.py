@@ -108,7 +108,7 @@ class Audit:
     )
 
     def start(self) -> None:
-        """Check once in each interval, until the process stops."""
+        """Check once in each interval, however long a check takes, until the process stops."""
         running = Deferred.fromCoroutine(self._run())
         running.addErrback(lambda failure: self.log.failure("comparing with the database", failure))
 
@@ -132,10 +132,13 @@ class Audit:
     # ---- inside
 
     async def _run(self) -> None:
+        clock = self._lifetime.clock
+        due = clock.seconds() + self._interval
         await self._lifetime.sleep(self._interval)
         while not self._lifetime.ended:
             await self.check()
-            await self._lifetime.sleep(self._interval)
+            due = max(due + self._interval, clock.seconds() + LOOK_AGAIN)
+            await self._lifetime.sleep(due - clock.seconds())
 
     async def _tried(self, stream: str, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of ``work``; None if it fails, which is logged once."""

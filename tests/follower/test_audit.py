@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime, share
@@ -468,6 +468,19 @@ class TroubleTests(AuditCase):
         for _ in range(3):
             followed.clock.advance(10.0)
         self.assertEqual(followed.database.asked["positions"], 3)
+
+    def test_a_slow_check_does_not_delay_the_next_one_unless_it_takes_longer_than_the_interval(self) -> None:
+        followed, began, takes = self.follow(), list[float](), iter([3.0, 3.0, 12.0, 3.0])
+
+        async def stored_positions() -> dict[StreamName, dict[InstanceName, Token]]:
+            began.append(followed.clock.seconds())
+            await deferLater(followed.clock, next(takes))
+            return {}
+
+        followed.database.stored_positions = stored_positions  # type: ignore[method-assign]
+        followed.audit.start()
+        followed.clock.pump([1.0] * 45)
+        self.assertEqual(began, [10.0, 20.0, 30.0, 43.0])
 
     def test_an_error_of_this_package_ends_it_with_a_traceback(self) -> None:
         followed = self.follow()
