@@ -5,7 +5,10 @@ All calls block; ``replication.follower.catch_up`` makes them on a thread of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.history import History
     from replication.wire.grammar import InstanceName, StreamName
+
+_token_of: Final = itemgetter(0)  # of a fact
+_texts_of: Final = itemgetter(1)
 
 
 class Archive:
@@ -143,26 +149,32 @@ class _SegmentCursor:
     def page(self, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts after ``after``, which is not below ``reached``."""
         facts: list[Fact] = []
-        rows = 0
-        end = min(upto, self.segment.upto)
-        while (fact := self._peek()) is not None and fact.token <= end:
-            if fact.token > after:
-                if not fact.texts:  # its rows must come from another source; the page ends before it
-                    end = Token(fact.token - 1)
-                    break
-                rows += len(fact.texts)
-                if facts and rows > limit:
-                    end = facts[-1].token
-                    break
-                facts.append(fact)
-            self._next += 1
+        end, room, more = min(upto, self.segment.upto), limit, True
+        while more and self._read_on():
+            first = bisect_right(self._facts, after, self._next, key=_token_of)
+            last = bisect_right(self._facts, end, first, key=_token_of)
+            rows = [*map(len, map(_texts_of, self._facts[first:last]))]
+            taken = last - first
+            if 0 in rows:  # the rows of this fact must come from another source; the page ends before it
+                taken = rows.index(0)
+                end = Token(self._facts[first + taken].token - 1)
+            if sum(rows[:taken]) > room:
+                fitting = max(bisect_right([*accumulate(rows[:taken])], room), 0 if facts else 1)
+                if fitting < taken:
+                    taken = fitting
+                    end = self._facts[first + taken - 1].token if taken else facts[-1].token
+            facts += self._facts[first : first + taken]
+            room -= sum(rows[:taken])
+            self._next = first + taken
+            more = self._next == len(self._facts)
         self.reached = end
         return Page(facts, end, limited=end < upto)
 
-    def _peek(self) -> Fact | None:
+    def _read_on(self) -> bool:
+        """Read the next facts if all were returned; returns whether there are any."""
         while self._next == len(self._facts):
             facts = next(self._lists, None)
             if facts is None:
-                return None
+                return False
             self._facts, self._next = facts, 0
-        return self._facts[self._next]
+        return True

@@ -17,7 +17,7 @@ from replication.errors import CatchUpError, ConfigError, RemoteProtocolError
 from replication.segments.compression import check_compression, decompress
 from replication.segments.manifest import MANIFEST, read_manifest
 from replication.session.encoder import FIRST_GAP
-from replication.streams.facts import Fact, facts_of_rows, is_ascending, texts_of, tokens_of
+from replication.streams.facts import Fact, count_rows, facts_of_rows, is_ascending, texts_of, tokens_of
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class SegmentReader:
             if facts:
                 self._check_facts(facts, last)
                 first, last = first or facts[0].token, facts[-1].token
-                rows += sum([len(fact.texts) for fact in facts])
+                rows += count_rows(facts)
                 yield facts
         if not parser.complete:
             raise CatchUpError(f"{self._path}: {_CUT}")
@@ -201,9 +201,12 @@ class _LineParser:
         rows = lines.removeprefix(rdata).split(f"\n{rdata}")
         if not lines.startswith(rdata) or len(rows) <= lines.count("\n"):
             return [fact for line in lines.split("\n") for fact in self._fact(line)]
-        split = [row.partition(" ") for row in rows]
-        places = grammar.places([place for place, _, _ in split])
-        texts = [text for _, _, text in split]
+        firsts, texts = list[str](), list[str]()
+        for row in rows:  # a list of tuples would take longer: the garbage collector visits it
+            first, _, text = row.partition(" ")
+            firsts.append(first)
+            texts.append(text)
+        places = grammar.places(firsts)
         if self._begun or None in places:
             return self._join(places, texts)
         return facts_of_rows(cast("Sequence[Token]", places), texts)
