@@ -209,20 +209,23 @@ class Application:
         return skipped
 
 
-@attrs.frozen(slots=False)
+@attrs.define
 class _Work:
-    """What one transaction applies and stores; the fields are the parameters of ``Application.apply``."""
+    """What one transaction applies and stores; ``of_facts`` are the parts with facts.
+
+    The other fields are the parameters of ``Application.apply``.
+    """
 
     stream: StreamName
     line: InstanceName
     parts: Mapping[InstanceName, Apply | Reset]
     write_of: WriteOf
     note: Note
+    of_facts: dict[InstanceName, Apply] = attrs.field(init=False)
 
-    @cached_property
-    def of_facts(self) -> dict[InstanceName, Apply]:
-        """The parts with facts."""
-        return {writer: part for writer, part in self.parts.items() if isinstance(part, Apply)}
+    def __attrs_post_init__(self) -> None:
+        """Find the parts with facts."""
+        self.of_facts = {writer: part for writer, part in self.parts.items() if isinstance(part, Apply)}
 
     def writer_of(self, fact: Fact) -> InstanceName:
         """Return the writer of one of the facts."""
@@ -230,6 +233,8 @@ class _Work:
 
     def writes(self, skipped: Sequence[SkippedFact]) -> list[Write]:
         """Return what is stored beside what the function does."""
+        if not skipped:
+            return [self.write_of(writer, part) for writer, part in self.parts.items()]
         return [
             attrs.evolve(self.write_of(writer, part), skipped=[each for each in skipped if each.writer == writer])
             for writer, part in self.parts.items()

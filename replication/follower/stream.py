@@ -374,8 +374,8 @@ class StreamFollower:
             step = self.application.failing.cut(writer, step)
         if self._first is not None:
             self._first(writer, step)
-        if isinstance(step, Apply):
-            step = attrs.evolve(step, facts=await self._new_facts(step))
+        if isinstance(step, Apply) and (facts := await self._new_facts(step)) is not step.facts:
+            step = attrs.evolve(step, facts=facts)
         if self.mode is FollowMode.POSITION_ONLY:
             await self._note(writer, step, None)
         else:

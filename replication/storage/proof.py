@@ -52,6 +52,8 @@ class WriteProof:
 
     def noted(self, outcomes: list[Exception | None], batches: Sequence[Batch]) -> list[Exception | None]:
         """Note the outcomes of commits, and return them; what fails because of a value is no reason."""
+        if self._failed is None and not any(outcomes):  # the usual case
+            return outcomes
         of_facts = [
             outcome
             for batch, outcome in zip(batches, outcomes, strict=True)
