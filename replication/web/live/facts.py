@@ -47,7 +47,8 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         ]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
     nothing = f"No writer has a fact among its last {LATEST} IDs." if token is None else "There is no such fact here."
-    return table(caption, heads, rows[:_MOST], nothing) + "".join(failures)
+    shown = "" if failures and not rows else table(caption, heads, rows[:_MOST], nothing)
+    return shown + "".join(failures)
 
 
 def _cells(fact: Fact, columns: int) -> Sequence[list[str]]:
