@@ -13,7 +13,7 @@ from replication.cli.output import write_line
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
 from replication.errors import StoreError
-from replication.rooms.drawing import EventMark, encode_dot, encode_svg, with_missing
+from replication.rooms.drawing import encode_dot, encode_svg, mark_of, with_missing
 from replication.storage.tables.blocking_rooms import read_rooms
 from replication.web.address import DEFAULT_URL
 
@@ -74,22 +74,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         show(view)
     return 0
-
-
-def mark_of(event: dict[str, Any]) -> EventMark:
-    """Return the mark that draws an event, in the form of ``GET /v1/rooms/ROOM/events/EVENT``."""
-    key = f" {event['state_key']}" if event["state_key"] else ""
-    is_state = event["state_key"] is not None
-    flags = [each for each in ("rejected", "soft_failed", "outlier") if event[each]]
-    return EventMark(
-        event_id=event["event_id"],
-        label=f"{event['type']}{key}",
-        depth=event["depth"],
-        order=event["stream_ordering"],
-        prev_event_ids=tuple(event["prev_event_ids"]),
-        kind=(*flags, "state" if is_state else "plain")[0],
-        is_state=is_state,
-    )
 
 
 def show(view: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -44,6 +44,22 @@ KINDS: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 FORWARD: Final = ("#28b463", "forward extremity")
 COLUMN_COLOURS: Final = ("#34495e", "#2471a3", "#8e44ad", "#117864", "#b9770e", "#a93226")
+
+
+def mark_of(event: Mapping[str, Any]) -> EventMark:
+    """Return the mark that draws an event, in the form of ``GET /v1/rooms/ROOM/events/EVENT``."""
+    key = f" {event['state_key']}" if event["state_key"] else ""
+    is_state = event["state_key"] is not None
+    flags = [each for each in ("rejected", "soft_failed", "outlier") if event[each]]
+    return EventMark(
+        event_id=event["event_id"],
+        label=f"{event['type']}{key}",
+        depth=event["depth"],
+        order=event["stream_ordering"],
+        prev_event_ids=tuple(event["prev_event_ids"]),
+        kind=(*flags, "state" if is_state else "plain")[0],
+        is_state=is_state,
+    )
 
 
 def with_missing(marks: Iterable[EventMark], backward: Collection[str]) -> list[EventMark]:

@@ -212,6 +212,7 @@ class Api(Resource):
         self.clock = clock
         self.health = Health(served, clock)
         self.rooms = cast("IRooms", rooms)  # without rooms, NO_ROOMS answers
+        self.keeps_rooms = rooms is not None
         self.streams_of_rooms: Collection[str] = () if rooms is None else rooms.streams
         self.answers: Counter[tuple[str, int]] = Counter()  # by the call's name and the status
         self.routes = (

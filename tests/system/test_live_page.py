@@ -5,10 +5,12 @@ The pictures of the page are kept in ``build/pictures``, to be looked at.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -158,3 +160,27 @@ def test_a_stopped_stream_is_found_understood_and_mended_from_the_page(
         cells(page, "orders").get_by_text("live").wait_for()
         page.get_by_role("heading", name="Needs attention").wait_for(state="detached")
         keep(page, "mended")
+
+
+def test_a_room_is_a_picture_that_is_walked_by_keyboard(browser: Any, tmp_path: Path) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    events = [
+        {"event_id": "$create", "type": "m.room.create", "state_key": "", "prev_event_ids": []},
+        {"event_id": "$topic", "type": "m.room.topic", "state_key": "", "prev_event_ids": ["$create"]},
+        {"event_id": "$left", "type": "m.room.message", "prev_event_ids": ["$topic"]},
+        {"event_id": "$right", "type": "m.room.message", "prev_event_ids": ["$topic"]},
+    ]
+    with Daemon(tmp_path, "master", "--rooms", *LOCAL) as master:
+        body = json.dumps({"events": events}).encode()
+        url = f"http://{master.address('HTTP')}/v1/rooms/!garden/events"
+        urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=30).close()
+        with opened(browser, master, path="/?room=!garden", bypass_csp=True) as page:
+            assert "2 forward" in page.get_by_text("extremities").inner_text()
+            keep(page, "room")
+            for _ in range(2):
+                page.get_by_role("link", name="one event back").focus()
+                page.keyboard.press("Enter")
+            page.get_by_role("heading", name="State after $topic").wait_for()
+            assert "$left" not in page.get_by_role("region", name="Events").inner_text()
+            assert Axe().run(page).violations_count == 0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from replication.errors import RoomError
+from replication.rooms.ordering import Place
 from replication.web.live.facts import facts_section
 from replication.web.live.feed import Feed
+from replication.web.live.rooms import room_section
 from replication.web.live.tables import text
 from replication.web.request import Answer, RequestError, read_query, read_token
 
@@ -41,25 +44,30 @@ _PAGE: Final = Template("""<!DOCTYPE html>
 <label>part of a name <input name="find" value="$find"></label>
 <label>stream <input name="stream" value="$stream" list="streams"></label>
 <label>ID <input name="id" value="$token" inputmode="numeric"></label>
+<label>text in a row <input name="has" value="$has"></label>
+$room_field
 <button>Search</button>
 <datalist id="streams">$names</datalist>
 </form>
 <label id="follow" hidden><span>follow the latest facts <input type="checkbox" checked></span></label>
 <div id="facts" data-source="$source">$facts</div>
+$room
 <div id="tables" data-events="live/events?find=$query">$tables</div>
 </main>
 </body>
 </html>
 """)
+_ROOM_FIELD: Final = Template('<label>room <input name="room" value="$room"></label>')
 MAX_NAMES: Final = 100  # that the search proposes
 
 
 async def show_page(request: ApiRequest) -> Answer:
     """Answer with the page: its tables are complete, so it can be read without JavaScript."""
-    query = read_query(request, [], ["find", "stream", "id"])
+    query = read_query(request, [], ["find", "stream", "id", "has", "room", "at"])
     feed, served = feed_of(request), request.api.served
     feed.look()
-    find, stream = query.get("find", ""), query.get("stream", "")
+    find, stream, has = query.get("find", ""), query.get("stream", ""), query.get("has", "")
+    room = query.get("room", "")
     token = read_token(query, "id") if query.get("id") else None
     if token is not None and not stream:
         raise RequestError(400, "parameter 'stream' is missing: an ID is one of a stream")
@@ -76,8 +84,11 @@ async def show_page(request: ApiRequest) -> Answer:
         stream=text(stream),
         token="" if token is None else token,
         names="".join(f'<option value="{text(each)}">' for each in visible[:MAX_NAMES]),
-        source=text(f"live/facts?stream={quote(stream, safe='')}") if stream and token is None else "",
-        facts=await facts_section(served, request.rights, stream, token) if stream else "",
+        has=text(has),
+        source=text(f"live/facts?{urlencode({'stream': stream, 'has': has})}") if stream and token is None else "",
+        facts=await facts_section(served, request.rights, stream, token, has) if stream else "",
+        room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
+        room=await _room(request, room, query.get("at")) if room else "",
         tables=feed.tables(request.rights, find),
     )
     return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
@@ -85,8 +96,8 @@ async def show_page(request: ApiRequest) -> Answer:
 
 async def send_facts(request: ApiRequest) -> Answer:
     """Answer with the latest facts of a stream, as HTML."""
-    query = read_query(request, ["stream"])
-    found = await facts_section(request.api.served, request.rights, query["stream"], None)
+    query = read_query(request, ["stream"], ["has"])
+    found = await facts_section(request.api.served, request.rights, query["stream"], None, query.get("has", ""))
     return Answer(200, found.encode(), "text/html; charset=utf-8", HEADERS)
 
 
@@ -106,6 +117,19 @@ async def send_file(request: ApiRequest, name: str) -> Answer:
         raise RequestError(404, f"there is no file {name!r:.100}")
     body = (files("replication.web.live") / "static" / name).read_bytes()
     return Answer(200, body, _STATIC[name], HEADERS)
+
+
+async def _room(request: ApiRequest, room: str, at: str | None) -> str:
+    """Return the section of a room."""
+    if not request.api.keeps_rooms:
+        return "<p>This process keeps no rooms.</p>"
+    if why := request.rights.missing("read", request.api.streams_of_rooms):
+        return f"<p>{text(why)}</p>"
+    try:
+        place = None if at is None else Place.parse(at)
+    except RoomError as error:
+        raise RequestError(400, f"at: {error}") from error
+    return await room_section(request.api.rooms, room, place)
 
 
 def feed_of(request: ApiRequest) -> Feed:

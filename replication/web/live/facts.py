@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.net.access import Rights
-    from replication.streams.facts import Fact
     from replication.web.site import IServed
 
 LATEST: Final = 20  # IDs of one writer
+SEARCHED: Final = 1_000  # IDs of one writer, if the rows must have a text
 _MOST: Final = 100  # rows
 _LONGEST: Final = 500  # characters of one value
 
 
-async def facts_section(served: IServed, rights: Rights, stream: str, token: int | None) -> str:
-    """Return the fact with this ID of each writer, or the latest facts; or a sentence that says why there is none."""
+async def facts_section(served: IServed, rights: Rights, stream: str, token: int | None, has: str = "") -> str:
+    """Return the fact with this ID of each writer, or the latest facts; or a sentence that says why there is none.
+
+    With ``has``, the rows that have this text.
+    """
     if why := rights.missing("read", [stream]):
         return f"<p>{text(why)}</p>"
     found = served.stream_statuses(stream)
@@ -29,32 +32,35 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         return f"<p>No stream {text(repr(stream))} here.</p>"
     (status,) = found
     heads = ("writer", "#ID", *(text(each) for each in status.definition.row or ("row",)))
+    reach = SEARCHED if has else LATEST
+    text_of_row = grammar.encode_json(has)[1:-1]
     rows: list[list[str]] = []
     failures = []
     for writer in status.writers:
-        after = max(0, writer.position - LATEST) if token is None else token - 1
+        after = max(0, writer.position - reach) if token is None else token - 1
         if after >= writer.position:
             continue
         try:
-            page = await served.page(stream, writer.instance, after=after, upto=token, limit=_MOST)
+            page = await served.page(stream, writer.instance, after=after, upto=token, limit=max(_MOST, reach))
         except ReplicationError as error:
             failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
             continue
         rows += [
             [text(writer.instance), f"{fact.token:,}", *cells]
             for fact in reversed(page.facts)
-            for cells in _cells(fact, len(heads) - 2)
+            for cells in _cells([each for each in fact.texts if text_of_row in each], len(heads) - 2)
         ]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
-    nothing = f"No writer has a fact among its last {LATEST} IDs." if token is None else "There is no such fact here."
-    shown = "" if failures and not rows else table(caption, heads, rows[:_MOST], nothing)
+    what = f"a row with {text(repr(has))}" if has else "a fact"
+    nothing = f"No writer has {what} among its last {reach} IDs." if token is None else "There is no such fact here."
+    shown = "" if failures and len(failures) == len(status.writers) else table(caption, heads, rows[:_MOST], nothing)
     return shown + "".join(failures)
 
 
-def _cells(fact: Fact, columns: int) -> Sequence[list[str]]:
+def _cells(texts: Sequence[str], columns: int) -> Sequence[list[str]]:
     """Return the cells of each row: its fields, or the whole row if it has another number of fields."""
     rows = []
-    for row_text in fact.texts:
+    for row_text in texts:
         row = grammar.read_json(row_text)
         fields = row if isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
         rows.append([text(_shorten(each)) for each in fields])

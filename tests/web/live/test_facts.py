@@ -30,3 +30,16 @@ class FactsTests(ApiTestCase):
         self.assert_refused(self.get("/?id=3"), 400, "'stream' is missing")
         self.assert_refused(self.get("/?stream=orders&id=x"), 400, "id: ")
         self.assert_refused(self.get("/live/secrets.txt"), 404, "secrets.txt")
+
+    def test_rows_are_filtered_by_a_text(self) -> None:
+        for text in (
+            self.page("?stream=orders&has=paid"),
+            self.get("/live/facts?stream=orders&has=paid").body.decode(),
+        ):
+            self.assertIn(">paid<", text)
+            self.assertNotIn(">new<", text)
+        self.assertIn(
+            "No writer has a row with &#x27;nothing&#x27; among its last 1000 IDs",
+            self.page("?stream=orders&has=nothing"),
+        )
+        self.assertIn('data-source="live/facts?stream=orders&amp;has=a%26b"', self.page("?stream=orders&has=a%26b"))
