@@ -29,6 +29,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "rooms": "events of rooms persisted, and read",
     "scale": "the growth with streams, connections and open IDs",
     "hostile": "latency as above, while bad peers attack the wire",
+    "page": "the cost of the live page: a follower beside 100 browsers, and a start",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
 
