@@ -46,6 +46,7 @@ def test_every_metric_is_there_with_its_kind_and_meaning() -> None:
     names = [code(row["metric"])[0] for row in rows]
     assert dict(zip(names, plain, strict=True)) == METRICS
     assert {*names} == {*made_metrics()}
+    assert all(row["unit"] and row["if it is high"] for row in rows)
     assert [row["type"] for row in rows] == ["counter" if name.endswith("_total") else "gauge" for name in names]
 
 
