@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 from rich.console import Group
 from rich.live import Live
 
+from replication.cli.keys import pressed_keys
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
 from replication.web.blocking_client import HttpError, UnavailableError
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from replication.web.blocking_client import HttpClient
 
 PERIOD: Final = 1.0  # seconds between two requests of --watch
+REDRAW: Final = 0.25  # seconds between two drawings of a terminal, whose size may change
+ORDERS: Final = {"a": "attention", "n": "name", "l": "lag"}  # by key
+STEPS: Final = {"up": -1, "down": 1, "page up": -20, "page down": 20}  # streams, by key
 URGENT: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of --watch
 STYLES: Final = {  # on a terminal
     **dict.fromkeys(("stopped", "not connected"), "bold red"),
@@ -41,7 +46,7 @@ def make_parser() -> Parser:
         epilog="example, in a script: replication status --check > /dev/null && deploy",
     )
     parser.add_http_options()
-    parser.add_argument("--watch", action="store_true", help="print again every second, until interrupted")
+    parser.add_argument("--watch", action="store_true", help="print again every second; on a terminal, until the key q")
     parser.add_argument("--json", action="store_true", help="one JSON object: {streams, connections, …}")
     parser.add_argument(
         "--check",
@@ -66,10 +71,9 @@ def main(arguments: Sequence[str]) -> int:
             if found.check and status["not_ready"]:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
-        try:
+        with suppress(KeyboardInterrupt):
             watch(client, render, console)
-        except KeyboardInterrupt:
-            return 0
+        return 0
 
 
 def fetch(client: HttpClient) -> dict[str, Any]:
@@ -87,25 +91,88 @@ def fetch(client: HttpClient) -> dict[str, Any]:
     return status
 
 
-def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> NoReturn:
-    """Print the status every second, also while the daemon does not answer; a terminal is redrawn in place."""
-    live = Live(console=console, auto_refresh=False)
-    with live if console.is_terminal else nullcontext():
+def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> None:
+    """Print the status every second, also while the daemon does not answer; until interrupted, or by the key q.
+
+    A terminal is redrawn in place, and takes the keys of ``View``.
+    """
+    if not console.is_terminal:
         while True:
             try:
-                shown = render(attention_first(fetch(client)))
+                console.print(render(attention_first(fetch(client))), soft_wrap=True)
             except UnavailableError as error:
-                shown = plain(str(error))
-            if console.is_terminal:
-                live.update(shown, refresh=True)
-            else:
-                console.print(shown, soft_wrap=True)
+                console.print(plain(str(error)), soft_wrap=True)
             time.sleep(PERIOD)
+    view = View()
+    with pressed_keys() as keys, Live(console=console, auto_refresh=False, screen=keys is not None) as live:
+        status: dict[str, Any] | None = None
+        due = 0.0
+        while not view.ended:
+            if keys is None or (time.monotonic() >= due and not (view.paused and status)):
+                due = time.monotonic() + PERIOD
+                try:
+                    status = fetch(client)
+                except UnavailableError as error:
+                    status = None
+                    live.update(plain(str(error)), refresh=True)
+            if status is not None:
+                shown = render(view.arrange(status))
+                live.update(Group(shown, plain(view.legend(status))) if keys else shown, refresh=True)
+            if keys is None:
+                time.sleep(PERIOD)
+            else:  # the width may change at any time
+                view.press(keys.read(min(REDRAW, max(0.0, due - time.monotonic()))))
+
+
+@attrs.define
+class View:
+    """What a user of ``--watch`` has chosen by keys: a(ttention), n(ame), l(ag), arrows, p(ause), q(uit)."""
+
+    order: str = "attention"
+    first: int = 0  # index of the first stream that is shown
+    paused: bool = False
+    ended: bool = False
+
+    def press(self, key: str) -> None:
+        """Do what a key stands for; other keys do nothing."""
+        if key in ORDERS:
+            self.order, self.first = ORDERS[key], 0
+        elif key in STEPS:
+            self.first = max(0, self.first + STEPS[key])
+        elif key == "p":
+            self.paused = not self.paused
+        elif key in ("q", "escape"):
+            self.ended = True
+
+    def arrange(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Return the status with its streams in order, from the first that is shown."""
+        if self.order == "attention":
+            status = attention_first(status)
+        else:
+            by = _largest_lag if self.order == "lag" else _name
+            status = {**status, "streams": sorted(status["streams"], key=by)}
+        self.first = min(self.first, max(0, len(status["streams"]) - 1))
+        return {**status, "streams": status["streams"][self.first :]}
+
+    def legend(self, status: dict[str, Any]) -> str:
+        """Return the line below the tables."""
+        where = f"streams from {self.first + 1} of {len(status['streams'])}, by {self.order}"
+        pause = "p goes on" if self.paused else "p pauses"
+        return f"{where} | a attention, n name, l lag | arrows scroll | {pause} | q quits"
 
 
 def attention_first(status: dict[str, Any]) -> dict[str, Any]:
     """Return the status with the streams first that are stopped, then those that have no connection or catch up."""
     return {**status, "streams": sorted(status["streams"], key=lambda stream: (_urgency(stream), stream["name"]))}
+
+
+def _largest_lag(stream: dict[str, Any]) -> tuple[int, str]:
+    return -max([writer["lag"] for writer in stream["writers"]], default=0), stream["name"]
+
+
+def _name(stream: dict[str, Any]) -> str:
+    name: str = stream["name"]
+    return name
 
 
 def _urgency(stream: dict[str, Any]) -> int:

@@ -5,12 +5,10 @@ It prints whole facts only, each once and in order, also over several connection
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
 import sys
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,23 +18,22 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 
+from replication.cli.fact_lines import ColouredLines, encode_json, encode_rdata, encode_typed
 from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.config import DEFAULT_CONNECT
 from replication.deferreds import Lifetime
-from replication.errors import CatchUpError, ConfigError, FactsGoneError, ReplicationError, RowError, did_you_mean
+from replication.errors import CatchUpError, ConfigError, FactsGoneError, ReplicationError, did_you_mean
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import default_http_url, is_redis, show_certificate
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
-from replication.session.encoder import encode_facts
 from replication.storage import open_store
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Reset
 from replication.streams.interfaces import Page
-from replication.synapse import STREAMS, since_1_159
 from replication.web.address import read_secret
 from replication.web.client import HttpCatchUp, NotAllowedError
 from replication.wire import grammar
@@ -52,14 +49,11 @@ if TYPE_CHECKING:
     from replication.streams.cursor import Apply, CatchUp
     from replication.streams.facts import Fact
     from replication.streams.interfaces import ICatchUp
-    from replication.streams.typed_rows import Row, TypedStream
 
 PATIENCE: Final = 60.0  # seconds in which a writer must send the first SERVER
 POLL_INTERVAL: Final = 1.0  # seconds between two checks of the output and of the peer
 POLLS: Final = 2  # checks after which a writer has sent SERVER and its first POSITIONs
-_TYPED: Final[Sequence[TypedStream[Any]]] = (*since_1_159.STREAMS, *STREAMS)  # rows of newer releases have more fields
 DEFAULT_ENDPOINT: Final = str(DEFAULT_CONNECT[0])
-_ODD: Final = re.compile(rb"[^\n\t -~]")
 _HTTP: Final = "unknown command: 'HTTP/"  # the fault in the first line of a web server
 
 
@@ -112,18 +106,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         url = found.http or default_http_url(found.endpoint)
         secret = None if found.secret_file is None else read_secret(found.secret_file)
+        source = HttpCatchUp(reactor, url, secret, certificate=certificate) if url else None
+        coloured = ColouredLines(source) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         tail = Tail(
             reactor,
             show_certificate(found.endpoint, certificate),
             streams=[grammar.stream_name(each) for each in found.stream],
             after=read_start(found.start),
-            source=HttpCatchUp(reactor, url, secret, certificate=certificate) if url else None,
-            encode=encode_json if found.json else encode_typed if found.typed else encode_rdata,
+            source=source,
+            encode=encode_json if found.json else encode_typed if found.typed else coloured or encode_rdata,
             access_tokens=found.access_tokens,
         )
     except ReplicationError as error:
         parser.error(str(error))
     use_monotonic_clock(reactor)
+    if coloured is not None:
+        cast("Any", reactor).callWhenRunning(coloured.read_names)
     return tail.run()
 
 
@@ -289,7 +287,7 @@ class Tail:
             return
         try:
             facts = step.facts if self.access_tokens else hide_access_tokens(stream, step.facts)
-            self._print(escape_rows(self.encode(stream, writer, facts)))
+            self._print(self.encode(stream, writer, facts))
         except BrokenPipeError:
             self._end(None)
         except OSError as error:
@@ -352,51 +350,3 @@ class Tail:
         if self.reactor.running and not self._ending:
             self._ending = True
             self.reactor.stop()
-
-
-def encode_rdata(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return the RDATA lines of ``facts``, as a master sends them (docs/protocol/wire.md A4)."""
-    zero = Token(0)  # no POSITION line
-    return b"".join(
-        [each.data for each in encode_facts(stream, instance, facts, after=zero, upto=zero, line_limit=sys.maxsize)]
-    )
-
-
-def encode_json(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return a line per row: ``{"stream", "instance", "token", "row"}``, with the row's own JSON text.
-
-    Rows of Synapse's streams have ``fields`` as well: the same values by name.
-    """
-    head = f'{{"stream":{grammar.encode_row(stream)},"instance":{grammar.encode_row(instance)},"token":'
-    lines = []
-    for token, texts in facts:
-        for text in texts:
-            row = _read_row(stream, text)
-            fields = "" if row is None else f',"fields":{grammar.encode_json(row.named())}'
-            lines.append(f'{head}{token},"row":{text}{fields}}}\n')
-    return "".join(lines).encode()
-
-
-def encode_typed(stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
-    """Return a line per row: stream, writer, token, and the fields by name; the JSON text for other streams."""
-    lines = [
-        f"{stream} {instance} {token} {_read_row(stream, text) or text}\n" for token, texts in facts for text in texts
-    ]
-    return "".join(lines).encode(errors="backslashreplace")
-
-
-def escape_rows(lines: bytes) -> bytes:
-    """Return lines of facts without characters that a terminal obeys: as JSON escapes them, so that rows stay equal."""
-    if _ODD.search(lines) is None:
-        return lines
-    text = lines.decode().replace("\r", " ")  # it can only be white space between values
-    return "".join([each if each.isprintable() or each in "\n\t" else json.dumps(each)[1:-1] for each in text]).encode()
-
-
-def _read_row(stream: StreamName, text: str) -> Row | None:
-    """Return a typed row; None if no stream of a Synapse has this name and this form of row."""
-    for typed in [each for each in _TYPED if each.name == stream]:
-        with suppress(RowError):
-            row: Row = typed.read_row(text)
-            return row
-    return None

@@ -31,7 +31,7 @@ from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError,
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.interfaces import (
         IConsumer,
@@ -84,6 +84,15 @@ class _AuditedStream(msgspec.Struct):
 
 class _AuditedStreams(msgspec.Struct):
     streams: list[_AuditedStream]
+
+
+class _DeclaredStream(msgspec.Struct):
+    name: StreamName
+    row: list[str] | None = None
+
+
+class _DeclaredStreams(msgspec.Struct):
+    streams: list[_DeclaredStream]
 
 
 class NotAllowedError(CatchUpError):
@@ -212,6 +221,17 @@ class HttpCatchUp:
         except msgspec.MsgspecError as error:
             raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
         return {each.name: {writer.instance: writer for writer in each.writers} for each in streams}
+
+    async def row_names(self) -> dict[str, Sequence[str]]:
+        """Return the names of the fields of each stream that declares them; CatchUpError as ``facts``."""
+        response = await self._get("/v1/streams", {})
+        if response.code != HTTPStatus.OK:
+            raise response.error()
+        try:
+            streams = msgspec.json.decode(response.body, type=_DeclaredStreams).streams
+        except msgspec.MsgspecError as error:
+            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
+        return {each.name: each.row for each in streams if each.row}
 
     async def report(
         self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]]

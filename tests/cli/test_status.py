@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -140,6 +141,52 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None
         status.watch(FakeApi(None, None), status.as_tables, console)  # type: ignore[arg-type]
     assert "\x1b[" in out.getvalue()
     assert out.getvalue().count("OLDEST OPEN") == 3  # two refreshes, and the last one stays
+
+
+def test_keys_order_scroll_pause_and_quit() -> None:
+    lags = {"one": 5, "two": 0, "three": 9}
+    streams = [
+        {**SEEN["streams"][1], "name": name, "writers": [{**SEEN["streams"][0]["writers"][0], "lag": lag}]}
+        for name, lag in lags.items()
+    ]
+    view, seen = status.View(), {**SEEN, "streams": streams}
+
+    def names() -> list[str]:
+        return [each["name"] for each in view.arrange(seen)["streams"]]
+
+    view.press("n")
+    assert names() == ["one", "three", "two"]
+    view.press("l")
+    assert names() == ["three", "one", "two"]
+    for _ in range(9):
+        view.press("down")
+        view.press("z")
+    assert names() == ["two"]
+    assert view.legend(seen).startswith("streams from 3 of 3, by lag")
+    view.press("page up")
+    assert names() == ["three", "one", "two"]
+    view.press("p")
+    assert (view.paused, "p goes on" in view.legend(seen)) == (True, True)
+    view.press("p")
+    assert not view.paused
+    view.press("q")
+    assert view.ended
+
+
+def test_a_terminal_with_keys_is_left_by_q(monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed = iter(["", "p", "", "q"])
+
+    class FakeKeys:
+        def read(self, seconds: float) -> str:
+            assert seconds <= status.REDRAW
+            return next(pressed)
+
+    out = io.StringIO()
+    monkeypatch.setattr(status, "pressed_keys", lambda: nullcontext(FakeKeys()))
+    status.watch(FakeApi(None), status.as_tables, Console(file=out, force_terminal=True, width=120))  # type: ignore[arg-type]
+    assert "p pauses" in out.getvalue()
+    assert "p goes on" in out.getvalue()
+    assert "\x1b[?1049h" in out.getvalue()  # a screen of its own
 
 
 def test_check_fails_after_the_tables_if_the_process_is_not_ready(

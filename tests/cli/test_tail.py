@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,14 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.cli import tail
-from replication.cli.tail import Tail, TailError, encode_json, encode_rdata, encode_typed, escape_rows, read_start
+from replication.cli.fact_lines import encode_json, encode_rdata, encode_typed
+from replication.cli.tail import Tail, TailError, read_start
 from replication.errors import CatchUpError, ConfigError
 from replication.storage.contract import facts_gone
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
 from replication.web.client import NotAllowedError
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.synapse.recorded import lines_of, recorded_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -493,51 +492,3 @@ def test_wrong_options_are_one_line_and_status_2(arguments: list[str], capsys: p
         tail.main(arguments)
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_row_keeps_its_bytes() -> None:
-    facts = [fact(2, '["\\u00e9",1.0]', "{}"), fact(3), fact(4, '"é"')]
-    assert encode_rdata(ORDERS, MASTER, facts).decode() == (
-        'RDATA orders master batch ["\\u00e9",1.0]\nRDATA orders master 2 {}\nRDATA orders master 4 "é"\n'
-    )
-    assert encode_json(ORDERS, MASTER, facts[2:]).decode() == (
-        '{"stream":"orders","instance":"master","token":4,"row":"é"}\n'
-    )
-
-
-def test_what_a_terminal_would_obey_is_printed_as_json_escapes_it() -> None:
-    text = '["\x7f\x9b31m é\u202e\U000e0001",\t1,\r2]'
-    lines = encode_json(ORDERS, MASTER, [fact(4, text)])
-    escaped = escape_rows(lines)
-    assert json.loads(escaped) == json.loads(lines)
-    assert rb'"\u007f\u009b31m ' + "é".encode() + rb'\u202e\udb40\udc01"' in escaped
-    assert escape_rows(b"RDATA orders master 2 {}\n") == b"RDATA orders master 2 {}\n"
-
-
-def test_a_row_that_is_longer_than_a_line_of_the_wire_is_printed_all_the_same() -> None:
-    text = '"' + "x" * 20_000 + '"'
-    assert encode_rdata(ORDERS, MASTER, [fact(2, text)]).decode() == f"RDATA orders master 2 {text}\n"
-
-
-def test_json_and_types_name_the_fields_of_a_synapses_streams() -> None:
-    events = StreamName("events")
-    facts = [fact(2, '["state",["!r","t","\\ud800",null]]'), fact(3, '["mine","other fields"]')]
-    assert encode_json(events, MASTER, facts).decode() == (
-        '{"stream":"events","instance":"master","token":2,"row":["state",["!r","t","\\ud800",null]],'
-        '"fields":{"kind":"state","room_id":"!r","type":"t","state_key":"\\ud800","event_id":null}}\n'
-        '{"stream":"events","instance":"master","token":3,"row":["mine","other fields"]}\n'
-    )
-    assert encode_typed(events, MASTER, facts).decode() == (
-        "events master 2 StateRow(data=State(room_id='!r', type='t', state_key='\\ud800', event_id=None))\n"
-        'events master 3 ["mine","other fields"]\n'
-    )
-    assert encode_typed(ORDERS, MASTER, [fact(2, '"é"')]).decode() == 'orders master 2 "é"\n'
-
-
-@pytest.mark.parametrize("name", ["synapse-sqlite", "synapse-postgres"])
-def test_every_recorded_row_has_fields(name: str) -> None:
-    for stream, facts in recorded_facts(name).items():
-        told = [Fact(Token(token), tuple(rows)) for token, rows in facts.items()]
-        for line in encode_json(StreamName(stream), MASTER, told).splitlines():
-            assert json.loads(line)["fields"]
-        assert encode_typed(StreamName(stream), MASTER, told).count(b"Row(") == len(lines_of(stream, facts))

@@ -153,6 +153,13 @@ class OwnSiteTests(CatchUpContract):
         with self.assertRaisesRegex(CatchUpError, "HTTP 400: master writes nothing to orders"):
             self.page(0, 5)
 
+    def test_the_names_of_fields_are_those_that_streams_declare(self) -> None:
+        assert isinstance(self.source, HttpCatchUp)
+        self.assertEqual(self.result(self.source.row_names()), {"orders": ["order_id", "state"]})
+        self.network.listen(make_site(self.served, secret="other", reactor=self.network.reactor))
+        source = HttpCatchUp(self.network.reactor, URL, "hidden")
+        self.failureResultOf(self.start(source.row_names()), CatchUpError)
+
     def test_a_history_arrives_as_it_was_stored(self) -> None:
         self.assertEqual([*self.history()], [])
         epochs = [Epoch("a", Token(1), Token(1)), Epoch("b", Token(4), Token(6))]

@@ -11,6 +11,7 @@ from replication.errors import RoomError
 from replication.rooms.ordering import Place
 from replication.web.live.facts import facts_section
 from replication.web.live.feed import Feed
+from replication.web.live.followers import followers_section
 from replication.web.live.rooms import room_section
 from replication.web.live.tables import text
 from replication.web.request import Answer, RequestError, read_query, read_token
@@ -53,6 +54,7 @@ $room_field
 <div id="facts" data-source="$source">$facts</div>
 $room
 <div id="tables" data-events="live/events?find=$query">$tables</div>
+$followers
 </main>
 </body>
 </html>
@@ -90,6 +92,7 @@ async def show_page(request: ApiRequest) -> Answer:
         room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
         room=await _room(request, room, query.get("at")) if room else "",
         tables=feed.tables(request.rights, find),
+        followers=await followers_section(served, request.rights),
     )
     return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
 

@@ -95,7 +95,7 @@ def followers_table(peers: Sequence[PeerStatus]) -> str:
         [
             text(each.name or "-"),
             text(each.address),
-            _time(each.since),
+            show_time(each.since),
             f"{each.lines_out:,}",
             f"{each.bytes_out:,}",
             f"{each.queued_bytes:,}",
@@ -147,7 +147,8 @@ def _query(name: str) -> str:
     return html.escape(quote(name, safe=""))
 
 
-def _time(seconds: float) -> str:
+def show_time(seconds: float) -> str:
+    """Return a time in seconds since 1970, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

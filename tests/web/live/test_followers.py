@@ -1,0 +1,53 @@
+"""The followers that report, on the live page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.errors import StoreError
+from replication.streams.interfaces import KnownFollower
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.web.live.hostile import MARKUP
+from tests.web.served import ApiTestCase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Reports:
+    def __init__(self, **positions: int) -> None:
+        self.known = [
+            KnownFollower(InstanceName(name), {StreamName("orders"): {InstanceName("master"): Token(at)}}, 1.7e9)
+            for name, at in positions.items()
+        ]
+        self.error: StoreError | None = None
+
+    async def followers(self) -> Sequence[KnownFollower]:
+        if self.error is not None:
+            raise self.error
+        return self.known
+
+
+class FollowersTests(ApiTestCase):
+    def page(self) -> str:
+        return self.get("/").body.decode()
+
+    def test_those_that_are_furthest_behind_come_first(self) -> None:
+        self.served.followers = Reports(near=10, far=3)  # type: ignore[assignment]
+        page = self.page()
+        self.assertIn("<td>far</td><td>2023-11-14 22:13:20Z</td>", page)
+        self.assertIn('<td class="number">8</td><td>orders of master</td>', page)
+        self.assertIn('<td class="number">1</td><td>orders of master</td>', page)
+        self.assertLess(page.index("<td>far</td>"), page.index("<td>near</td>"))
+
+    def test_without_reports_there_is_a_sentence_or_nothing(self) -> None:
+        self.served.followers = None
+        self.assertNotIn("Followers that report", self.page())
+        self.served.followers = Reports()  # type: ignore[assignment]
+        self.assertIn("No follower has reported", self.page())
+        self.served.followers.error = StoreError("locked")  # type: ignore[union-attr]
+        self.assertIn("<p>locked</p>", self.page())
+
+    def test_names_are_escaped(self) -> None:
+        self.served.followers = Reports(**{MARKUP: 3})  # type: ignore[assignment]
+        self.assertNotIn("<b onclick", self.page())
