@@ -28,7 +28,7 @@ from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from replication.streams.cursor import CatchUp
     from replication.streams.definitions import StreamDefinition
@@ -272,6 +272,11 @@ class CatchUpSources:
         own = self._http_of(endpoint, InstanceName(""))
         urls = [url for url in self._urls if url.startswith(HTTP)] or ([own] if own else [])
         return [each for each in map(self._source, urls) if isinstance(each, HttpCatchUp)]
+
+    def over_http_of(self, endpoints: Iterable[str]) -> list[HttpCatchUp]:
+        """Return the HTTP sources of the processes at several endpoints, each once; a Redis has none."""
+        wires = sorted({each for each in endpoints if not is_redis(each)})
+        return [*dict.fromkeys(http for each in wires for http in self.over_http(each))]
 
     def foreign_database(self) -> DatabaseCatchUp | None:
         """Return the first source that is the database of another program; None if none is."""

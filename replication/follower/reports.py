@@ -1,6 +1,7 @@
 """Reports to writers: up to where this process has applied facts, so that a retention does not delete what it lacks.
 
-A report is sent over HTTP.  Version 0.1 and Synapse do not have the call: they receive it once an hour only.
+A report is sent over HTTP.  Version 0.1 and Synapse do not have the call: they receive it once an hour only.  A relay
+passes the reports of its followers on.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
-from replication.errors import CatchUpError
+from replication.errors import CatchUpError, StoreError, StreamError
 from replication.follower.stream import FollowMode
 from replication.logs import TroubleLog
-from replication.net.endpoints import is_redis
+from replication.streams.interfaces import KnownFollower
+from replication.wire import grammar
+from replication.writer.known_followers import LATER, MAX_FOLLOWERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.follower.stream import StreamFollower
     from replication.web.client import HttpCatchUp
+    from replication.web.followers import IFollowers
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 CHECK_INTERVAL: Final = 5.0  # seconds, before the first report
@@ -38,8 +42,7 @@ class PositionReports:
 
     Args:
         instance_name: of this process.
-        processes: returns the configured HTTP sources or, without any, that of the writer at an endpoint.
-        endpoints: of the writers, by name.
+        processes: returns the HTTP of the writers.
         followers: of all streams.
         lifetime: of this process.
 
@@ -48,8 +51,7 @@ class PositionReports:
     log = Logger()
 
     _instance_name: InstanceName
-    _processes: Callable[[str], Sequence[HttpCatchUp]]
-    _endpoints: Mapping[InstanceName, str]
+    _processes: Callable[[], Sequence[HttpCatchUp]]
     _followers: Iterable[StreamFollower]
     _lifetime: Lifetime
     _due: dict[HttpCatchUp, float] = attrs.field(init=False, factory=dict)  # when each process receives the next report
@@ -71,8 +73,7 @@ class PositionReports:
             positions = self._positions()
             if self._lifetime.ended or not positions:
                 continue
-            endpoints = {each for each in self._endpoints.values() if not is_redis(each)}
-            for process in dict.fromkeys(http for each in sorted(endpoints) for http in self._processes(each)):
+            for process in self._processes():
                 if self._due.get(process, 0.0) <= self._lifetime.clock.seconds():
                     await self._report(process, positions)
             next_due = min(self._due.values(), default=0.0) - self._lifetime.clock.seconds()
@@ -97,3 +98,47 @@ class PositionReports:
         """Return what is stored here, of the streams that are applied or copied."""
         stored = [each for each in self._followers if each.mode is not FollowMode.POSITION_ONLY and each.cursors]
         return {each.name: each.positions() for each in stored}
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class RelayedReports:
+    """The reports of followers behind a relay: they are passed on to the writers, whose retention waits for them.
+
+    Args:
+        processes: returns the HTTP of the writers.
+        wall: seconds since 1970.
+        own: keeps reports for the streams that this process writes; None if it writes none.
+
+    """
+
+    _processes: Callable[[], Collection[HttpCatchUp]]
+    _wall: Callable[[], float]
+    _own: IFollowers | None = None
+    _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
+
+    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
+        """Pass a report on, and return the seconds to the next one; StoreError if a writer does not answer."""
+        instance = grammar.instance_name(name)
+        following = [LATER if self._own is None else await self._own.report(name, positions)]
+        try:
+            answers = [await each.report(instance, positions) for each in self._processes()]
+        except CatchUpError as error:
+            raise StoreError(f"the report of {name!r} cannot be passed on: {error}", temporary=True) from error
+        self._known.pop(instance, None)
+        self._known[instance] = KnownFollower(instance, positions, self._wall())
+        if len(self._known) > MAX_FOLLOWERS:
+            del self._known[next(iter(self._known))]
+        return min([*following, *(each for each in answers if each is not None)])
+
+    async def followers(self) -> Sequence[KnownFollower]:
+        """Return those that have reported since this process started, or to its own streams, by name."""
+        own = [] if self._own is None else await self._own.followers()
+        known = {**{each.name: each for each in own}, **self._known}
+        return [known[name] for name in sorted(known)]
+
+    async def forget(self, name: str) -> None:
+        """Forget a follower here; StreamError if the writers know it, too."""
+        if self._own is not None:
+            await self._own.forget(name)
+        if self._known.pop(grammar.instance_name(name), None) is not None and self._processes():
+            raise StreamError(f"{name!r} is forgotten here, but its reports were passed on: forget it at the writers")

@@ -43,7 +43,8 @@ class ServedStreams:
 
     ``master`` is the part that writes; None if this worker writes no stream.  ``relay_server`` is the part that serves
     followers where there is no such master; None if there is, or if nothing is relayed.  ``rows`` are the names of
-    the fields of streams that are described.  ``skips`` are facts that functions cannot take.
+    the fields of streams that are described.  ``reports`` takes those of followers.  ``skips`` are facts that functions
+    cannot take.
     """
 
     role = "worker"
@@ -61,12 +62,13 @@ class ServedStreams:
     _tokens: TokenCodec
     _master: Master | None
     relay_server: RelayServer | None
+    _reports: IFollowers | None
     skips: ISkips | None
 
     @property
     def followers(self) -> IFollowers | None:
-        """What takes the reports of followers; None if this worker writes no stream."""
-        return None if self._master is None else self._master.served.followers
+        """What takes the reports of followers; None if this worker neither writes nor relays a stream."""
+        return self._reports
 
     def writer(self, stream: str | None = None) -> Master:
         """Return the part that writes; NotAWriterError if there is none."""

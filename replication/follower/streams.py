@@ -99,7 +99,7 @@ class FollowedStreams:
     copy: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
     _linear: set[StreamName] = attrs.field(init=False, factory=set)
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
-    _endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # where each POSITION came from
+    endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # where each POSITION came from
     _first_positions: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)
     # The open connections that have sent a POSITION of each writer; one of them is followed.
     _links: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
@@ -115,7 +115,7 @@ class FollowedStreams:
             self._relayed_audit = RelayedAudit(
                 over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
                 links=self._first_positions,
-                endpoints=self._endpoints,
+                endpoints=self.endpoints,
                 followers=self,
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
@@ -171,8 +171,7 @@ class FollowedStreams:
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
         PositionReports(
             instance_name=self._instance_name,
-            processes=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
-            endpoints=self._endpoints,
+            processes=lambda: self._sources.over_http_of(self.endpoints.values()),
             followers=self,
             lifetime=self._lifetime,
         ).start()
@@ -210,11 +209,11 @@ class FollowedStreams:
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""
-        return await self._sources.history(self._endpoints.get(writer), stream, writer)
+        return await self._sources.history(self.endpoints.get(writer), stream, writer)
 
     async def fetch_page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         """Return a page for a follower of this process, which keeps no copy; CatchUpError if no source has it."""
-        page = await self._sources.page(self._endpoints.get(writer), stream, writer, step, limit)
+        page = await self._sources.page(self.endpoints.get(writer), stream, writer, step, limit)
         return page if self._access_tokens else attrs.evolve(page, facts=hide_access_tokens(stream, page.facts))
 
     # ---- what clients receive
@@ -290,7 +289,7 @@ class FollowedStreams:
             self.following(client)
 
     def _position_received(self, client: IWriterLink, command: Position) -> None:
-        self._endpoints[command.instance] = client.endpoint
+        self.endpoints[command.instance] = client.endpoint
         self._links[command.instance].add(client)
         follower = self._followers.get(command.stream)
         if follower is None:
@@ -368,7 +367,7 @@ class FollowedStreams:
         )
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        histories, endpoint = self._followers[stream].histories, self._endpoints.get(writer)
+        histories, endpoint = self._followers[stream].histories, self.endpoints.get(writer)
         followed = () if histories is None else await histories.followed(writer)
         try:
             return await self._sources.fetch(endpoint, stream, writer, step, limit, followed=followed)

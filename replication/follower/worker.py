@@ -16,6 +16,7 @@ from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.registration import RegistersFunctions
 from replication.follower.relay import make_relay
+from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
 from replication.follower.streams import FollowedStreams, described_streams
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
     from replication.urls import Url
+    from replication.web.followers import IFollowers
     from replication.writer.stream import StreamWriter
 
 P = ParamSpec("P")
@@ -157,7 +159,7 @@ class Worker(RegistersFunctions):
         )
         self._faults = Counter[str]()
         self._clients = [self._make_client(endpoint, shared) for endpoint in endpoints]
-        self.served = self._make_served({name: each.row for name, each in described.items()})
+        self.served = self._make_served({name: each.row for name, each in described.items()}, wall)
         self._start: Deferred[Exception | None] | None = None
         self._stop: Deferred[None] | None = None
 
@@ -426,7 +428,11 @@ class Worker(RegistersFunctions):
         self._followed.add_client(client)
         return client
 
-    def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None]) -> ServedStreams:
+    def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None], wall: Callable[[], float]) -> ServedStreams:
+        reports: IFollowers | None = None if self._master is None else self._master.served.followers
+        if self._relay is not None:
+            sources, endpoints = self._sources, self._followed.endpoints
+            reports = RelayedReports(processes=lambda: sources.over_http_of(endpoints.values()), wall=wall, own=reports)
         return ServedStreams(
             server_name=self.server_name,
             instance_name=self.instance_name,
@@ -442,6 +448,7 @@ class Worker(RegistersFunctions):
             master=self._master,
             skips=FollowedSkips(self.instance_name, self.store, self._followed),
             relay_server=None if self._relay is None else self._relay.server,
+            reports=reports,
         )
 
 

@@ -576,6 +576,14 @@ class ConstructionTests(SynchronousTestCase):
             others = CatchUpSources(Net(), [], {}, None, definitions)
             self.assertIsInstance(error_of(begin(others.fetch(endpoint, ORDERS, MASTER, STEP, 5))), CatchUpError)
 
+    def test_the_http_of_several_processes_is_listed_once_and_a_redis_has_none(self) -> None:
+        endpoints = ["tcp:a:1", "redis://here", "tcp:b:1", "tcp:a:1"]
+        each = CatchUpSources(Net(), [], {}, None)
+        self.assertEqual(each.over_http_of(endpoints), [*each.over_http("tcp:a:1"), *each.over_http("tcp:b:1")])
+        shared = CatchUpSources(Net(), ["http://c:1"], {}, None)
+        self.assertEqual(shared.over_http_of(endpoints), shared.over_http("tcp:a:1"))
+        self.assertEqual(len(shared.over_http_of(endpoints)), 1)
+
     def test_a_source_is_reused(self) -> None:
         sources = CatchUpSources(Net(), [], {}, None)
         self.assertIs(sources._source(Url("http://one:1")), sources._source(Url("http://one:1")))

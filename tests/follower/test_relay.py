@@ -372,6 +372,8 @@ class FakeSources:
         """Return none: nothing is compared here."""
         return []
 
+    over_http_of = over_http
+
     async def fetch(
         self, _: str | None, stream: str, writer: str, step: CatchUp, limit: int, *, followed: tuple[()]
     ) -> Page:

@@ -9,12 +9,14 @@ from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime
-from replication.errors import CatchUpError
-from replication.follower.reports import CHECK_INTERVAL, RETRY_AFTER, UNKNOWN_AFTER, PositionReports
+from replication.errors import CatchUpError, StoreError, StreamError
+from replication.follower import reports as module
+from replication.follower.reports import CHECK_INTERVAL, RETRY_AFTER, UNKNOWN_AFTER, PositionReports, RelayedReports
 from replication.follower.stream import FollowMode
-from replication.wire.grammar import InstanceName
+from replication.web.site import make_site
+from replication.wire.grammar import InstanceName, Token
 from replication.writer import retention
-from replication.writer.known_followers import SOON
+from replication.writer.known_followers import LATER, SOON
 from tests.doubles import FragileStore, begin, logged, now
 from tests.follower.test_gone import MASTER, ORDERS, GoneCase
 
@@ -70,14 +72,13 @@ class TimeTests(SynchronousTestCase):
         self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
         return len(process.reports)
 
-    def start(self, process: Process, endpoint: str = "tcp:h:1") -> None:
+    def start(self, process: Process) -> None:
         self.clock = Clock()
         lifetime = Lifetime(self.clock)
         self.addCleanup(lifetime.end)
         PositionReports(
             instance_name=InstanceName("worker1"),
-            processes=lambda _: [process],  # type: ignore[list-item]
-            endpoints={MASTER: endpoint},
+            processes=lambda: [process],  # type: ignore[list-item]
             followers=[Follower()],  # type: ignore[list-item]
             lifetime=lifetime,
         ).start()
@@ -108,11 +109,6 @@ class TimeTests(SynchronousTestCase):
             ],
         )
 
-    def test_a_synapse_behind_redis_receives_none(self) -> None:
-        process = Process()
-        self.start(process, "redis://h")
-        self.assertEqual(self.after(process, 60.0), 0)
-
 
 class RetentionTests(GoneCase):
     def test_what_a_stopped_follower_lacks_is_kept_until_it_is_forgotten(self) -> None:
@@ -137,3 +133,44 @@ class RetentionTests(GoneCase):
         self.append(2)
         self.net.run(retention.INTERVAL * 2)
         self.assertEqual(sorted(self.store._streams[ORDERS].facts), [13, 14])
+
+
+class RelayTests(GoneCase):
+    """A follower behind a relay; both have a copy."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.relay = self.follow(FragileStore(), skip_gone=True, relay=True, instance_name="relay1")
+        self.net.serving[7092] = self.relay.factory()
+        self.net.serving[7093] = make_site(self.relay.served, secret=None, reactor=self.net)
+
+    def reported(self) -> dict[str, Any]:
+        return {each.name: each.positions.get(ORDERS) for each in now(self.store.known_followers())}
+
+    def test_what_a_follower_behind_a_relay_reports_reaches_the_writer(self) -> None:
+        self.follow(FragileStore(), port=7092, skip_gone=True)
+        self.net.run(CHECK_INTERVAL)
+        self.assertEqual(self.reported(), {"relay1": {MASTER: 6}, "worker1": {MASTER: 6}})
+        followers = self.relay.served.followers
+        assert followers is not None
+        self.assertEqual([each.name for each in now(followers.followers())], ["worker1"])
+        with self.assertRaisesRegex(StreamError, "forget it at the writers"):
+            now(followers.forget("worker1"))
+        self.assertEqual(now(followers.followers()), [])
+
+    def test_the_soonest_of_all_writers_decides_and_one_that_fails_is_an_error(self) -> None:
+        writers = [Process(30.0, None, None), Process(100.0, None, CatchUpError("down"))]
+        reports = RelayedReports(processes=lambda: writers, wall=lambda: 7.5)  # type: ignore[arg-type, return-value]
+        positions = {ORDERS: {MASTER: Token(5)}}
+        self.assertEqual([now(reports.report("worker1", positions)) for _ in range(2)], [30.0, LATER])
+        self.assertEqual([each.reports for each in writers], [[("worker1", positions)] * 2] * 2)
+        with self.assertRaisesRegex(StoreError, "the report of 'worker1' cannot be passed on: down"):
+            now(reports.report("worker1", positions))
+
+    def test_a_limited_number_is_listed(self) -> None:
+        self.patch(module, "MAX_FOLLOWERS", 2)
+        reports = RelayedReports(processes=list, wall=lambda: 7.5)
+        for name in ("b", "c", "b", "a"):
+            now(reports.report(name, {}))
+        self.assertEqual([each.name for each in now(reports.followers())], ["a", "b"])
+        now(reports.forget("a"))  # there is no writer that knows it
