@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from replication.errors import ConfigError, RemoteProtocolError, did_you_mean
-from replication.net.access import ALL, Grant, Rights
+from replication.net.access import ALL, Access, Grant, Rights
 from replication.net.admission import Bounds
 from replication.net.endpoints import has_tls
 from replication.net.listening import Socket, http_risk, wire_risk
@@ -180,6 +180,11 @@ class Config:
             return self.role == "worker" and bool(self.listen) and not self.writes
         return self.relay
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether requests of HTTP need a secret."""
+        return self.secret is not None or any(each.secret is not None for each in self.grants)
+
 
 attrs.resolve_types(Config)
 _KEYS: Final = attrs.fields_dict(Config)
@@ -302,14 +307,21 @@ def sockets_of(
         for each in found.listen
     ]
     if found.http is not None:
-        risk = http_risk(found.http, has_secret=_has_secret(found), demands_certificates=demands)
+        risk = http_risk(found.http, has_secret=found.has_secret, demands_certificates=demands)
         make_site = partial(make_http, certified=demands and has_tls(found.http))
         sockets.append(make_socket("http", "HTTP", found.http, make_site, risk))
     return sockets
 
 
-def _has_secret(config: Config) -> bool:
-    return config.secret is not None or any(each.secret is not None for each in config.grants)
+def replace_access(access: Access, first: Config, read: Callable[[], Config]) -> None:
+    """Read secrets and rights again; ConfigError changes nothing.
+
+    ``first`` is the configuration of the start.  What is open to other hosts was decided by its secrets.
+    """
+    found = read()
+    if first.has_secret and not found.has_secret:
+        raise ConfigError("no secret is configured any more, and that needs a restart")
+    access.replace(found.grants, found.secret)
 
 
 def role_of(path: str) -> Role:

@@ -7,6 +7,7 @@ with ``twistd -n``: a daemon's standard output is lost, and twistd ignores ``--l
 
 from __future__ import annotations
 
+import gc
 import json as standard_json
 import sys
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from twisted.logger import (
     textFileLogObserver,
 )
 from twisted.python.failure import Failure
+from twisted.python.logfile import BaseLogFile
 
 from replication.errors import escape
 
@@ -128,3 +130,16 @@ class _EscapedFailure(Failure):
 
     def getTraceback(self, elideFrameworkCode: int = 0, detail: str = "default") -> str:  # noqa: ARG002, N803 (Twisted's)
         return self._traceback
+
+
+def reopen_log_files() -> int:
+    """Open each log file of this process again under its name, and return their number.
+
+    twistd does not give its log file to a service, so the garbage collector lists those that are open.
+    """
+    gc.unfreeze()  # frozen objects are not listed
+    files = [each for each in gc.get_objects() if issubclass(type(each), BaseLogFile) and not each.closed]
+    gc.freeze()
+    for each in files:
+        each.reopen()
+    return len(files)

@@ -24,13 +24,12 @@ from twisted.internet import defer
 from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.failure import Failure
-from twisted.python.logfile import BaseLogFile
 
 from replication import __version__, config
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
 from replication.follower.worker import Worker
-from replication.logs import TroubleLog, escape_event
+from replication.logs import TroubleLog, escape_event, reopen_log_files
 from replication.net.access import Access
 from replication.net.admission import allow_open_files
 from replication.net.clock import use_monotonic_clock
@@ -196,7 +195,7 @@ class Daemon(service.Service):
     With ``drops_privileges`` sockets are opened first, because afterwards this user may not open them.  With
     ``log_errors`` the error of a failed start is logged too, not only written to standard error.  A socket that is not
     safe is refused, unless ``insecure``.  Through ``notifier`` systemd learns when the start has succeeded, and that
-    the process lives.
+    the process lives.  ``read_access`` reads secrets and rights again; ConfigError changes nothing.
     """
 
     log = Logger()
@@ -206,6 +205,7 @@ class Daemon(service.Service):
     sockets: Sequence[Socket]
     notifier: Notifier
     insecure: bool = attrs.field(default=False, kw_only=True)
+    read_access: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
     drops_privileges: bool = attrs.field(default=False, kw_only=True)
     log_errors: bool = attrs.field(default=True, kw_only=True)
     _ports: list[defer.Deferred[IListeningPort]] = attrs.field(factory=list, init=False)
@@ -325,18 +325,14 @@ class Daemon(service.Service):
             self.reactor.stop()
 
     def _reopen(self) -> None:
-        """Open log files again under their names, after logrotate has moved them away; read certificates again.
-
-        twistd does not give its log file to a service, so the garbage collector lists those that are open.
-        """
-        gc.unfreeze()  # frozen objects are not listed
-        files = [each for each in gc.get_objects() if issubclass(type(each), BaseLogFile) and not each.closed]
-        gc.freeze()
-        for each in files:
-            each.reopen()
-        self.log.info("SIGHUP: opened {count} log files again", count=len(files))
+        """Open log files again, after logrotate has moved them; read certificates, secrets and rights again."""
+        self.log.info("SIGHUP: opened {count} log files again", count=reopen_log_files())
         for socket, endpoint in zip(self.sockets, self._endpoints, strict=True):
             socket.read_certificates(endpoint)
+        try:
+            self.read_access()
+        except ConfigError as error:
+            self.log.error("secrets and rights stay as they were: {error}", error=str(error))
 
 
 def _complain(text: str) -> None:
@@ -373,7 +369,9 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     """Return a master or a worker with its sockets; ConfigError if its configuration cannot work."""
     role: config.Role = "worker" if options.subCommand == "worker" else "master"
     given = {key.replace("-", "_"): value for key, value in options.subOptions.items() if key != "config"}
-    found = config.load(role, options.subOptions["config"], given)
+    file = options.subOptions["config"]
+    read = partial(config.load, role, None if file is None else str(Path(file).resolve()), dict(given))
+    found = config.load(role, file, given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
     access = Access(found.grants)
@@ -389,6 +387,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
         sockets,
         Notifier(reactor, os.environ),
         insecure=found.insecure,
+        read_access=partial(config.replace_access, access, found, read),
         drops_privileges=any(twistd.get(each) is not None for each in ("uid", "gid")),
         log_errors=not twistd.get("nodaemon") or twistd.get("logfile") not in (None, "-"),
     )

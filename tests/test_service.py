@@ -201,7 +201,7 @@ class DaemonTests(SynchronousTestCase):
         self.at_exit: list[tuple[object, ...]] = []
         self.patch(atexit, "register", lambda *given: self.at_exit.append(given))
 
-    def daemon(self, *outcomes: Deferred[Any], risk: str = "", **options: bool) -> service.Daemon:
+    def daemon(self, *outcomes: Deferred[Any], risk: str = "", **options: Any) -> service.Daemon:
         """Return a daemon with a socket per outcome of listening."""
         host = ":interface=db1.example" if risk else ""  # its address is known once it listens
         sockets = [Socket("listen", "the wire", f"tcp:{n}{host}", Factory, risk) for n, _ in enumerate(outcomes)]

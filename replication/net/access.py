@@ -115,12 +115,24 @@ class Grant:
 class Access:
     """The rights that a process gives to its peers; without grants each has every right.
 
+    ``secret`` is the one with every right, once ``replace`` was called; ``replaced`` counts those calls.
     ConfigError: a name of a certificate is neither a DNS name nor a pattern.
     """
 
     def __init__(self, grants: Sequence[Grant] = ()) -> None:
         self.grants = grants
-        self._named: list[tuple[NamePatterns, Rights]] = []
+        self.secret: str | None = None
+        self.replaced = 0
+        self._named = self._patterns(grants)
+
+    def replace(self, grants: Sequence[Grant], secret: str | None) -> None:
+        """Give these rights from now on, to new connections and to requests; ConfigError as above changes nothing."""
+        self._named = self._patterns(grants)
+        self.grants, self.secret = grants, secret
+        self.replaced += 1
+
+    def _patterns(self, grants: Sequence[Grant]) -> list[tuple[NamePatterns, Rights]]:
+        found: list[tuple[NamePatterns, Rights]] = []
         for each in grants:
             if each.certificates:
                 try:
@@ -128,7 +140,8 @@ class Access:
                 except ImportError as error:
                     raise ConfigError(f"access.{each.name}.certificates: {TLS_CURE}") from error
                 patterns = NamePatterns(each.certificates, f"access.{each.name}.certificates")
-                self._named.append((patterns, each.rights))
+                found.append((patterns, each.rights))
+        return found
 
     def of_transport(self, transport: Any) -> Rights | None:
         """Return the rights of the peer of a connection, by its certificate; None if no grant names it.

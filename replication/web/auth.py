@@ -43,7 +43,7 @@ def is_own_name(host: str) -> bool:
         return False
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class AccessPolicy:
     """Decides by the address and the headers of a request.
 
@@ -56,24 +56,34 @@ class AccessPolicy:
     secret: str | None = attrs.field(repr=False)
     certified: bool = False
     access: Access = attrs.field(factory=Access)
-    _secrets: list[tuple[bytes, Rights]] = attrs.field(init=False, repr=False)
+    _secrets: list[tuple[bytes, Rights]] = attrs.field(init=False, repr=False, factory=list)
+    _read: int | None = attrs.field(init=False, default=None)  # ``access.replaced`` when ``_secrets`` were made
 
-    @_secrets.default
-    def _read_secrets(self) -> list[tuple[bytes, Rights]]:
-        every = [] if self.secret is None else [(bearer(self.secret), EVERY_RIGHT)]
-        return [*every, *((bearer(each.secret), each.rights) for each in self.access.grants if each.secret is not None)]
+    def __attrs_post_init__(self) -> None:
+        """Refuse a wrong secret."""
+        self._refresh()
 
     @property
     def has_secrets(self) -> bool:
         """Whether requests need a secret."""
+        self._refresh()
         return bool(self._secrets)
+
+    def _refresh(self) -> None:
+        """Make the secrets, unless they are those of ``access``."""
+        if self._read == self.access.replaced:
+            return
+        secret = self.access.secret if self.access.replaced else self.secret
+        every = [] if secret is None else [(bearer(secret), EVERY_RIGHT)]
+        others = [(bearer(each.secret), each.rights) for each in self.access.grants if each.secret is not None]
+        self._secrets, self._read = [*every, *others], self.access.replaced
 
     def rights(self, peer: object, headers: Headers, transport: object = None) -> Rights:
         """Return what the sender of a request may do; RequestError if it has no access.
 
         The request has come from the address ``peer``, with these headers, over ``transport``.
         """
-        if self._secrets:
+        if self.has_secrets:
             given = self._rights_of_secret(headers)
         else:
             why = _why_other_site(headers) if self.certified else _why_not_local(peer, headers)

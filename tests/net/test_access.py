@@ -99,5 +99,14 @@ def test_what_is_no_name_is_refused() -> None:
         Access([Grant(SHOP, certificates=["*"])])
 
 
+def test_rights_are_replaced_as_a_whole_or_not_at_all() -> None:
+    access = Access([Grant(Rights(("one",), {"orders"}), secret="s")])
+    with pytest.raises(ConfigError):
+        access.replace([Grant(Rights(("two",)), certificates=("*",))], "t")
+    assert ([each.name for each in access.grants], access.secret, access.replaced) == (["one"], None, 0)
+    access.replace([], "t")
+    assert (access.grants, access.secret, access.replaced) == ([], "t", 1)
+
+
 def test_a_secret_is_not_shown() -> None:
     assert "sesame" not in repr(Grant(SHOP, secret="sesame"))

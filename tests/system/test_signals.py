@@ -11,6 +11,8 @@ import urllib.error
 from contextlib import ExitStack, closing
 from http.client import HTTPException
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from tests.system.daemons import PATIENCE, Daemon, environment, until
 from tests.system.peers import Peer, ask, listen
@@ -90,6 +92,50 @@ def test_a_worker_whose_writer_is_away_ends_at_once(tmp_path: Path) -> None:
     with Daemon(tmp_path, "worker", "--connect=tcp:127.0.0.1:1") as worker:
         until(lambda: "cannot connect to tcp:127.0.0.1:1" in worker.log, "it has tried")
         assert worker.terminate() == 0
+
+
+def test_secrets_and_rights_are_read_again_and_no_connection_is_lost(tmp_path: Path) -> None:
+    config, old, new = (tmp_path / name for name in ("master.toml", "old", "new"))
+
+    def write(secret: Path, *more: str) -> None:
+        for each in (old, new):
+            each.write_text(f"the {each.name} secret")
+            each.chmod(0o600)
+        config.write_text("\n".join((f'secret_file = "{secret}"', *more)))
+
+    def status(secret: str, method: str = "GET") -> int:
+        path = "/v1/streams" if method == "GET" else "/v1/streams/orders/facts"
+        body = None if method == "GET" else b'{"rows":[1]}'
+        headers = {"Authorization": f"Bearer the {secret} secret", "Content-Type": "application/x-ndjson"}
+        try:
+            with urlopen(Request(f"http://{master.address('HTTP')}{path}", body, headers), timeout=PATIENCE) as answer:
+                found: int = answer.status
+                return found
+        except HTTPError as error:
+            return error.code
+
+    write(old)
+    with Daemon(tmp_path, "master", "--config=master.toml", *MASTER) as master:
+        assert (status("old"), status("new")) == (200, 401)
+        with Peer(master.address("the wire")) as peer:
+            peer.read_until("SERVER")
+            write(old, "[access.reader]", f'secret_file = "{new}"', 'read = ["*"]')
+            os.kill(master.pid, signal.SIGHUP)
+            until(lambda: status("new") == 200, "the second secret is accepted")
+            assert (status("old", "POST"), status("new", "POST")) == (200, 403)
+            write(new)
+            os.kill(master.pid, signal.SIGHUP)
+            until(lambda: status("old") == 401, "the first one is refused")
+            assert status("new", "POST") == 200
+            config.write_text("secret_file = 5")
+            os.kill(master.pid, signal.SIGHUP)
+            until(lambda: "secrets and rights stay as they were" in master.log, "the mistake is logged")
+            config.write_text("")
+            os.kill(master.pid, signal.SIGHUP)
+            until(lambda: "no secret is configured any more" in master.log, "that needs a restart")
+            assert (status("old"), status("new")) == (401, 200)
+            peer.send(b"REPLICATE\n")
+            peer.read_until("POSITION orders")
 
 
 def test_a_log_that_was_moved_away_is_opened_again(tmp_path: Path) -> None:

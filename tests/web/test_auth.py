@@ -167,6 +167,16 @@ def test_each_secret_has_its_own_rights_and_the_first_one_every_right() -> None:
     assert status(alone, peer=LOCAL) == 401, "as soon as there is one secret, each request needs one"
 
 
+def test_secrets_that_are_replaced_count_from_the_next_request_on() -> None:
+    access = Access([])
+    policy = AccessPolicy("old", access=access)
+    access.replace([Grant(Rights(("reader",), {"orders"}), secret="second")], "new")
+    assert policy.rights(LOCAL, Headers({b"authorization": [b"Bearer new"]})) == EVERY_RIGHT
+    assert (status(policy, b"Bearer second"), status(policy, b"Bearer old")) == (None, 401)
+    access.replace([], None)
+    assert not policy.has_secrets
+
+
 def test_a_request_has_the_rights_that_both_its_secret_and_its_certificate_give() -> None:
     access = Access([Grant(Rights(("reader",), {"orders", "stock"}), secret="r")])
     shown: list[Rights | None] = [Rights(("worker1",), {"orders", "caches"}), None]

@@ -90,6 +90,8 @@ class SimulatedSources:
         """Return none: nothing is compared here."""
         return []
 
+    over_http_of = over_http
+
     def connection_lost(self) -> None:
         """Do nothing: no history is kept here."""
 
