@@ -7,16 +7,25 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
 from replication.web.metrics import METRICS
 from tests.docs.pages import code, page, table
-from tests.system.daemons import CHECKOUT
+from tests.system.daemons import CHECKOUT, LOCAL, Daemon, append, until
+from tests.system.test_skips import HTTP, follow, order, writer_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROMETHEUS = CHECKOUT / "conf/prometheus"
 BOARD = CHECKOUT / "conf/grafana/replication.json"
+LATER = {
+    *("cache_hits_total", "cache_misses_total", "certificate_expires_seconds", "connections_refused_total"),
+    *("facts_skipped_total", "faults_total", "lost_and_found_total", "tls_failures_total"),
+}
 METRIC = re.compile(r"\breplication_(\w+)")
 
 
@@ -32,6 +41,15 @@ def expressions() -> list[str]:
     """Return every expression of the board."""
     board = json.loads(BOARD.read_text(encoding="utf-8"))
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+def promtool(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run it; on CI a missing one is a failure."""
+    if shutil.which("promtool") is None:
+        cure = "promtool is missing: install Prometheus, such as Debian's package prometheus"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(cure)
+    command = ["promtool", *arguments]
+    return subprocess.run(command, input=given, cwd=PROMETHEUS, capture_output=True, text=True, check=False)
 
 
 def test_each_alert_is_on_the_page_with_what_to_do() -> None:
@@ -73,8 +91,25 @@ def test_the_panels_of_the_board_do_not_overlap() -> None:
     [("check", "rules", "rules.yml"), ("test", "rules", "rules_test.yml"), ("check", "config", "scrape.yml")],
 )
 def test_promtool_accepts_the_files(arguments: tuple[str, ...]) -> None:
-    if shutil.which("promtool") is None:
-        cure = "promtool is missing: install Prometheus, such as Debian's package prometheus"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(cure)
-    ran = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
+    ran = promtool(*arguments)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_running_daemons_have_the_metrics_and_promtool_accepts_them(tmp_path: Path) -> None:
+    """Metrics that count what goes wrong, and those of caches and certificates, are there once that happens."""
+    found: set[str] = set()
+    with (
+        Daemon(tmp_path, "master", "--stream=orders", *LOCAL) as master,
+        Daemon(tmp_path, "worker", *follow(master), HTTP) as worker,
+    ):
+        append(master.address("HTTP"), "orders", [order()])
+        until(lambda: writer_of(worker.address("HTTP")).get("position") == 2, "the worker has it")
+        for each in (master, worker):
+            with urlopen(f"http://{each.address('HTTP')}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            found.update(re.findall(r"^replication_(\w+?)[{ ]", text, re.MULTILINE))
+            ran = promtool("check", "metrics", given=text)
+            assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
+    used = {name for each in (*(rule["expr"] for rule in rules()), *expressions()) for name in METRIC.findall(each)}
+    assert used - found <= LATER
+    assert not found & LATER
