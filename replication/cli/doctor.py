@@ -25,6 +25,7 @@ from replication.cli.own_checks import (
 )
 from replication.cli.parser import Parser
 from replication.cli.peer_checks import check_process, check_wire, check_writers
+from replication.cli.source_checks import check_redis, check_sources
 from replication.errors import ConfigError
 from replication.urls import Url
 from replication.web.address import DEFAULT_URL, read_secret
@@ -97,6 +98,8 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         yield from check_database(configured, found.min_free * 2**20)
         yield from check_folders(configured)
         yield from check_writers(configured, certificate)
+        yield from check_sources(configured)
+        yield from check_redis(configured)
     for each in found.connect:
         yield from check_wire(Url(each), found.server_name)
     if found.http is None and (found.config is not None or found.connect):

@@ -132,8 +132,13 @@ def describe_error(failure: Failure, channel: str) -> str:
     if not isinstance(failure.value, ReplyError):
         return describe_connect_error(failure)
     text = str(failure.value)[:200]
-    cure = next((cure for words, cure in _CURES.items() if words in text), None)
-    return f"Redis answers {text!r}" + (f"; {cure.format(channel=channel)}" if cure is not None else "")
+    cure = cure_of(text, channel)
+    return f"Redis answers {text!r}" + (f"; {cure}" if cure else "")
+
+
+def cure_of(answer: str, channel: str) -> str:
+    """Return what to do about an error that Redis has answered; empty if that is not known."""
+    return next((cure for words, cure in _CURES.items() if words in answer), "").format(channel=channel)
 
 
 class RedisConnection(Protocol):

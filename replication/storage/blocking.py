@@ -21,10 +21,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def use_store(url: str | Url, work: Callable[[IStreamStore], Coroutine[Any, Any, T]], *, read_only: bool) -> T:
-    """Open the database at ``url``, run ``work`` with its store, and close it; StoreError if that fails."""
+def use_store(
+    url: str | Url,
+    work: Callable[[IStreamStore], Coroutine[Any, Any, T]],
+    *,
+    read_only: bool,
+    foreign: bool = False,
+) -> T:
+    """Open the database at ``url``, run ``work`` with its store, and close it; StoreError if that fails.
+
+    ``read_only`` and ``foreign`` are those of ``open_store``.
+    """
     calls = _CallQueue()
-    store = open_store(url, calls, read_only=read_only)
+    store = open_store(url, calls, read_only=read_only, foreign=foreign)
 
     async def open_and_work() -> T:
         try:

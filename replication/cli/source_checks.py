@@ -1,0 +1,129 @@
+"""Checks of ``replication doctor`` on a Redis, and on databases that missed facts are read from.  They only read."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote, urlsplit
+
+from replication.cli.findings import Finding
+from replication.errors import ConfigError, SchemaError, StoreError
+from replication.follower.catch_up import DATABASES
+from replication.net.endpoints import is_redis
+from replication.storage import path_of
+from replication.storage.blocking import use_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from replication.config import Config
+    from replication.streams.definitions import Dialect, StreamDefinition
+    from replication.streams.interfaces import IStreamStore
+    from replication.urls import Url
+
+PATIENCE: Final = 5.0  # seconds for an answer of Redis
+DEFAULT_PORT: Final = 6379
+BLOCK: Final = 65_536
+
+
+def check_sources(config: Config) -> Iterator[Finding]:
+    """Find databases of ``catch_up`` that cannot be read, and streams that cannot be read there."""
+    for url in config.catch_up if config.role == "worker" else ():
+        if not url.startswith(DATABASES):
+            continue
+        dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
+        streams = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
+        try:
+            refused = use_store(url, lambda store: _declare(store, streams), read_only=True, foreign=bool(streams))  # noqa: B023 (it is used at once)
+        except (StoreError, ConfigError) as error:
+            yield Finding(
+                str(url), str(error), "correct the URL, or let the database answer and be readable by this user"
+            )
+            continue
+        for name, why in refused:
+            cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
+            yield Finding(f"stream {name}", f"it cannot be read in {url}: {why}", cure)
+
+
+async def _declare(store: IStreamStore, streams: Sequence[StreamDefinition]) -> list[tuple[str, str]]:
+    """Return the streams that cannot be read, each with the reason."""
+    refused: list[tuple[str, str]] = []
+    for each in streams:
+        try:
+            await store.declare(each)
+        except (SchemaError, StoreError) as error:
+            refused.append((each.name, str(error)))
+    return refused
+
+
+def check_redis(config: Config) -> Iterator[Finding]:
+    """Find why a Synapse cannot be followed over its Redis: it does not answer, the login, the rights, the channel."""
+    for url in config.connect:
+        if is_redis(url.reveal()):
+            try:
+                yield from _check_redis(url, config)
+            except ConfigError as error:
+                yield Finding(str(url), str(error), "install it")
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")
+
+
+def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
+    from replication.net.redis_connection import RedisPlace, cure_of, encode  # noqa: PLC0415 (an extra)
+
+    parts, channel = urlsplit(url.reveal()), config.server_name
+    password = unquote(parts.password or "") or config.redis_password or ""
+    login = RedisPlace(cast("Any", None), unquote(parts.username or ""), password).login()
+    with closing(_connect(url, config)) as client:
+        counted = None
+        for command in (*login, encode(b"PUBSUB", b"NUMSUB", channel.encode()), encode(b"SUBSCRIBE", channel.encode())):
+            answer = _ask(client, command)
+            if isinstance(answer, list) and answer[0] == channel.encode():
+                counted = answer[1]
+            elif (
+                isinstance(answer, Exception) and b"NUMSUB" not in command
+            ):  # the count needs a right that a worker lacks
+                cure = cure_of(str(answer), channel) or "correct connect or redis_password_file"
+                yield Finding(str(url), f"Redis answers {str(answer)[:200]!r}", cure)
+                return
+        if counted == 0:
+            what = f"no process subscribes to the channel {channel!r}; each worker of a Synapse does"
+            yield Finding(str(url), what, "set server_name to that of the homeserver, and start its workers")
+
+
+def _connect(url: Url, config: Config) -> socket.socket:
+    parts = urlsplit(url.reveal())
+    if parts.scheme == "redis+unix":
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(PATIENCE)
+        try:
+            client.connect(unquote(parts.path))
+        except OSError:
+            client.close()
+            raise
+        return client
+    host = parts.hostname or ""
+    client = socket.create_connection((host, parts.port or DEFAULT_PORT), PATIENCE)
+    if parts.scheme != "rediss":
+        return client
+    context = ssl.create_default_context()
+    if config.tls.certificate is not None:
+        context.load_cert_chain(config.tls.certificate, config.tls.private_key)
+    return context.wrap_socket(client, server_hostname=host)
+
+
+def _ask(client: socket.socket, command: bytes) -> Any:
+    """Return the answer to a command; it is an exception if Redis refuses."""
+    from replication.net.redis_connection import make_parser  # noqa: PLC0415 (an extra)
+
+    reader = make_parser()
+    client.sendall(command)
+    while (answer := reader.gets()) is False:
+        data = client.recv(BLOCK)
+        if not data:
+            raise ConnectionError("it closes the connection")
+        reader.feed(data)
+    return answer

@@ -1,0 +1,98 @@
+"""Mistakes in the sources of a worker, planted with a real Redis and a real PostgreSQL, and found."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from replication import config
+from replication.cli.source_checks import check_redis, check_sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+    from tests.redis import RedisServer
+
+STREAM = '[[streams]]\nname = "orders"\ntable = "orders"\nid_column = "id"\nrow = ["name"]\n'
+
+
+def load(folder: Path, *lines: str) -> config.Config:
+    (folder / "worker.toml").write_text("\n".join(lines))
+    return config.load("worker", str(folder / "worker.toml"))
+
+
+def redis_findings(folder: Path, connect: str, *lines: str) -> list[str]:
+    found = load(folder, f'connect = ["{connect}"]', 'server_name = "example.com"', *lines)
+    return [str(each) for each in check_redis(found)]
+
+
+def test_a_channel_without_subscribers_is_found(tmp_path: Path, redis: RedisServer) -> None:
+    url = f"redis://127.0.0.1:{redis.port}"
+    (found,) = redis_findings(tmp_path, url)
+    assert "no process subscribes to the channel 'example.com'" in found
+    with closing(socket.create_connection(("127.0.0.1", redis.port))) as synapse:
+        synapse.sendall(b"SUBSCRIBE example.com\r\n")
+        assert synapse.recv(100)
+        assert redis_findings(tmp_path, url) == []
+        assert redis_findings(tmp_path, "tcp:127.0.0.1:1") == []  # another kind of writer
+
+
+def test_a_wrong_password_and_a_missing_right_are_found(tmp_path: Path, redis: RedisServer) -> None:
+    redis.call("ACL", "SETUSER", "reader", "on", ">right", "resetchannels", "-@all", "+ping")
+    try:
+        (found,) = redis_findings(tmp_path, f"redis://reader:wrong@127.0.0.1:{redis.port}")
+        assert "WRONGPASS" in found
+        assert "wrong@" not in found
+        (tmp_path / "password").write_text("right")
+        lines = f"redis://reader@127.0.0.1:{redis.port}", f'redis_password_file = "{tmp_path}/password"'
+        (found,) = redis_findings(tmp_path, *lines)
+        assert "NOPERM" in found
+        assert "ACL SETUSER NAME on '>PASSWORD' resetchannels '&example.com' -@all +subscribe" in found
+        redis.call("ACL", "SETUSER", "reader", "+subscribe", "+publish", "&example.com")
+        assert redis_findings(tmp_path, *lines) == []  # NUMSUB needs another right, which it does not ask for
+    finally:
+        redis.call("ACL", "DELUSER", "reader")
+
+
+def test_what_is_no_redis_is_found(tmp_path: Path) -> None:
+    (found,) = redis_findings(tmp_path, "redis://127.0.0.1:1")
+    assert "Redis does not answer: Connection refused; cure: start it" in found
+    (found,) = redis_findings(tmp_path, f"redis+unix://{tmp_path}/none.sock")
+    assert "No such file" in found
+
+
+def sources(folder: Path, url: str) -> list[str]:
+    return [str(each) for each in check_sources(load(folder, f'catch_up = ["{url}"]', STREAM))]
+
+
+def test_a_database_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    (found,) = sources(tmp_path, f"sqlite:///{tmp_path}/none.db")
+    assert "correct the URL" in found
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    (found,) = sources(tmp_path, f"sqlite:///{tmp_path}/shop.db")
+    assert found.startswith("stream orders: it cannot be read in sqlite:///")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
+    assert sources(tmp_path, f"sqlite:///{tmp_path}/shop.db") == []
+
+
+def test_a_missing_right_in_postgresql_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
+    with postgres.database() as name:
+        postgres.sql("CREATE TABLE orders (id bigserial PRIMARY KEY, name text)", database=name)
+        postgres.sql("CREATE ROLE reader LOGIN; GRANT CONNECT ON DATABASE " + name + " TO reader", database=name)
+        try:
+            url = postgres.url(name, "reader")
+            (found,) = sources(tmp_path, url)
+            assert "permission denied for table orders" in found
+            assert "GRANT SELECT" in found
+            postgres.sql("GRANT SELECT ON orders TO reader", database=name)
+            assert sources(tmp_path, url) == []
+        finally:
+            with psycopg.connect(postgres.url(name), autocommit=True) as admin:
+                admin.execute("DROP OWNED BY reader; DROP ROLE reader")
