@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, Token
 
 MAX_BODY: Final = 64 * 2**20  # bytes
+FOUND_ROUTES: Final = 64  # that are remembered; a path has 16 KiB at most
 # The first entry that has an error's class gives its status.
 STATUSES: Final[Sequence[tuple[tuple[type[errors.ReplicationError], ...], int]]] = (
     ((errors.UnknownStreamError, errors.UnknownRoomError), 404),
@@ -220,6 +222,7 @@ class Api(Resource):
             *(NO_ROOMS if rooms is None else ROOM_ROUTES),
             *(LIVE_ROUTES if live_page else ()),
         )
+        self._find_route = lru_cache(FOUND_ROUTES)(partial(find_route, self.routes))  # clients repeat their paths
         self.feed: Feed | None = None  # of the live page, from its first request on
         self.bounds = bounds
         self.admission = Admission("http", bounds, clock)
@@ -266,7 +269,7 @@ class Api(Resource):
 
     async def _answer(self, request: ApiRequest) -> None:
         path = [part.decode("utf-8", "backslashreplace") for part in request.postpath or ()]
-        route, parameters = find_route(self.routes, request.method.decode("latin-1"), path)
+        route, parameters = self._find_route(request.method.decode("latin-1"), tuple(path))
         try:
             self._check(request, route, parameters)
             answer = await route.answer(request, *parameters)
