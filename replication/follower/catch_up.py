@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replication.streams.cursor import CatchUp
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
+    from replication.streams.retention import SegmentChain
 
 DATABASES: Final = ("sqlite:", "postgresql:")
 HTTP: Final = ("http://", "https://")
@@ -277,6 +278,12 @@ class CatchUpSources:
         """Return the HTTP sources of the processes at several endpoints, each once; a Redis has none."""
         wires = sorted({each for each in endpoints if not is_redis(each)})
         return [*dict.fromkeys(http for each in wires for http in self.over_http(each))]
+
+    async def segments(self) -> list[SegmentChain]:
+        """Return what the folders of segments have; CatchUpError if one cannot be read."""
+        sources = [(str(url), self._source(url)) for url in self._urls if not url.startswith((*HTTP, *DATABASES))]
+        found = [(url, await each.manifest()) for url, each in sources if isinstance(each, SegmentCatchUp)]
+        return [chain for url, manifest in found for chain in manifest.summary(url)]
 
     def foreign_database(self) -> DatabaseCatchUp | None:
         """Return the first source that is the database of another program; None if none is."""

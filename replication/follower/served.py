@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twisted.internet.protocol import Factory
 
     from replication.caches import Caches
+    from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import RelayServer
     from replication.follower.streams import FollowedStreams
     from replication.net.access import Access
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from replication.presence.reporter import PresenceReporter
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers
     from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
@@ -63,6 +65,7 @@ class ServedStreams:
     _master: Master | None
     relay_server: RelayServer | None
     _reports: IFollowers | None
+    _sources: CatchUpSources
     skips: ISkips | None
 
     @property
@@ -175,6 +178,11 @@ class ServedStreams:
         """Return every writer that has not sent SERVER on a connection that is still open: its endpoint, and why."""
         missing = [client for client in self._clients if not client.greeted]
         return [each.endpoint if each.error is None else f"{each.endpoint} ({each.error})" for each in missing]
+
+    async def segments(self) -> list[SegmentChain]:
+        """Return what the folders have that facts are fetched from, or that the part that writes waits for."""
+        own = [] if self._master is None else await self._master.served.segments()
+        return [*await self._sources.segments(), *own]
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the status of each connection, to writers and of subscribers."""

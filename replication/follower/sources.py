@@ -8,6 +8,7 @@ import attrs
 
 from replication.segments.archive import Archive
 from replication.segments.folders import open_folder
+from replication.segments.manifest import Manifest, read_manifest
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
 from replication.streams.definitions import StreamDefinition
@@ -126,7 +127,8 @@ class SegmentCatchUp:
     """
 
     def __init__(self, url: str | Url, reactor: Any) -> None:
-        self._archive = Archive(open_folder(url))
+        self._folder = open_folder(url)
+        self._archive = Archive(self._folder)
         self._thread = SerialThread(reactor, f"replication {Url(url)}")
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -136,6 +138,10 @@ class SegmentCatchUp:
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of the facts in the segments; empty if the folder has none, as one of version 0.1."""
         return await self._thread.run(self._archive.history, stream, writer)
+
+    async def manifest(self) -> Manifest:
+        """Return the manifest of the folder, an empty one if it has none; CatchUpError if it cannot be read."""
+        return await self._thread.run(read_manifest, self._folder) or Manifest()
 
     async def close(self) -> None:
         """Close the files and end the thread."""

@@ -449,6 +449,7 @@ class Worker(RegistersFunctions):
             skips=FollowedSkips(self.instance_name, self.store, self._followed),
             relay_server=None if self._relay is None else self._relay.server,
             reports=reports,
+            sources=self._sources,
         )
 
 

@@ -24,6 +24,7 @@ import msgspec
 from replication.errors import CatchUpError, RemoteProtocolError, StoreError
 from replication.segments.compression import SUFFIXES
 from replication.segments.folders import TEMPORARY, read_index, write_index
+from replication.streams.retention import SegmentChain
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -135,6 +136,21 @@ class Manifest:
     def chains(self) -> dict[tuple[StreamName, InstanceName], list[Segment]]:
         """Return the segments of each stream and instance."""
         return {key: list(chain) for key, chain in groupby(self.segments, _chain_of)}
+
+    def summary(self, folder: str) -> list[SegmentChain]:
+        """Return what the segments of each stream and instance have; ``folder`` is their URL."""
+        return [
+            SegmentChain(
+                folder,
+                stream,
+                writer,
+                chain[0].after,
+                chain[-1].upto,
+                sum(each.rows for each in chain),
+                sum(each.stored_size for each in chain),
+            )
+            for (stream, writer), chain in self.chains().items()
+        ]
 
     def faults(self) -> list[str]:
         """Return a line for each gap, each overlap, and each segment that ends before it begins."""

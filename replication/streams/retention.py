@@ -1,4 +1,4 @@
-"""What a stream keeps: limits of age, rows and bytes (docs/operations.md, Retention).  No I/O."""
+"""What a stream keeps: limits of age, rows and bytes (docs/operations.md, Retention); what segments have.  No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replication.streams.interfaces import FactSlice
-    from replication.wire.grammar import Token
+    from replication.wire.grammar import InstanceName, StreamName, Token
 
 KEEP_ALL: Final = "all"
 FORMS: Final = "30d, 12h, 1000000 rows or 10 GiB, several with commas, or all"
@@ -96,3 +96,19 @@ class KeptSlices:
             or (limits.size is not None and self.size - oldest.size >= limits.size)
         )
         return oldest.upto if beyond else None
+
+
+@attrs.frozen
+class SegmentChain:
+    """The segments of one stream and writer in the folder ``folder``, which have the facts in ``(after, upto]``.
+
+    ``rows`` are the rows of all segments, and ``stored_size`` their bytes in the folder.
+    """
+
+    folder: str
+    stream: StreamName
+    writer: InstanceName
+    after: Token
+    upto: Token
+    rows: int
+    stored_size: int

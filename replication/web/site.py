@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
+    from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers
     from replication.web.live.feed import Feed
     from replication.web.rooms import IRooms
@@ -101,6 +102,10 @@ class IServed(Protocol):
 
     def stream_statuses(self, only: str | None = None) -> Sequence[StreamStatus]:
         """Return the status of every stream, or of the stream named ``only``, if there is one."""
+        ...
+
+    async def segments(self) -> Sequence[SegmentChain]:
+        """Return what the folders of segments have that this process knows; CatchUpError: one cannot be read."""
         ...
 
     def peer_statuses(self) -> Sequence[PeerStatus]:

@@ -14,6 +14,7 @@ from replication.wire.grammar import Token
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+    from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
 
 SOON: Final = 30.0  # seconds to the next report, if facts may be deleted
@@ -67,3 +68,7 @@ class KnownFollowers:
             }
             for stream in streams
         }
+
+    async def segments(self) -> Sequence[SegmentChain]:
+        """Return nothing: followers have no segments."""
+        return ()

@@ -20,10 +20,11 @@ from replication.streams.retention import KEEP_ALL, KeptSlices, Retention
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.streams.interfaces import IStreamStore
+    from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
     from replication.writer.publisher import PublishedStream
     from replication.writer.stream import StreamWriter
@@ -121,6 +122,10 @@ class INeeds(Protocol):
 
         ReplicationError: that is not known now, so nothing may be deleted.
         """
+        ...
+
+    async def segments(self) -> Sequence[SegmentChain]:
+        """Return the segments of a folder; nothing of followers."""
         ...
 
 

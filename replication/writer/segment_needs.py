@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 import attrs
 
 from replication.segments.folders import open_folder
-from replication.segments.manifest import read_manifest
+from replication.segments.manifest import Manifest, read_manifest
 from replication.storage.threads import SerialThread
 from replication.urls import Url
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
 
+    from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
     from replication.writer.master import Master
 
@@ -46,11 +47,18 @@ class SegmentNeeds:
         self, streams: Collection[StreamName], writer: InstanceName
     ) -> Mapping[StreamName, Mapping[str, Token]]:
         """Return up to where the segments of each stream reach; CatchUpError if the folder cannot be read."""
-        thread = SerialThread(self._reactor, f"replication {self._url}")
-        try:
-            manifest = await thread.run(read_manifest, open_folder(self._url))
-        finally:
-            await thread.stop()
-        chains = {} if manifest is None else manifest.chains()
+        manifest = await self._manifest()
+        chains = manifest.chains()
         ends = {name: chains[name, writer][-1].upto for name in streams if (name, writer) in chains}
         return {name: {f"the segments in {self._url}": ends.get(name, Token(0))} for name in streams}
+
+    async def segments(self) -> Sequence[SegmentChain]:
+        """Return what the segments have; CatchUpError if the folder cannot be read."""
+        return (await self._manifest()).summary(str(self._url))
+
+    async def _manifest(self) -> Manifest:
+        thread = SerialThread(self._reactor, f"replication {self._url}")
+        try:
+            return await thread.run(read_manifest, open_folder(self._url)) or Manifest()
+        finally:
+            await thread.stop()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from replication.presence.tracker import PresenceTracker
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.streams.retention import SegmentChain
     from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
     from replication.wire.commands import UserIp
@@ -134,6 +135,10 @@ class WrittenStreams:
     def unreachable_writers(self) -> Sequence[str]:
         """Return nothing: a master follows no writer."""
         return ()
+
+    async def segments(self) -> list[SegmentChain]:
+        """Return what the folder has that a retention waits for, if there is one."""
+        return [chain for each in self._retention.needs for chain in await each.segments()]
 
     def peer_statuses(self) -> list[PeerStatus]:
         """Return the status of every subscriber's connection."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from twisted.web.server import Site
 
     from replication.streams.history import Epoch, History
+    from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers
     from replication.web.skips import ISkips
 
@@ -65,6 +66,7 @@ class FakeServed:
         self.skips: ISkips | None = None
         self.followers: IFollowers | None = None
         self.unreachable: list[str] = []
+        self.chains: list[SegmentChain] = []
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
         self.histories[stream, writer] = list(facts)
@@ -144,6 +146,11 @@ class FakeServed:
         if self.error is not None:
             raise self.error
         return [UserIp(user_id, "secret token", "1.2.3.4", "UA", "DEV", 9)]
+
+    async def segments(self) -> list[SegmentChain]:
+        if self.error is not None:
+            raise self.error
+        return self.chains
 
     def peer_statuses(self) -> list[PeerStatus]:
         return [PeerStatus("worker1", "127.0.0.1:5", 1_700_000_000.0, 12, 345, 6, "PING")]

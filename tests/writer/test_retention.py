@@ -36,6 +36,9 @@ class Needs:
             raise self.error
         return {name: {"follower worker1": Token(self.has)} for name in streams}
 
+    async def segments(self) -> tuple[()]:
+        return ()
+
 
 class RetentionCase(SynchronousTestCase):
     """A slice has two rows, and every fact one."""

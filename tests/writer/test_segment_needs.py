@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError
+from replication.follower.catch_up import CatchUpSources
 from replication.segments.manifest import MANIFEST
-from replication.wire.grammar import InstanceName, StreamName
+from replication.streams.retention import SegmentChain
+from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.segment_needs import SegmentNeeds
 from tests.segments.histories import HISTORY, MASTER, STREAM, write_folder
 from tests.storage.pump import Pump
@@ -35,3 +38,16 @@ class SegmentNeedsTests(SynchronousTestCase):
             (Path(folder) / MANIFEST).write_text("[]")
             with self.assertRaises(CatchUpError):
                 self.needed(folder)
+
+    def test_the_segments_are_summed_up(self) -> None:
+        with TemporaryDirectory() as folder:
+            pump = Pump()
+            self.assertEqual(pump.wait(SegmentNeeds(folder, pump).segments()), [])
+            write_folder(Path(folder), HISTORY, ends=[5, 9])
+            files = [each.stat().st_size for each in Path(folder).rglob("*.rdata*")]
+            rows = sum(len(each.texts) for each in HISTORY if each.token <= 9)
+            expected = SegmentChain(folder, StreamName(STREAM), MASTER, Token(0), Token(9), rows, sum(files))
+            for has_segments in (SegmentNeeds(folder, pump), sources := CatchUpSources(pump, [folder], {}, None)):
+                (found,) = pump.wait(has_segments.segments())
+                self.assertEqual(attrs.evolve(found, after=Token(0)), expected)
+            pump.wait(sources.close())

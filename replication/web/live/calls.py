@@ -13,6 +13,7 @@ from replication.web.live.facts import facts_section
 from replication.web.live.feed import Feed
 from replication.web.live.followers import followers_section
 from replication.web.live.rooms import room_section
+from replication.web.live.segments import segments_section
 from replication.web.live.tables import text
 from replication.web.request import Answer, RequestError, read_query, read_token
 
@@ -55,6 +56,7 @@ $room_field
 $room
 <div id="tables" data-events="live/events?find=$query">$tables</div>
 $followers
+$segments
 </main>
 </body>
 </html>
@@ -93,6 +95,7 @@ async def show_page(request: ApiRequest) -> Answer:
         room=await _room(request, room, query.get("at")) if room else "",
         tables=feed.tables(request.rights, find),
         followers=await followers_section(served, request.rights),
+        segments=await segments_section(served, request.rights),
     )
     return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
 
