@@ -22,6 +22,11 @@ def mark(name: str, depth: int, *prev: str, kind: str = "plain") -> EventMark:
     return EventMark(name, f"type of {name}", depth, depth, prev, kind, is_state=kind == "state")
 
 
+def test_a_missing_event_is_drawn_below_the_lowest_event_that_names_it() -> None:
+    marks = with_missing([mark("low", 5, "gone"), mark("high", 9, "gone")], {"gone"})
+    assert [(each.event_id, each.depth) for each in marks] == [("high", 9), ("low", 5), ("gone", 4)]
+
+
 def test_a_missing_event_is_drawn_below_the_events_that_name_it() -> None:
     marks = with_missing([mark("b", 9, "gone", "elsewhere"), mark("a", 1)], {"gone", "never shown"})
     assert [(each.event_id, each.depth, each.kind) for each in marks] == [

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replication.errors import StoreError
+from replication.segments.archive import Archive
 from replication.segments.databases import open_database
 from replication.segments.histories import HISTORIES, check_histories, read_histories
 from replication.segments.manifest import WORK, Manifest, read_manifest
 from replication.storage.tables.histories import CREATE
 from replication.streams.history import Epoch
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 from tests.segments.histories import MASTER, STREAM, fact, write_database, write_folder
 
 if TYPE_CHECKING:
@@ -108,3 +109,12 @@ def test_histories_are_read_from_the_database(tmp_path: Path) -> None:
         opened.execute("UPDATE stream_histories SET epochs = '[1]'")
     with pytest.raises(StoreError, match=r"stream_histories in .* cannot be read"):
         found()
+
+
+def test_an_archive_reads_the_histories_again_when_they_have_changed(folder: tuple[LocalFolder, Manifest]) -> None:
+    written, manifest = folder
+    with closing(Archive(written)) as archive:
+        assert [*archive.history(STREAM, MASTER)] == [A, B]
+        assert archive.history(STREAM, InstanceName("worker2")) == ()
+        check_histories(written, manifest, of_master(A, B, epoch("c", 11)))
+        assert [*archive.history(STREAM, MASTER)] == [A, B, epoch("c", 11)]
