@@ -186,8 +186,8 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
         scene.traffic.pause()
         scene.check_copy()
         scene.traffic.pause()
+        unlike = {each.name: _differences(scene, tmp_path / f"{each.name}.db") for each in followers}
         wanted = in_database(scene.postgres, scene.database)
-        unlike = {each.name: _differences(tmp_path / f"{each.name}.db", wanted) for each in followers}
         effects = {each.name: in_effects(tmp_path / f"{each.name}.db") for each in followers}
         report: dict[str, Any] = {
             "minutes": minutes,
@@ -238,12 +238,13 @@ def _seconds_until_complete(scene: Scene) -> dict[str, float]:
     return seconds
 
 
-def _differences(file: Path, wanted: dict[str, Any]) -> dict[str, list[tuple[int, Any, Any]]]:
-    """Return what differs from the database once nothing changes there any more, or after PATIENCE."""
+def _differences(scene: Scene, file: Path) -> dict[str, list[tuple[int, Any, Any]]]:
+    """Return what differs from the database, which Synapse may still write, after PATIENCE; nothing if it is equal."""
     unlike: dict[str, list[tuple[int, Any, Any]]] = {}
 
     def equal() -> bool:
         nonlocal unlike
+        wanted = in_database(scene.postgres, scene.database)
         unlike = differences({**in_copy(file, COPIES), **in_effects(file)[0]}, wanted)
         time.sleep(0.3)
         return not unlike
