@@ -187,6 +187,7 @@ def open_session(master: str | None, report: Callable[[str], None] = _print) -> 
                 raise
             finally:
                 _on_interrupt(on_interrupt)
+        _ignore_lost_connections(session)
         with _stopping(session, on_interrupt):
             if pending:
                 signal.raise_signal(signal.SIGINT)
@@ -249,6 +250,23 @@ def _stopping(session: SparkSession, on_interrupt: Any) -> Iterator[None]:
         for each in loggers:
             each.removeFilter(_is_no_interrupt)
         _on_interrupt(on_interrupt)
+
+
+def _ignore_lost_connections(session: SparkSession) -> None:
+    """Print no traceback when the JVM closes its connection for accumulators: calls to Java report that it has ended.
+
+    An interrupt at a terminal reaches the JVM, too, and often ends it first.
+    """
+    server: Any = getattr(session.sparkContext, "_accumulatorServer", None)  # pyspark has no public name for it
+    if server is None:
+        return
+    usual = server.handle_error
+
+    def handle_error(request: object, address: object) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            usual(request, address)
+
+    server.handle_error = handle_error
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:

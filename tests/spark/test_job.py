@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,3 +89,17 @@ class FailsOnce:
             open_folder(self.task.out).remove(self.task.receipt)
             raise OSError("the disk is gone for a moment")
         return receipt
+
+
+def test_a_lost_connection_for_accumulators_prints_nothing_and_other_errors_are_printed() -> None:
+    printed: list[object] = []
+    server = SimpleNamespace(handle_error=lambda *given: printed.append(given))
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_accumulatorServer=server))
+    job._ignore_lost_connections(session)
+    for error in (ConnectionResetError(), ZeroDivisionError()):
+        try:
+            raise error
+        except (OSError, ArithmeticError):
+            server.handle_error("request", "address")
+    assert printed == [("request", "address")]
+    job._ignore_lost_connections(SimpleNamespace(sparkContext=SimpleNamespace()))
