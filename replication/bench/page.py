@@ -76,7 +76,7 @@ def _be_others(_: object) -> None:
 
 
 def _watch(_: object, url: str, viewers: int, end: float) -> int:
-    """Show the page in so many browsers until ``end``; return how many were answered."""
+    """Show the page in so many browsers until ``end``, and until all are answered; return how many were."""
     host, port = urlsplit(url).netloc.split(":")
     received = set[object]()
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
@@ -84,7 +84,7 @@ def _watch(_: object, url: str, viewers: int, end: float) -> int:
             browser = stack.enter_context(closing(socket.create_connection((host, int(port)))))
             browser.sendall(EVENTS)
             selector.register(browser, selectors.EVENT_READ, browser)
-        while (left := end - time.monotonic()) > 0:
+        while (left := end + (0 if len(received) == viewers else PATIENCE) - time.monotonic()) > 0:
             for key, _events in selector.select(left):
                 browser = key.data
                 if b"retry: " in browser.recv(BLOCK):  # the beginning of the events
