@@ -70,8 +70,9 @@ async def show_page(request: ApiRequest) -> Answer:
     query = read_query(request, [], ["find", "stream", "id", "has", "room", "at"])
     feed, served = feed_of(request), request.api.served
     feed.look()
+    rights = request.rights
     find, stream, has = query.get("find", ""), query.get("stream", ""), query.get("has", "")
-    room = query.get("room", "")
+    room, place = query.get("room", ""), _read_place(query.get("at"))
     token = read_token(query, "id") if query.get("id") else None
     if token is not None and not stream:
         raise RequestError(400, "parameter 'stream' is missing: an ID is one of a stream")
@@ -79,7 +80,7 @@ async def show_page(request: ApiRequest) -> Answer:
     faults = [await health.store_fault(), *health.stream_faults()]
     why = "; ".join(each for each in faults if each is not None)
     names = sorted(each.definition.name for each in served.stream_statuses())
-    visible = [each for each in names if request.rights.may_see(each)]
+    visible = [each for each in names if rights.may_see(each)]
     page = _PAGE.substitute(
         title=text(f"{served.role} {served.instance_name} of {served.server_name}"),
         ready=text(f"not ready: {why}" if why else "ready"),
@@ -90,12 +91,16 @@ async def show_page(request: ApiRequest) -> Answer:
         names="".join(f'<option value="{text(each)}">' for each in visible[:MAX_NAMES]),
         has=text(has),
         source=text(f"live/facts?{urlencode({'stream': stream, 'has': has})}") if stream and token is None else "",
-        facts=await facts_section(served, request.rights, stream, token, has) if stream else "",
+        facts=await feed.section(
+            ("facts", rights, stream, token, has), lambda: facts_section(served, rights, stream, token, has)
+        )
+        if stream
+        else "",
         room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
-        room=await _room(request, room, query.get("at")) if room else "",
-        tables=feed.tables(request.rights, find),
-        followers=await followers_section(served, request.rights),
-        segments=await segments_section(served, request.rights),
+        room=await feed.section(("room", rights, room, place), lambda: _room(request, room, place)) if room else "",
+        tables=feed.tables(rights, find),
+        followers=await feed.section(("followers", rights), lambda: followers_section(served, rights)),
+        segments=await feed.section(("segments", rights), lambda: segments_section(served, rights)),
     )
     return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
 
@@ -125,16 +130,19 @@ async def send_file(request: ApiRequest, name: str) -> Answer:
     return Answer(200, body, _STATIC[name], HEADERS)
 
 
-async def _room(request: ApiRequest, room: str, at: str | None) -> str:
+def _read_place(at: str | None) -> Place | None:
+    try:
+        return None if at is None else Place.parse(at)
+    except RoomError as error:
+        raise RequestError(400, f"at: {error}") from error
+
+
+async def _room(request: ApiRequest, room: str, place: Place | None) -> str:
     """Return the section of a room."""
     if not request.api.keeps_rooms:
         return "<p>This process keeps no rooms.</p>"
     if why := request.rights.missing("read", request.api.streams_of_rooms):
         return f"<p>{text(why)}</p>"
-    try:
-        place = None if at is None else Place.parse(at)
-    except RoomError as error:
-        raise RequestError(400, f"at: {error}") from error
     return await room_section(request.api.rooms, room, place)
 
 

@@ -8,19 +8,22 @@ the next one after it has read: nothing is queued for it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
+from replication.deferreds import share
 from replication.web.live import tables
 from replication.web.live.curves import Curves, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
+    from twisted.python.failure import Failure
 
     from replication.net.access import Rights
     from replication.streams.interfaces import StreamStatus
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 INTERVAL: Final = 2.0  # seconds between two samples
 SHARE: Final = 20  # a sample that takes a second is taken only every 20 seconds
 PATIENCE: Final = 60.0  # seconds until the sampler ends, after the last request
+SECTION_PATIENCE: Final = 2.0  # seconds that the page waits for a part of it
 BYTES_PER_SECOND: Final = 4_096  # of events, for one viewer
 
 
@@ -62,6 +66,7 @@ class Feed:
     _clock: IReactorTime
     curves: Curves = attrs.field(init=False, factory=Curves)
     _viewers: list[_Viewer] = attrs.field(init=False, factory=list)
+    _making: dict[Hashable, Deferred[str]] = attrs.field(init=False, factory=dict)  # sections in progress
     _looked_at: float = attrs.field(init=False, default=0.0)
     _timer: IDelayedCall | None = attrs.field(init=False, default=None)
 
@@ -88,6 +93,20 @@ class Feed:
             ]
         )
 
+    async def section(self, key: Hashable, make: Callable[[], Coroutine[Deferred[Any], Any, str]]) -> str:
+        """Return the HTML that ``make`` returns, or a sentence if that takes longer than SECTION_PATIENCE.
+
+        So the page is shown while a database or a folder does not answer.  While a call for ``key`` is in progress,
+        no second one is started.
+        """
+        if key not in self._making:
+            self._making[key] = making = Deferred.fromCoroutine(make())
+            making.addBoth(self._made, key)
+        else:
+            making = self._making[key]
+        late = f"<p>A database or a folder has not answered for {SECTION_PATIENCE:g} s.</p>"
+        return await share(making).addTimeout(SECTION_PATIENCE, self._clock, lambda _result, _seconds: late)
+
     def follow(self, request: ApiRequest, find: str) -> None:
         """Send events to a page until it is closed."""
         viewer = _Viewer(request, find)
@@ -104,6 +123,10 @@ class Feed:
             self._timer = None
 
     # ---- inside
+
+    def _made(self, result: str | Failure, key: Hashable) -> str | Failure:
+        self._making.pop(key, None)
+        return result
 
     def _sample(self) -> None:
         began = self._clock.seconds()

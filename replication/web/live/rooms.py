@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from replication.errors import UnknownRoomError
+from replication.errors import ReplicationError
 from replication.rooms.drawing import encode_svg, mark_of, with_missing
 from replication.web.live.tables import table, text
 
@@ -22,11 +22,15 @@ STATE: Final = 100  # rows of the state
 
 
 async def room_section(rooms: IRooms, room: str, at: Place | None) -> str:
-    """Return a room after the event at a place, or as it is now; or a sentence, if there is no such room."""
+    """Return a room after the event at a place, or as it is now; or the reason why it cannot be shown."""
     try:
-        view = await rooms.view(room)
-    except UnknownRoomError as error:
+        return await _read_section(rooms, room, at)
+    except ReplicationError as error:
         return f"<p>{text(error)}</p>"
+
+
+async def _read_section(rooms: IRooms, room: str, at: Place | None) -> str:
+    view = await rooms.view(room)
     events = await rooms.history(room, at, DRAWN + 1, backwards=True, whole=True)
     if not events:
         return f"<p>Room {text(room)} has no event at or before {text(at and at.encode())}.</p>"

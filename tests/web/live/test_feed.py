@@ -7,15 +7,18 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from replication.web.live.feed import INTERVAL, PATIENCE
+from replication.web.live.feed import INTERVAL, PATIENCE, SECTION_PATIENCE
 from replication.wire.grammar import Token
 from tests.web.served import ApiTestCase, Client, header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from replication.streams.retention import SegmentChain
 
 
 def producer(client: Client) -> Any:
@@ -108,3 +111,29 @@ class EventsTests(ApiTestCase):
         self.open()
         self.site.stopFactory()
         self.assertEqual(self.sampling(), [])
+
+
+class SectionTests(ApiTestCase):
+    def test_the_page_is_shown_while_a_folder_does_not_answer_and_the_folder_is_read_once(self) -> None:
+        reading: list[Deferred[list[SegmentChain]]] = []
+
+        async def segments() -> list[SegmentChain]:
+            reading.append(Deferred())
+            return await reading[-1]
+
+        self.served.segments = segments  # type: ignore[method-assign]
+        clients = [Client(self.site) for _ in range(2)]
+        for client in clients:
+            client.send(header("GET", "/"))
+            self.assertEqual(client.transport.value(), b"")
+        self.clock.advance(SECTION_PATIENCE)
+        for client in clients:
+            self.assertIn(b"has not answered for 2 s", client.transport.value())
+            self.assertIn(b">orders<", client.transport.value())
+        self.assertEqual(len(reading), 1)
+        reading[0].callback([])
+        later = Client(self.site)
+        later.send(header("GET", "/"))
+        self.assertEqual(len(reading), 2)
+        reading[1].callback([])
+        self.assertNotIn(b"has not answered", later.transport.value())

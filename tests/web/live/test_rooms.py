@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.errors import StoreError
 from replication.net.access import Access, Grant, Rights
 from replication.web.live.rooms import DRAWN
 from replication.web.site import make_site
@@ -77,6 +78,13 @@ class RoomTests(SynchronousTestCase):
         self.assertIn("This process keeps no rooms", without)
         self.assertNotIn('name="room"', without)
         self.assertIn('name="room" value="!r:far.test"', self.page(AT))
+
+    def test_the_page_is_there_while_the_database_does_not_answer(self) -> None:
+        async def view(room_id: str) -> None:
+            raise StoreError(f"the database with {room_id} is locked")
+
+        self.site.rooms.view = view  # type: ignore[method-assign]
+        self.assertIn("<p>the database with !r:far.test is locked</p>", self.page(AT))
 
     def test_everything_is_escaped(self) -> None:
         self.site.post(event(MARKUP, "$e", type=MARKUP, state_key=MARKUP, sender=MARKUP))
