@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 
 async def followers_section(served: IServed, rights: Rights) -> str:
-    """Return the table of followers, those that are furthest behind first; empty if this process takes no reports."""
-    if served.followers is None:
+    """Return the table of followers, those that are furthest behind first, for an admin.
+
+    It is empty if this process takes no reports.
+    """
+    if served.followers is None or not rights.admin:
         return ""
     try:
         known = await served.followers.followers()
@@ -28,7 +31,6 @@ async def followers_section(served: IServed, rights: Rights) -> str:
         (each.definition.name, writer.instance): writer.published
         for each in served.stream_statuses()
         for writer in each.writers
-        if rights.may_see(each.definition.name)
     }
     behind = sorted([(_lag(each, published), each) for each in known], key=lambda pair: (-pair[0][0], pair[1].name))
     rows = [

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replication.errors import StoreError
+from replication.net.access import Access, Grant, Rights
 from replication.streams.interfaces import KnownFollower
+from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.web.live.hostile import MARKUP
-from tests.web.served import ApiTestCase
+from tests.web.live.test_calls import login
+from tests.web.served import ApiTestCase, Client
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +50,16 @@ class FollowersTests(ApiTestCase):
         self.assertIn("No follower has reported", self.page())
         self.served.followers.error = StoreError("locked")  # type: ignore[union-attr]
         self.assertIn("<p>locked</p>", self.page())
+
+    def test_a_viewer_that_is_no_admin_sees_none_as_in_the_api(self) -> None:
+        self.served.followers = Reports(near=10)  # type: ignore[assignment]
+        grants = [
+            Grant(Rights((name,), {"orders"}, admin=name == "admin"), secret=name) for name in ("reader", "admin")
+        ]
+        site = make_site(self.served, secret=None, access=Access(grants), reactor=self.clock)
+        shown = {name: Client(site).ask("GET", "/", None, login(name)).body.decode() for name in ("reader", "admin")}
+        self.assertNotIn("near", shown["reader"])
+        self.assertIn("<td>near</td>", shown["admin"])
 
     def test_names_are_escaped(self) -> None:
         self.served.followers = Reports(**{MARKUP: 3})  # type: ignore[assignment]
