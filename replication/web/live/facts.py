@@ -33,7 +33,7 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
     (status,) = found
     heads = ("writer", "#ID", *(text(each) for each in status.definition.row or ("row",)))
     reach = SEARCHED if has else LATEST
-    text_of_row = grammar.encode_json(has)[1:-1]
+    forms = {has, grammar.encode_json(has)[1:-1]}  # a row may have its characters, or their escapes
     rows: list[list[str]] = []
     failures = []
     for writer in status.writers:
@@ -48,7 +48,7 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         rows += [
             [text(writer.instance), f"{fact.token:,}", *cells]
             for fact in reversed(page.facts)
-            for cells in _cells([each for each in fact.texts if text_of_row in each], len(heads) - 2)
+            for cells in _cells([each for each in fact.texts if any(form in each for form in forms)], len(heads) - 2)
         ]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
     what = f"a row with {text(repr(has))}" if has else "a fact"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.web.served import ApiTestCase
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.web.served import ApiTestCase, fact
 
 
 class FactsTests(ApiTestCase):
@@ -42,4 +44,8 @@ class FactsTests(ApiTestCase):
             "No writer has a row with &#x27;nothing&#x27; among its last 1000 IDs",
             self.page("?stream=orders&has=nothing"),
         )
+        self.served.keep("orders", "master", [fact(5, ["é", "raw"]), fact(6, ["e", "other"])])
+        self.served.histories["orders", "master"][0] = Fact(Token(5), ('["é","raw"]',))  # as a Synapse may write it
+        self.assertIn(">raw<", self.page("?stream=orders&has=%C3%A9"))
+        self.assertNotIn(">other<", self.page("?stream=orders&has=%C3%A9"))
         self.assertIn('data-source="live/facts?stream=orders&amp;has=a%26b"', self.page("?stream=orders&has=a%26b"))
