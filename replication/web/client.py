@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -55,6 +55,8 @@ ATTEMPT_DELAY: Final = 0.02
 IDLE: Final = 50  # seconds that an unused connection is kept: less than the 60 of Twisted's servers
 SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
 GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
+
+T = TypeVar("T")
 
 
 class LostAnswerError(CatchUpError):
@@ -211,27 +213,15 @@ class HttpCatchUp:
         """
         if self._foreign:
             return None
-        response = await self._get("/v1/streams", {})
-        if response.is_unknown_path():
+        found = await self._streams(_AuditedStreams)
+        if found is None:
             return None
-        if response.code != HTTPStatus.OK:
-            raise response.error()
-        try:
-            streams = msgspec.json.decode(response.body, type=_AuditedStreams).streams
-        except msgspec.MsgspecError as error:
-            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
-        return {each.name: {writer.instance: writer for writer in each.writers} for each in streams}
+        return {each.name: {writer.instance: writer for writer in each.writers} for each in found.streams}
 
     async def row_names(self) -> dict[str, Sequence[str]]:
         """Return the names of the fields of each stream that declares them; CatchUpError as ``facts``."""
-        response = await self._get("/v1/streams", {})
-        if response.code != HTTPStatus.OK:
-            raise response.error()
-        try:
-            streams = msgspec.json.decode(response.body, type=_DeclaredStreams).streams
-        except msgspec.MsgspecError as error:
-            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
-        return {each.name: each.row for each in streams if each.row}
+        found = await self._streams(_DeclaredStreams)
+        return {each.name: each.row for each in found.streams if each.row} if found is not None else {}
 
     async def report(
         self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]]
@@ -253,6 +243,18 @@ class HttpCatchUp:
     async def close(self) -> None:
         """Close the kept connections."""
         await self._pool.closeCachedConnections()
+
+    async def _streams(self, form: type[T]) -> T | None:
+        """Return ``/v1/streams`` in a form; None if the server does not have this API."""
+        response = await self._get("/v1/streams", {})
+        if response.is_unknown_path():
+            return None
+        if response.code != HTTPStatus.OK:
+            raise response.error()
+        try:
+            return msgspec.json.decode(response.body, type=form)
+        except msgspec.MsgspecError as error:
+            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
 
     async def _facts(
         self, stream: StreamName, writer: InstanceName, after: Token, upto: Token, rows: int
