@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
+import time
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred
@@ -18,7 +20,7 @@ from replication.wire import grammar
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.typed_rows import Row, TypedStream
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _TYPED: Final[Sequence[TypedStream[Any]]] = (*since_1_159.STREAMS, *STREAMS)  # rows of newer releases have more fields
 _ODD: Final = re.compile(rb"[^\n\t -~]")
+RETRY_AFTER: Final = 5.0  # seconds until the names are requested again
 _NAME, _TOKEN, _QUIET, _END = "\x1b[36m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 
@@ -67,16 +70,18 @@ class ColouredLines:
     ``source``, or before it has answered, the row is JSON.  With NO_COLOR in the environment there are no colours.
     """
 
-    def __init__(self, source: HttpCatchUp | None) -> None:
+    def __init__(self, source: HttpCatchUp | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._source = source
+        self._monotonic = monotonic
+        self._due = -inf
         self._names: Mapping[str, Sequence[str]] | None = None
-        self._reading: Deferred[None] | None = None
         self._colours = not os.environ.get("NO_COLOR")
 
     def read_names(self) -> None:
-        """Request the names of the fields, unless they are known or were requested and not answered yet."""
-        if self._names is None and self._source is not None and (self._reading is None or self._reading.called):
-            self._reading = Deferred.fromCoroutine(self._read_names(self._source))
+        """Request the names of the fields, unless they are known, or were requested a moment ago."""
+        if self._names is None and self._source is not None and self._monotonic() >= self._due:
+            self._due = self._monotonic() + RETRY_AFTER
+            Deferred.fromCoroutine(self._read_names(self._source))
 
     def __call__(self, stream: StreamName, instance: InstanceName, facts: Sequence[Fact]) -> bytes:
         """Return a line per row."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
-from replication.cli.fact_lines import ColouredLines, encode_json, encode_rdata, encode_typed, escape_rows
+from replication.cli.fact_lines import RETRY_AFTER, ColouredLines, encode_json, encode_rdata, encode_typed, escape_rows
 from replication.errors import CatchUpError
 from replication.streams.facts import Fact
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -83,8 +84,7 @@ class Names:
 
 
 def coloured(monkeypatch: pytest.MonkeyPatch, source: Names | None = None, **environment: str) -> ColouredLines:
-    for name in ("NO_COLOR",):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return ColouredLines(source)  # type: ignore[arg-type]
@@ -121,12 +121,15 @@ def test_nothing_of_a_row_reaches_the_terminal_as_a_command(monkeypatch: pytest.
     assert "\u202e" not in shown
 
 
-def test_names_are_requested_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_requested_again_some_time_after_a_failure() -> None:
     source = Names()
-    lines = coloured(monkeypatch, source)
+    clock = Clock()
+    lines = ColouredLines(source, clock.seconds)  # type: ignore[arg-type]
     lines.read_names()
-    lines.read_names()
-    assert len(source.asked) == 1
     source.asked[0].errback(CatchUpError("away"))
+    for _ in range(10):  # a busy stream requests them no more often
+        lines(ORDERS, MASTER, [fact(2, "[1]")])
+    assert len(source.asked) == 1
+    clock.advance(RETRY_AFTER)
     lines(ORDERS, MASTER, [fact(2, "[1]")])
     assert len(source.asked) == 2
