@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from replication.bench.cluster import free_ports
 from replication.bench.daemons import address_of, cpu_time, database_in, make_worker, serve_master
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import PATIENCE, BenchError, ChildProcess
@@ -35,6 +36,7 @@ BLOCK: Final = 65_536
 TWISTD: Final = "from twisted.scripts.twistd import run; run()"
 EVENTS: Final = b"GET /live/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
 READY: Final = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+MEMORY: Final = Path("/proc/self/statm")  # Linux has it
 _POLL_INTERVAL: Final = 0.005  # seconds
 
 
@@ -49,7 +51,8 @@ def measure(options: BenchOptions) -> Iterator[Series]:
     starts = [{page: _start(live_page=page) for page in (True, False)} for _ in range(options.rounds)]
     for page, variant in ((True, "a master with the page"), (False, "a master without it")):
         yield Series(variant, "start", "s", [each[page][0] for each in starts])
-        yield Series(variant, "memory", "bytes", [each[page][1] for each in starts])
+        if MEMORY.exists():
+            yield Series(variant, "memory", "bytes", [each[page][1] for each in starts])
 
 
 def _delays(viewers: int, facts: int) -> tuple[list[float], float]:
@@ -95,7 +98,7 @@ def _watch(_: object, url: str, viewers: int, end: float) -> int:
 def _start(*, live_page: bool) -> tuple[float, float]:
     """Return the seconds until a master is ready, and its resident memory in bytes."""
     with TemporaryDirectory(prefix="replication-bench-") as folder:
-        http, wire = _free_ports(2)
+        http, wire = free_ports(2)
         options = [f"--{each}=tcp:{port}:interface=127.0.0.1" for each, port in (("listen", wire), ("http", http))]
         Path(folder, "master.toml").write_text(f"live_page = {str(live_page).lower()}\n")
         command = [sys.executable, "-c", TWISTD, "--nodaemon", "--pidfile=", "replication", "master", "--stream=events"]
@@ -116,12 +119,6 @@ def _start(*, live_page: bool) -> tuple[float, float]:
                 master.terminate()
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        opened = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
-        return [each.getsockname()[1] for each in opened]
-
-
 def _is_ready(http: int) -> bool:
     with suppress(ConnectionError), closing(socket.create_connection(("127.0.0.1", http))) as client:
         client.sendall(READY)
@@ -130,9 +127,8 @@ def _is_ready(http: int) -> bool:
 
 
 def _memory(pid: int) -> float:
-    """Return the resident memory of a process, in bytes."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except FileNotFoundError:  # not Linux
-        return float("nan")
+    """Return the resident memory of a process, in bytes; 0 where it is not known."""
+    if not MEMORY.exists():
+        return 0.0
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
