@@ -20,7 +20,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
     storage/     IStreamStore: sqlite/, postgres/, memory.py (tests, simulation); tables beside the streams in tables/
     deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime
-    logs.py      a trouble logged once; observers for `twistd --logger`
+    logs.py      a trouble logged once; observers for `twistd --logger`; log files opened again
     session/     one connection without I/O: connection.py, channel.py (Redis), encoder.py (facts to lines)
     rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution
     synapse/     the streams of a Synapse: rows by field, and where its database has them

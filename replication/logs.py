@@ -1,4 +1,4 @@
-"""Logging: a repeated failure once (``TroubleLog``), and observers for ``twistd --logger``.
+"""Logging: a repeated failure once (``TroubleLog``), observers for ``twistd --logger``, log files opened again.
 
 ``replication.logs.text`` and ``replication.logs.json`` are the observers.  Both write the events of ``twisted.logger``
 to standard output: as text in twistd's own format, or as JSON, one object a line, with the event's fields.  Use them

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from replication.urls import Url
 
 PATIENCE: Final = 5.0  # seconds for an answer of Redis
-DEFAULT_PORT: Final = 6379
 BLOCK: Final = 65_536
 
 
@@ -95,6 +94,8 @@ def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
 
 
 def _connect(url: Url, config: Config) -> socket.socket:
+    from replication.net.redis_connection import DEFAULT_PORT  # noqa: PLC0415 (an extra)
+
     parts = urlsplit(url.reveal())
     if parts.scheme == "redis+unix":
         client = socket.socket(socket.AF_UNIX)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT: Final = 10.0  # seconds for the confirmation of SUBSCRIBE and PUBLISH
 MAX_MESSAGE: Final = 64 * 2**20  # bytes of one reply; no row of Synapse is near it
 _FORM: Final = "write redis://[user:password@]host:port/db, rediss://… or redis+unix:///path; percent-encode a password"
-_DEFAULT_PORT: Final = 6379
+DEFAULT_PORT: Final = 6379
 _PERMISSIONS: Final = "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping"
 _CURES: Final = {
     "WRONGPASS": "check the user and the password in connect, or the file redis_password_file",
@@ -84,7 +84,7 @@ class RedisPlace:
         """
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port or _DEFAULT_PORT
+            host, port = parts.hostname or "", parts.port or DEFAULT_PORT
         except ValueError as error:
             raise ConfigError(f"cannot connect to {Url(url)!r}: {_FORM}") from error
         unix = parts.scheme == "redis+unix"
