@@ -81,7 +81,7 @@ class RedisPeer(RedisConnection):
         self._received_at = self._clock.seconds()
         self._timer = self._clock.callLater(ANSWER_TIMEOUT, self._tick)
         self._client.peer_connected(self)
-        self.write(*self._client.place.login(), encode(b"SUBSCRIBE", self.name.encode()))
+        self.log_in(self._client.place, encode(b"SUBSCRIBE", self.name.encode()))
 
     def dataReceived(self, data: bytes) -> None:
         """Process one read; messages are processed together."""

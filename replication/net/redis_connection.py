@@ -152,6 +152,13 @@ class RedisConnection(Protocol):
         """Start to parse."""
         self._parser = make_parser()
         self._unparsed = 0  # bytes of a reply that is not complete
+        self._after_login: Sequence[bytes] = ()
+
+    def log_in(self, place: RedisPlace, *commands: bytes) -> None:
+        """Log in, then write ``commands``: after a failed AUTH, Redis would run them as its default user."""
+        login = place.login()
+        self._after_login = commands if login else ()
+        self.write(*(login or commands))
 
     def write(self, *commands: bytes) -> None:
         """Write encoded commands."""
@@ -172,6 +179,9 @@ class RedisConnection(Protocol):
             raise RedisError("what it sends is not the protocol of Redis: is this its port?") from error
         if replies:
             self._unparsed = 0
+            if replies[0] == b"OK" and self._after_login:
+                self.write(*self._after_login)
+                self._after_login = ()
         elif self._unparsed > MAX_MESSAGE:
             raise RedisError(f"a message has more than {MAX_MESSAGE} bytes")
         return replies
@@ -184,14 +194,15 @@ class RedisConnection(Protocol):
 class Publication(RedisConnection):
     """A connection that publishes one message; ``confirmed`` fires with the number of its receivers."""
 
-    def __init__(self, commands: Sequence[bytes]) -> None:
-        self._commands = commands
+    def __init__(self, place: RedisPlace, command: bytes) -> None:
+        self._place = place
+        self._command = command
         self.confirmed: Deferred[int] = Deferred()
 
     def connectionMade(self) -> None:
-        """Send everything at once."""
+        """Log in and publish."""
         super().connectionMade()
-        self.write(*self._commands)
+        self.log_in(self._place, self._command)
 
     def dataReceived(self, data: bytes) -> None:
         """Wait for the first number, or an error."""
@@ -221,8 +232,8 @@ def publish(clock: Any, place: RedisPlace, channel: str, message: bytes) -> Defe
     """
 
     async def send() -> int:
-        commands = [*place.login(), encode(b"PUBLISH", channel.encode(), message)]
-        factory = Factory.forProtocol(lambda: Publication(commands))
+        command = encode(b"PUBLISH", channel.encode(), message)
+        factory = Factory.forProtocol(lambda: Publication(place, command))
         factory.noisy = False
         connection: Any = await place.endpoint.connect(factory).addTimeout(ANSWER_TIMEOUT, clock)
         try:

@@ -223,6 +223,11 @@ class ErrorTests(LinkCase):
         self.assertNotIn("wr", text.replace("wrong", ""))
         self.assertIn([b"AUTH", b"user", b"wr/ong"], self.redis.sent)
 
+    def test_nothing_is_subscribed_after_a_failed_login(self) -> None:
+        self.redis.errors[b"AUTH"] = b"WRONGPASS invalid username-password pair"  # the default user needs no password
+        self.report_of(f"redis://user:wrong@127.0.0.1:{PORT}")
+        self.assertEqual({each[0] for each in self.redis.sent}, {b"AUTH"})
+
     def test_a_missing_password_is_reported_with_its_cure(self) -> None:
         self.redis.password = b"right"
         self.assertIn("Redis requires a password", self.report_of(self.url))
