@@ -175,6 +175,10 @@ class ApplicationTables(StreamTable[_Session]):
         """Return SQL for the largest token above one, for each table with an index on the ID."""
         return [query.newest_above(token) for query in self._indexed]
 
+    def oldest(self) -> Sequence[str]:
+        """Return SQL for the smallest token, for each table with an index on the ID."""
+        return [query.tokens(Token(0), 1) for query in self._indexed]
+
     def has_rows(self, token: str) -> Sequence[str]:
         """Return the SQL conditions that a table with an index on the ID has a row of a token."""
         return [query.has_rows(token) for query in self._indexed]

@@ -258,6 +258,14 @@ class MemoryStore(_MemoryNotes):
                 del found.slices[writer][end]
             self.land([Write(stream, writer, upto)], None)
 
+    async def mark_truncated(
+        self,
+        writer: InstanceName,
+        published: Mapping[StreamName, Token],
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Do nothing: there is no SQL here."""
+        return {}
+
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
     ) -> FactSlice:

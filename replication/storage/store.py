@@ -129,6 +129,14 @@ class KeptFactsStore:
 
         await run_transaction(self, forget, [Write(stream, writer, upto)] if delete else [])
 
+    async def mark_truncated(
+        self,
+        writer: InstanceName,  # noqa: ARG002
+        published: Mapping[StreamName, Token],  # noqa: ARG002
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Do nothing: only PostgreSQL has TRUNCATE."""
+        return {}
+
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
     ) -> FactSlice:

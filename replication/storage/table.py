@@ -79,6 +79,10 @@ class StreamTable(Generic[_Session_contra]):
         """Return SQL for the largest token above one, in tables of the application with an index on the ID."""
         return ()
 
+    def oldest(self) -> Sequence[str]:
+        """Return SQL for the smallest token, in tables of the application with an index on the ID."""
+        return ()
+
     def has_rows(self, token: str) -> Sequence[str]:  # noqa: ARG002
         """Return SQL conditions: a table of the application, with an index on the ID, has a row of a token."""
         return ()

@@ -1,6 +1,8 @@
 """Interfaces of stores, sources and sequences, and the statuses that are shown.
 
 Everywhere, ``after`` excludes its token and ``upto`` includes it.
+
+The module has more than 500 lines because it has every protocol between storage and the rest, with its rules.
 """
 
 from __future__ import annotations
@@ -97,6 +99,15 @@ class IKeptFacts(Protocol):
         """Note that facts up to ``upto`` are gone, in one transaction; ``facts`` then refuses to begin below.
 
         With ``delete``, delete them and their slices, and raise the stored position.  Other commits may wait for that.
+        """
+        ...
+
+    async def mark_truncated(
+        self, writer: InstanceName, published: Mapping[StreamName, Token]
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Note that facts are gone of streams whose table was truncated with SQL since the first call for it.
+
+        ``published`` are the positions of ``writer``, this process.  Returns up to where the facts of each writer are.
         """
         ...
 

@@ -116,12 +116,16 @@ class Positions:
             self._loop.stop()
 
     async def poll(self) -> None:
-        """Follow other writers, store the positions, and claim the name again if the database has lost the claim."""
+        """Follow other writers, store the positions, and claim the name again if the database has lost the claim.
+
+        Also note which tables were truncated.
+        """
         self._log_warnings()
         try:
             await self._follow_others()
             await self._store_positions([*self._streams.values()])
             await self._store.claim(self._instance_name)
+            await self._mark_truncated()
         except StoreError:  # an append reports it; the next poll tries again
             return
 
@@ -195,6 +199,20 @@ class Positions:
             await self._store.transaction().commit([*writes.values()])
         for outgoing, write in writes.items():
             outgoing.stored = max(outgoing.stored, write.upto)
+
+    async def _mark_truncated(self) -> None:
+        published = {
+            name: writer.published
+            for name, writer in self._streams.items()
+            if writer.definition.may_forget and writer.outgoing.may_write
+        }
+        for stream, lost in (await self._store.mark_truncated(self._instance_name, published)).items():
+            self.log.error(
+                "stream {stream}: its table was truncated, so facts are gone: {lost}; a follower that lacks some of "
+                "them stops, unless another source has them",
+                stream=stream,
+                lost=", ".join(f"of {writer} up to {upto}" for writer, upto in sorted(lost.items())),
+            )
 
     def _log_warnings(self) -> None:
         for warning in self._store.warnings[self._warnings :]:

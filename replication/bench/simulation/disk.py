@@ -126,6 +126,11 @@ class UnheldStore:
     async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
         return await self.disk.histories(writer)
 
+    async def mark_truncated(
+        self, writer: InstanceName, published: Mapping[StreamName, Token]
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        return await self.disk.mark_truncated(writer, published)
+
     async def skipped_facts(
         self,
         follower: InstanceName,

@@ -19,10 +19,12 @@ from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 from replication.errors import StoreError
 from replication.storage.postgres.checks import refuse_shared
 from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
+from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import IDS_SETTINGS, PostgresIds
 from replication.storage.postgres.joined import table_of
 from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.truncations import Truncations
 from replication.storage.postgres.watch import WATCH_SETTINGS, PostgresWatch
 from replication.storage.store import SqlStore
 from replication.storage.threads import ConnectionThread
@@ -82,6 +84,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
         self._sequences: dict[StreamName, PostgresSequence] = {}
         self._ids: ConnectionThread[PostgresIds] | None = None
         self._watches: list[ConnectionThread[PostgresWatch]] = []
+        self._truncations = Truncations()
         self._slots = DeferredSemaphore(connections)  # of transactions with statements
         self._pool: list[ConnectionThread[PostgresConnection]] = []  # their connections
         self._free: list[ConnectionThread[PostgresConnection]] = []  # those that no transaction uses
@@ -117,6 +120,21 @@ class PostgresStore(SqlStore[PostgresConnection]):
     async def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""
         await self._read(lambda connection: connection.verify())
+
+    async def mark_truncated(
+        self, writer: InstanceName, published: Mapping[StreamName, Token]
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Note that facts are gone of streams whose table was truncated; return up to where they are, per writer."""
+        tables = {self._table(stream): position for stream, position in published.items()}
+        generic = {table: position for table, position in tables.items() if isinstance(table, GenericTable)}
+        if not generic:
+            return {}
+        found = await self._read(lambda connection: self._truncations.find(connection.session, writer, generic))
+        for table, lost in found.items():
+            for each, upto in lost.items():
+                await self.forget_facts(table.definition.name, each, upto, delete=False)
+            self._truncations.forget(table)
+        return {table.definition.name: lost for table, lost in found.items() if lost}
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None if there are none.

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import StoreError
+from replication.storage.names import quoted
 from replication.storage.postgres.checks import literal, poll_rows_above_sequence, short_read
 from replication.storage.postgres.ids import move_forward
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
@@ -38,14 +39,19 @@ RUN_LENGTH: Final = 1000  # IDs: one poll follows at most so many committed ones
 COMMITTED_RETRY: Final = 1.0  # seconds until committed rows are read again after a table was locked
 
 # The last value of each sequence.  If one differs from the last poll, also the poll's transaction ID, assigned after
-# the values were read.  And the place up to which the log is written.  A sequence that was never used has no last
-# value, as after TRUNCATE … RESTART IDENTITY.
+# the values were read.  The place up to which the log is written.  And the files of the sequences and of the tables:
+# TRUNCATE makes new ones.  A sequence that was never used has no last value, as after TRUNCATE … RESTART IDENTITY.
+_FILES: Final = (
+    "ARRAY(SELECT pg_relation_filenode(to_regclass(name)) "
+    "FROM unnest({}::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place)"
+)
 LAST_VALUES: Final = (
     "SELECT last_values, CASE WHEN last_values IS DISTINCT FROM %s::bigint[] THEN pg_current_xact_id()::text END, "
-    "pg_current_wal_insert_lsn() - '0/0' FROM (SELECT "
+    f"pg_current_wal_insert_lsn() - '0/0', {_FILES.format('sequences')}, {_FILES.format('%s')} FROM (SELECT sequences, "
     "ARRAY(SELECT CASE WHEN has_sequence_privilege(to_regclass(name), 'USAGE, SELECT') "
     "THEN coalesce(pg_sequence_last_value(to_regclass(name)), 0) END "
-    "FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place) AS last_values OFFSET 0) AS read"
+    "FROM unnest(sequences) WITH ORDINALITY AS each (name, place) ORDER BY place) AS last_values "
+    "FROM (SELECT %s::text[]) AS given (sequences) OFFSET 0) AS read"
 )
 # The oldest transaction ID in progress, in a snapshot taken after that; and the place up to which the log is on disk.
 IN_PROGRESS: Final = (
@@ -76,6 +82,10 @@ class _Watched:
 
     ``durable`` is the horizon that no crash of the server takes back; only that is published.  ``logged`` are last
     values above it, each with a place of the log that is behind their allocation.
+
+    ``files`` are those of the sequence and of the tables, None before the first poll.  After TRUNCATE … RESTART
+    IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated again; else 0.
+    ``has_reused``: rows have such IDs, so the stream stops until they have others.
     """
 
     def __init__(self, table: Table) -> None:
@@ -88,6 +98,10 @@ class _Watched:
         self.logged: deque[tuple[Token, int]] = deque()
         self.missing = False  # the sequence does not exist, or cannot be read
         self.has_rows_above = False  # the warning about rows above the sequence was given
+        self.files: tuple[int | None, Sequence[int | None]] | None = None
+        self.emptied_in = -1  # the number of the poll that found another file of a table
+        self.reused = Token(0)
+        self.has_reused = False
         self.state = SequenceState(None, Token(0))
 
     def add_logged(self, last_value: Token, place: int) -> None:
@@ -103,6 +117,16 @@ class _Watched:
             self.logged.popleft()
         return bool(self.logged) and self.logged[0][1] <= place
 
+    def find_restart(self, files: tuple[int | None, Sequence[int | None]], poll: int) -> tuple[bool, bool]:
+        """Return whether the sequence was restarted since the last poll, and whether a table has a new file."""
+        before, self.files = self.files, files
+        if before is None or None in (before[0], files[0]) or self.durable is None:
+            return False, False
+        has_new_file = None not in before[1] and before[1] != files[1]
+        if has_new_file:
+            self.emptied_in = poll
+        return before[0] != files[0], has_new_file
+
     def is_at_rest(self, last_value: int | None) -> bool:
         """Whether the last poll has published everything and nothing has changed since."""
         published = self.state.settled, self.state.last_value
@@ -111,6 +135,7 @@ class _Watched:
             and (last_value, last_value) == published
             and last_value == self.horizon.last_value
             and not self.missing
+            and not self.has_reused
         )
 
 
@@ -129,6 +154,7 @@ class PostgresWatch:
         self._sources = [name for each in self._watched for name in each.sources]
         self._sequences = _array([each.sequence for each in self._watched])
         self._tables = _array(self._sources)
+        self._polls = 0
         self._polled_in = 0  # the number of the session
         self.streams: Sequence[StreamName] = [each.stream for each in self._watched]
         self._warn = warn
@@ -142,11 +168,12 @@ class PostgresWatch:
 
     def poll(self) -> Mapping[StreamName, SequenceState]:
         """Return the state of each stream's sequence."""
-        ((last_values, transaction_id, written),), ((oldest, assigned_first, flushed),) = self._read()
+        ((last_values, transaction_id, written, *files),), ((oldest, assigned_first, flushed),) = self._read()
+        now = self._now()
+        self._find_truncated(last_values, *files, checks=now >= self._check_at)
         active = [
             (each, last) for each, last in zip(self._watched, last_values, strict=True) if not each.is_at_rest(last)
         ]
-        now = self._now()
         if active:
             by_table = dict(zip(self._sources, assigned_first, strict=True))
             own_id = None if transaction_id is None else int(transaction_id)
@@ -159,7 +186,8 @@ class PostgresWatch:
             present = [each for each, _ in active if not each.missing]
             self._read_holders([each for each in present if each.horizon.wants_holders(now)])
             self._read_committed([each for each in present if each.horizon.wants_committed(now)], now)
-            self._make_durable([each for each, _ in active if each.horizon.settled != each.durable], flushed)
+            advanced = [each for each, _ in active if each.horizon.settled != each.durable and not each.has_reused]
+            self._make_durable(advanced, flushed)
             for each, _ in active:
                 each.state = self._state(each, now)
         if now >= self._check_at:
@@ -174,7 +202,7 @@ class PostgresWatch:
                 for each in self._watched
             ]
             answers = self.session.run_in_turn(
-                (LAST_VALUES, (f"{{{','.join(known)}}}", self._sequences)), (IN_PROGRESS, (self._tables,))
+                (LAST_VALUES, (f"{{{','.join(known)}}}", self._tables, self._sequences)), (IN_PROGRESS, (self._tables,))
             )
             if self._polled_in == self.session.number:
                 return answers
@@ -183,6 +211,50 @@ class PostgresWatch:
                 each.horizon.reset()
                 each.horizon.settled = each.durable
                 each.logged.clear()
+
+    def _find_truncated(
+        self,
+        last_values: Sequence[int | None],
+        sequence_files: Sequence[int | None],
+        table_files: Sequence[int | None],
+        *,
+        checks: bool,
+    ) -> None:
+        """Find tables that were truncated.  With ``checks``, look for rows with reused IDs that were committed late."""
+        self._polls += 1
+        files = iter(table_files)
+        for each, last, sequence_file in zip(self._watched, last_values, sequence_files, strict=True):
+            found = sequence_file, [next(files) for _ in each.sources]
+            restarted, has_new_file = each.find_restart(found, self._polls)
+            if restarted and each.durable is not None:
+                if last is not None and last >= each.durable:  # otherwise the warning of a sequence that went back
+                    self._warn(
+                        f"stream {each.stream!r}: sequence {each.sequence} was restarted, and {each.durable} was "
+                        "published: rows inserted since then up to this ID are not published"
+                    )
+                if len(each.sources) == 1 and self._polls - each.emptied_in <= 1:
+                    each.reused = each.durable
+            if has_new_file or each.has_reused or (each.reused and (restarted or checks)):
+                self._look_for_rows(each, may_lack=has_new_file)
+
+    def _look_for_rows(self, watched: _Watched, *, may_lack: bool) -> None:
+        """Look for rows with reused IDs.  With ``may_lack``, warn if no row is left up to the published position."""
+        asked = watched.table.oldest()
+        if not asked:
+            return
+        try:
+            with short_read(self.session):
+                oldest = [token for sql in asked for (token,) in self.session.run(sql, prepare=False)]
+        except StoreError:  # a table is locked or gone: the next poll looks again
+            watched.has_reused = watched.reused > 0
+            return
+        published = watched.durable or Token(0)
+        watched.has_reused = any(token <= watched.reused for token in oldest)
+        if may_lack and published > 1 and all(token > published for token in oldest):
+            self._warn(
+                f"stream {watched.stream!r}: table {', '.join(watched.sources)} was truncated: a follower that has not "
+                f"received the rows up to ID {published} never receives them"
+            )
 
     def _read_holders(self, wanted: Sequence[_Watched]) -> None:
         if wanted:
@@ -274,7 +346,22 @@ class PostgresWatch:
             prepared = [each.transaction for each in horizon.blockers if each.session is None]
             blockers = [text for _, text in self.session.ask(BLOCKERS, (sessions, prepared))]
         error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else None
+        if watched.has_reused:
+            error = _reused_ids(watched)
         return SequenceState(watched.durable, horizon.last_value or Token(0), waits, blockers, error)
+
+
+def _reused_ids(watched: _Watched) -> str:
+    """Return the error for rows with IDs that were published before, with the cure."""
+    table, way = watched.table, watched.table.direction
+    cure = f"give them new IDs, from {watched.sequence}"
+    if table.default_id is not None:
+        name, column = map(quoted, table.default_id)
+        cure = f"UPDATE {name} SET {column} = DEFAULT WHERE {column} {way.upto} {way.sign * watched.reused}"
+    return (
+        f"its table was truncated with RESTART IDENTITY, and rows have IDs up to {watched.reused} again, which were "
+        f"published before: {cure}"
+    )
 
 
 def _end_of_run(sequence: str, horizon: SequenceHorizon, has_rows: Sequence[str]) -> str:

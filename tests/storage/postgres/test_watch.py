@@ -231,6 +231,63 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.sql(INSERT), [(3,)])
         self.assertEqual(self.poll(3), (3, 3))
 
+    def truncate(self, rows: int) -> None:
+        """Publish three rows; then truncate the table, and insert rows before the next poll."""
+        self.sql("INSERT INTO events (name) SELECT 'old' FROM generate_series(1, 3)")
+        self.assertEqual(self.poll(3), (4, 4))
+        self.sql(
+            f"TRUNCATE events RESTART IDENTITY; INSERT INTO events (name) SELECT 'new' FROM generate_series(1, {rows})"
+        )
+
+    def test_rows_with_ids_that_were_published_before_a_truncation_stop_the_stream_until_they_have_others(self) -> None:
+        """The sequence may be behind the published position at the next poll, at it, or beyond it."""
+        for rows, above in ((2, []), (4, []), (6, [5, 6])):
+            with self.subTest(rows=rows):
+                self.sql("DROP TABLE events; CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+                if self.trigger:
+                    self.number(install)
+                self.watched = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+                self.poll(3)
+                self.truncate(rows)
+                self.poll_for_long()
+                self.assertEqual(self.poll()[0], 4)
+                error = self.error() or ""
+                self.assertIn("truncated with RESTART IDENTITY, and rows have IDs up to 4 again", error)
+                self.sql(INSERT)
+                self.assertEqual(self.poll_for_long()[0], 4, "later rows wait")
+                before = self.sql("SELECT id FROM events WHERE id > 4 ORDER BY 1")
+                self.assertEqual(before[:-1], [(each,) for each in above])
+                self.sql(error.rpartition(": ")[2])
+                self.poll_for_long()
+                self.assertIsNone(self.error())
+                ((least, last, count),) = self.sql("SELECT min(id), max(id), count(*) FROM events")
+                self.assertEqual(count, rows + 1)
+                self.assertGreater(least, 4)
+                self.assertEqual(self.poll(), (last, last))
+
+    def test_a_reused_id_that_is_committed_late_stops_the_stream_at_the_next_check(self) -> None:
+        self.truncate(0)
+        slow = self.connect("INSERT INTO events (name) VALUES ('late')")
+        self.poll(3)
+        self.assertEqual(self.sql(INSERT), [(5,)])
+        slow.commit()
+        self.assertEqual(self.poll_for_long(), (5, 5))
+        self.assertIsNone(self.error())
+        self.store._watches[-1].connection._check_at = 0.0
+        self.assertIn('SET "id" = DEFAULT WHERE "id" <= 4', self.error() or "")
+
+    def test_a_table_that_was_truncated_is_named_and_one_that_was_rewritten_is_not(self) -> None:
+        self.sql("INSERT INTO events (name) SELECT 'old' FROM generate_series(1, 3)")
+        self.assertEqual(self.poll(3), (4, 4))
+        self.sql("VACUUM FULL events")
+        self.poll(2)
+        self.assertEqual([each for each in self.store.warnings if "truncated" in each], [])
+        self.sql("TRUNCATE events")
+        self.poll(2)
+        self.assertIn("truncated: a follower that has not received the rows up to ID 4", self.store.warnings[-1])
+        self.assertEqual(self.sql(INSERT), [(5,)])
+        self.assertEqual((self.poll(3), self.error()), ((5, 5), None))
+
     def test_a_missing_sequence_is_an_error_until_it_exists_again(self) -> None:
         self.sql("ALTER SEQUENCE events_id_seq RENAME TO away")
         self.assertEqual(self.poll(3), (1, 1))
