@@ -61,7 +61,7 @@ class StreamIds:
         SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer.
         """
         if self.sequence is None:
-            return cast("list[Token]", list(self.pending.reserve(count)))
+            return cast("list[Token]", self.pending.reserve(count))
         floor = self.pending.expect()
         try:
             ids = await self.sequence.allocate(count)

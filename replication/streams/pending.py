@@ -54,11 +54,11 @@ class PendingIds:
         """Return the smallest open ID: all larger ones wait for it; None if no ID is open."""
         return self._order[0] if self._order else None
 
-    def reserve(self, count: int = 1) -> range:
+    def reserve(self, count: int = 1) -> list[int]:
         """Open the next ``count`` IDs of the counter, and return them."""
         first = self.highest + 1
         self.highest += count
-        ids = range(first, self.highest + 1)
+        ids = [*range(first, self.highest + 1)]  # a million numbers are made once, and shared
         self._order.extend(ids)
         self._open.update(ids)
         return ids
@@ -109,11 +109,10 @@ class PendingIds:
     def complete(self, ids: Sequence[int]) -> None:
         """Complete open IDs, committed or rolled back; StreamError if one is not open."""
         open_ids, order = self._open, self._order
-        try:
-            for each in ids:
-                open_ids.remove(each)
-        except KeyError:
-            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once") from None
+        left = len(open_ids) - len(ids)
+        open_ids.difference_update(ids)
+        if len(open_ids) != left:
+            raise StreamError(f"IDs {list(ids)} are not all open: each is completed once")
         if not open_ids:
             order.clear()
         while order and order[0] not in open_ids:

@@ -68,6 +68,10 @@ class ReorderBuffer:
             raise StreamError(f"fact {smallest} comes late: {self.published} is published already")
         self._fresh.extend(facts)
 
+    def spill(self, upto: Token) -> None:
+        """Note that facts up to ``upto`` are in the store only, and too many to be added."""
+        self._spilled_upto = max(self._spilled_upto, upto)
+
     def release(self, settled: Token) -> Batch | None:
         """Return the facts above ``published`` up to ``settled``, and move ``published``; None if it does not move."""
         after, fresh = self.published, self._fresh

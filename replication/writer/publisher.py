@@ -74,6 +74,7 @@ class PublishedStream:
         # Several writers each store a position, also at INITIAL_POSITION.  A table of the application may have ID 1.
         alone = self.ids.sequence is None and not self.definition.in_tables
         self.stored = INITIAL_POSITION if alone else Token(0)
+        self.too_many_upto = Token(0)  # up to here, facts of one append are too many to queue
         self.has_first_fact = False  # whether there is a fact at ID 1; it matters while ``published`` is 1
         self.reorder_buffer = ReorderBuffer(start, spills=self.memory_log is None)
         self._storing: dict[Token, Token] = {}  # positions that commits in progress store, by the first ID of each
@@ -136,7 +137,10 @@ class PublishedStream:
             if self.memory_log is None:
                 self.stored = max(self.stored, stored)
                 self.ids.durable = max(self.ids.durable, facts[-1].token)
-            if self.ids.horizon is None:
+            if self.memory_log is None and self._publisher.are_too_many(facts):
+                self.too_many_upto = facts[-1].token
+                self.reorder_buffer.spill(self.too_many_upto)
+            elif self.ids.horizon is None:
                 self.reorder_buffer.add(list(filter(itemgetter(1), facts)))
         self._publisher.publish()
 
@@ -264,6 +268,13 @@ class Publisher:
         if settled > ids.durable:  # the last IDs have no rows in the database: a position is stored before it is sent
             self._run(self._store_position(self.streams[0], settled))
 
+    def are_too_many(self, facts: Sequence[Fact]) -> bool:
+        """Whether facts are more than may be queued, whatever their rows are: followers fetch them.
+
+        This takes no time, even for a million facts.
+        """
+        return len(facts) > self._limits.max_queued_lines
+
     async def page(self, stream: PublishedStream, *, after: Token, upto: Token, limit: int) -> Page:
         """Return facts of this process as ``IStreamStore.facts`` does; an in-memory stream reads its memory log."""
         if stream.memory_log is not None:
@@ -313,7 +324,7 @@ class Publisher:
         stream.published = upto
 
     async def _publish_from_store(self, stream: PublishedStream, after: Token, upto: Token) -> None:
-        room = self._limits.max_queued_lines // 2
+        room = self._limits.max_queued_lines // 2 if stream.too_many_upto <= after else -1
         while after < upto:
             if room < 0:  # so many rows are better fetched, by each subscriber at its own pace
                 self._send_gap(stream, upto)

@@ -101,11 +101,13 @@ class StreamWriter:
         """Whether other processes allocate IDs from the same sequence."""
         return self.publisher.ids.sequence is not None
 
-    async def _append(self, texts: Sequence[tuple[str, ...]], key: str | None) -> Sequence[Token]:
+    async def _append(self, texts: list[tuple[str, ...]], key: str | None) -> Sequence[Token]:
         transaction = FactTransaction(self._transactions, self.outgoing, len(texts), list[Reservation])
+        large = len(texts) > SLICE_FACTS  # each step then has turns of its own
+        if large:
+            await self._turn()
         tokens = await transaction.begin()
         receipt = None if key is None else Receipt(key, tokens)
-        large = len(texts) > SLICE_FACTS  # each step then has turns of its own
         facts: list[Fact] = []
         for start in range(0, len(texts), SLICE_FACTS):
             if large:
@@ -120,7 +122,8 @@ class StreamWriter:
             if key is not None and (known := await self._transactions.store.find_receipt(key)) is not None:
                 return known  # an append with the same key ran beside this one, and committed first
             raise
-        if large:
+        while large and facts:  # to free a million at once would take a turn of its own
+            del facts[-SLICE_FACTS:], texts[-SLICE_FACTS:]
             await self._turn()
         return tokens
 

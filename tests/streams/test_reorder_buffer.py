@@ -34,6 +34,18 @@ def test_no_fact_is_released_twice() -> None:
     assert settling.release(Token(2)) is None
 
 
+def test_facts_that_were_never_added_are_in_a_batch_that_is_spilled() -> None:
+    settling = ReorderBuffer(Token(1))
+    settling.add([fact(2)])
+    settling.spill(Token(4))
+    assert settling.release(Token(3)) == Batch((), after=Token(1), upto=Token(3), spilled=True)
+    settling.spill(Token(2))
+    settling.add([fact(5)])
+    assert settling.release(Token(5)) == Batch((), after=Token(3), upto=Token(5), spilled=True)
+    settling.add([fact(6)])
+    assert settling.release(Token(6)) == Batch([fact(6)], after=Token(5), upto=Token(6))
+
+
 def test_a_fact_above_an_open_id_waits() -> None:
     settling = ReorderBuffer(Token(1))
     settling.add([fact(3)])

@@ -159,6 +159,19 @@ class LargeTests(WriterCase):
         now(self.notes.append([[1]]))
         self.assertEqual(self.process.new_lines(), ["RDATA notes master 46 1"])
 
+    def test_an_append_of_many_facts_is_neither_kept_nor_read_to_be_published_as_a_gap(self) -> None:
+        """A million facts would take long, in one turn of the reactor."""
+        reservation, _ = self.hold()
+        now(self.notes.append([[1]] * 21))
+        now(self.notes.append([["after it"]]))
+        self.assertEqual(self.process.new_lines(), [])
+        self.store.asked.clear()
+        self.leave(reservation, ValueError("no"))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 24 24"])
+        self.assertNotIn("facts", self.store.asked)
+        now(self.notes.append([[2]]))
+        self.assertEqual(self.process.new_lines(), ["RDATA notes master 25 2"])
+
     def test_trap_5_a_row_beyond_the_line_limit_is_stored_and_published_as_a_gap(self) -> None:
         self.process.limits = Limits()
         now(self.notes.append([["x" * 20_000]]))

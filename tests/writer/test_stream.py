@@ -12,7 +12,7 @@ from replication.streams import facts
 from replication.streams.definitions import CACHES
 from replication.web.pages import AddedLines
 from replication.wire.grammar import StreamName, Token
-from replication.writer.stream import FACT_BYTES, SLICE, SLICE_ROWS
+from replication.writer.stream import FACT_BYTES, SLICE, SLICE_FACTS, SLICE_ROWS
 from tests.doubles import FragileStore, SharedStore, begin, error_of, logged, now
 from tests.writer.cases import ME, WriterCase
 
@@ -174,6 +174,11 @@ class AppendTests(WriterCase):
         tokens, turns = self.append_in_turns([[1]] * 45_000)
         self.assertEqual(len(tokens), 45_000)
         self.assertGreater(turns, 45_000 * 2 * FACT_BYTES // SLICE)
+
+    def test_a_million_facts_are_freed_in_turns(self) -> None:
+        _, once = self.append_in_turns([[1]] * SLICE_FACTS)
+        _, turns = self.append_in_turns([[1]] * (SLICE_FACTS + 1))
+        self.assertGreaterEqual(turns, once + 6, "before the IDs; two to make facts; the commit; two to free them")
 
     def test_lines_are_parsed_when_they_are_encoded_and_blank_ones_take_turns(self) -> None:
         lines = AddedLines([*[b"\n"] * 45_000, b'{"rows":[1]}'])
