@@ -74,12 +74,19 @@ class Proxy:
                         target.sendall(data)
                     self.server.stop("immediate")
                     for each in self._open:
-                        each.close()
+                        _end(each)
                     self.cut.set()
                     return
                 target.sendall(data)
         for each in (source, target):
-            each.close()
+            _end(each)
+
+
+def _end(connection: socket.socket) -> None:
+    """Close a connection that another thread may be reading."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 class Scene:

@@ -213,6 +213,53 @@ def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) ->
         are_equal(shop, PostgresDatabase(standby, "postgres"), *"abcde", *"new facts")
 
 
+def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_path: Path) -> None:
+    """One of them is behind a relay."""
+    mapping = '[[streams]]\nname = "events"\ntable = "events"\nid_column = "id"\nrow = ["name"]\n'
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby, ExitStack() as stack:
+        url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+        primary.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+        (tmp_path / "master.toml").write_text(f'database = "{url}"\n{mapping}')
+        master = Daemon(tmp_path, "master", "--config=master.toml")
+        wire, http = stack.enter_context(fixed_ports(master))
+        near = Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", f"--catch-up=http://{http}", name="near")
+        near.options += ("--instance-name=near",)
+        wire, http = stack.enter_context(fixed_ports(near))
+        far = Daemon(tmp_path, "worker", f"--connect=tcp:{wire}", f"--catch-up=http://{http}", name="far")
+        far.options += ("--instance-name=far",)
+        stack.enter_context(far)
+
+        def insert(server: PostgresServer, *names: str) -> None:
+            for name in names:
+                server.sql("INSERT INTO events (name) VALUES (%s)", name)
+
+        def have(*names: str) -> None:
+            rows = 'SELECT "row" FROM stream_events ORDER BY stream_id'
+            for each in (near, far):
+                path = tmp_path / f"replication-{each.name}.db"
+                until(lambda path=path: has(path, rows, [(f'["{name}"]',) for name in names]), f"{path} has {names}")
+
+        insert(primary, *"abc")
+        have(*"abc")
+        rows = "SELECT count(*) FROM events"
+        until(lambda: standby.sql(rows) == [(3,)], "the standby has the first rows")
+        standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        standby.sql("SELECT pg_reload_conf()")
+        until(lambda: not primary.sql("SELECT pid FROM pg_stat_replication"), "the standby is cut off")
+        insert(primary, *"lost")
+        have(*"abc", *"lost")
+        position = "SELECT max(stream_id) FROM stream_positions WHERE stream_name = 'events'"
+        until(lambda: primary.sql(position) == primary.sql("SELECT max(id) FROM events"), "the position is stored")
+        primary.stop("immediate")
+        standby.sql("SELECT pg_promote()")
+        assert master.wait() == 1
+        assert LOST in master.log
+        master.start()
+        master.address("the wire")
+        insert(standby, *"new rows of it")
+        have(*"abc", *"new rows of it")
+
+
 def test_a_master_goes_on_after_a_planned_restart_of_postgresql_and_after_a_crash(tmp_path: Path) -> None:
     with PostgresServer() as server, ExitStack() as stack:
         database = PostgresDatabase(server, "postgres")
