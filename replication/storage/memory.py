@@ -286,6 +286,10 @@ class MemoryStore(_MemoryNotes):
         """Store a slice, or replace that with the same end."""
         self._stream(stream).slices.setdefault(writer, {})[new.upto] = new
 
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token."""
+        return max(self._stream(stream).facts, default=Token(0))
+
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         """Return the tokens of ``writer`` with ``after < token <= upto``."""
         return {

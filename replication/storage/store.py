@@ -21,6 +21,7 @@ from replication.storage.tables.skipped_facts import count_skipped, get_skipped
 from replication.storage.threads import ConnectionThread, ICloses
 from replication.storage.transactions import CallGroup, Transaction, run_transaction
 from replication.streams.interfaces import Write
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import FactSlice, ISqlExecutor, KnownFollower, Page, Receipt
     from replication.streams.skips import SkippedFact, SkipState
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
 _C = TypeVar("_C", bound=ICloses)
@@ -51,6 +52,12 @@ class ApplicationReader:
         table = self._table(stream)
         found: set[Token] = await self._read(lambda connection: table.present(connection.session, writer, after, upto))
         return found
+
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token in tables of the application, of all writers; 0 if there are none."""
+        table = self._table(stream)
+        found: Token | None = await self._read(lambda connection: table.last_id(connection.session))
+        return found or Token(0)
 
 
 class HistoryStore:

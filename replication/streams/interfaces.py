@@ -341,6 +341,13 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """Return the tokens of ``writer`` with ``after < token <= upto`` that have rows in tables of an application."""
         ...
 
+    async def last_row(self, stream: StreamName) -> Token:
+        """Return the largest token in tables of the application, of all writers; 0 if there are none.
+
+        Rows that ``where`` leaves out count, too.
+        """
+        ...
+
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer, or the one that ``follower`` has followed; empty if there is none."""
         ...

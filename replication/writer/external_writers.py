@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from replication.errors import StoreError
 from replication.logs import TroubleLog
+from replication.streams.interfaces import Write
 from replication.writer.epochs import begin_epochs
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER, RETRY_AFTER
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IStreamStore, IWatch, SequenceState
-    from replication.wire.grammar import InstanceName, StreamName
+    from replication.wire.grammar import InstanceName, StreamName, Token
     from replication.writer.stream import StreamWriter
 
 SHORTEST: Final = 0.002  # seconds between two polls
@@ -132,7 +133,7 @@ class ExternalWriters:
             and not self._streams[stream].publisher.ids.horizon_known
         }
         if first:
-            await begin_epochs(self._store, self._instance_name, first)
+            await self._begin_streams(first)
         before, self.states = self.states, found
         changed = False
         for stream, state in self.states.items():
@@ -156,6 +157,23 @@ class ExternalWriters:
                     await writer.publisher.find_first_facts()
                 writer.publisher.raise_horizon(state.settled)
         return changed
+
+    async def _begin_streams(self, horizons: Mapping[StreamName, Token]) -> None:
+        """Begin an epoch of streams whose horizons are known now; a horizon is stored before it is published.
+
+        A sequence may be ahead of the rows: by IDs that were rolled back, or after a failover that lost the rows.  So
+        no epoch begins above the last row and the stored positions: a follower may have facts there that are lost.
+        """
+        stored = await self._store.stored_positions()
+        starts: dict[StreamName, Token] = {}
+        for stream, horizon in horizons.items():
+            positions = stored.get(stream, {})
+            known = [positions.get(each, INITIAL_POSITION) for each in (self._instance_name, NO_WRITER)]
+            starts[stream] = min(horizon, max(await self._store.last_row(stream), *known))
+        await begin_epochs(self._store, self._instance_name, starts)
+        ahead = [Write(each, self._instance_name, horizons[each]) for each in starts if starts[each] < horizons[each]]
+        if ahead:
+            await self._store.transaction().commit(ahead)
 
     async def _warn_of_unpublished_writers(self, definition: StreamDefinition) -> None:
         """Add a warning to the store's if the table has rows of a writer that no process publishes."""

@@ -327,12 +327,26 @@ class Publisher:
         room = self._limits.max_queued_lines // 2 if stream.too_many_upto <= after else -1
         while after < upto:
             if room < 0:  # so many rows are better fetched, by each subscriber at its own pace
+                await self._secure(stream, upto)
                 self._send_gap(stream, upto)
                 return
             page = await self._retry(partial(self.page, stream, after=after, upto=upto, limit=PAGE_ROWS))
+            if page.upto > (page.facts[-1].token if page.facts else after):
+                await self._secure(stream, page.upto)
             self._send(stream, page.facts, after, page.upto)
             after = page.upto
             room -= count_rows(page.facts)
+
+    async def _secure(self, stream: PublishedStream, upto: Token) -> None:
+        """Store a position of external writers that no row shows, before it is published.
+
+        Otherwise the next start could not distinguish it from that of rows that the database has lost.
+        """
+        if self.ids.horizon is None or upto <= stream.stored:
+            return
+        name = stream.definition.name
+        if await self._retry(lambda: self._store.last_row(name)) < upto:
+            await self._store_position(stream, upto)
 
     async def _store_position(self, stream: PublishedStream, settled: Token) -> None:
         writer = self._instance_name

@@ -136,6 +136,30 @@ class PublishingTests(ExternalCase):
         self.net.pump([1.0] * 3)
         self.assertEqual(now(self.store.stored_positions())[ORDERS][ME], 4)
 
+    def stored(self) -> int | None:
+        return now(self.store.stored_positions())[ORDERS].get(ME)
+
+    def test_a_position_that_no_row_shows_is_stored_before_it_is_published(self) -> None:
+        """At the next start, it would look like the position of rows that a failover has lost."""
+        wire = self.greeted("REPLICATE")
+        self.store.insert(2, 3)
+        self.next_poll(3)
+        self.assertEqual(len(self.published_lines(wire)), 2)
+        self.net.advance(1.0)
+        self.assertEqual(self.stored(), 3)
+        self.store.close_gate("commit")
+        self.next_poll(5)
+        self.assertEqual(self.published_lines(wire), [])
+        self.store.gates.pop("commit").callback(None)
+        self.assertEqual((self.published_lines(wire), self.stored()), (["POSITION orders master 3 5"], 5))
+
+    def test_a_position_below_a_row_is_published_at_once(self) -> None:
+        """The row may be of another writer, or be left out by ``where``."""
+        wire = self.greeted("REPLICATE")
+        self.store.insert(9)
+        self.next_poll(5, last_value=9)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 1 5"])
+
 
 class OpeningTests(ExternalCase):
     def setUp(self) -> None:
@@ -163,6 +187,18 @@ class OpeningTests(ExternalCase):
         self.send(wire, "REPLICATE")
         self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 9 9")
         self.assertEqual(self.store.polls, 2)  # the poll of the start, and the first of the loop
+
+    def test_no_epoch_begins_above_the_last_row(self) -> None:
+        """A sequence is ahead of the rows after a failover that has lost them: followers may have facts up to there."""
+        now(self.store.open())
+        now(self.store.declare(StreamDefinition("orders")))
+        self.store.insert(2, 3, 4)
+        self.store.state = SequenceState(Token(34), Token(34))
+        wire = self.greeted()
+        self.assertEqual([(each.settled, each.start) for each in now(self.store.history(ORDERS, ME))], [(0, 4)])
+        self.assertEqual(now(self.store.stored_positions())[ORDERS][ME], 34, "no follower goes back at the next start")
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 34 34")
 
     def test_a_stream_that_another_instance_publishes_is_not_published_here(self) -> None:
         self.master = self.make_master(streams=[StreamDefinition("orders", writers=("w2",))])

@@ -117,6 +117,9 @@ class UnheldStore:
     async def read(self, function: Callable[[ISqlExecutor], T]) -> T:
         return await self.disk.read(function)
 
+    async def last_row(self, stream: StreamName) -> Token:
+        return await self.disk.last_row(stream)
+
     async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
         return await self.disk.present(stream, writer, after=after, upto=upto)
 

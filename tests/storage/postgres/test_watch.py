@@ -288,6 +288,11 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.sql(INSERT), [(5,)])
         self.assertEqual((self.poll(3), self.error()), ((5, 5), None))
 
+    def test_the_last_row_is_that_of_any_writer(self) -> None:
+        self.assertEqual(self.wait(self.store.last_row(StreamName("events"))), 0)
+        self.sql("INSERT INTO events (name) VALUES ('a'), ('b')")
+        self.assertEqual(self.wait(self.store.last_row(StreamName("events"))), 3)
+
     def test_a_missing_sequence_is_an_error_until_it_exists_again(self) -> None:
         self.sql("ALTER SEQUENCE events_id_seq RENAME TO away")
         self.assertEqual(self.poll(3), (1, 1))
