@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 
@@ -235,9 +236,10 @@ def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_
 
         def have(*names: str) -> None:
             rows = 'SELECT "row" FROM stream_events ORDER BY stream_id'
+            expected: list[tuple[object, ...]] = [(f'["{name}"]',) for name in names]
             for each in (near, far):
                 path = tmp_path / f"replication-{each.name}.db"
-                until(lambda path=path: has(path, rows, [(f'["{name}"]',) for name in names]), f"{path} has {names}")
+                until(partial(has, path, rows, expected), f"{path} has {names}")
 
         insert(primary, *"abc")
         have(*"abc")
