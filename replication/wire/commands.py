@@ -241,7 +241,7 @@ class UserIp:
         user_id, space, text = rest.partition(" ")
         match grammar.read_json(text) if space and user_id else None:
             case [str(access_token), str(ip), str(agent), (str() | None) as device, seen] if (
-                type(seen) is int and seen < 2**63
+                type(seen) is int and 0 <= seen < 2**63
             ):
                 return cls(user_id, access_token, ip, agent, device, seen)
         raise RemoteProtocolError("USER_IP takes a user ID and [access_token, ip, user_agent, device_id, last_seen]")
