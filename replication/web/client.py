@@ -27,7 +27,7 @@ from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url
 from replication.web.address import bearer, split_url
-from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
+from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_form, read_page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -128,9 +128,16 @@ class _Response:
     def decoded(self) -> dict[str, object]:
         """Return the body if it is a JSON object, else an empty dict."""
         try:
-            return msgspec.json.decode(self.body, type=dict[str, object])
-        except (msgspec.MsgspecError, RecursionError):
+            return read_form(self.body, dict[str, object], "an object")
+        except CatchUpError:
             return {}
+
+    def read(self, form: type[T], what: str) -> T:
+        """Return the body in a form of msgspec; CatchUpError names the URL, and ``what`` it should be."""
+        try:
+            return read_form(self.body, form, what)
+        except CatchUpError as error:
+            raise CatchUpError(f"{self.url}: {error}") from error
 
     def is_unknown_path(self) -> bool:
         """Return whether the server does not have the path: errors of this package's API have a ``detail``."""
@@ -201,10 +208,7 @@ class HttpCatchUp:
             return ()
         if response.code != HTTPStatus.OK:
             raise response.error()
-        try:
-            return msgspec.json.decode(response.body, type=_Epochs).epochs
-        except msgspec.MsgspecError as error:
-            raise CatchUpError(f"{response.url}: not a history: {error}") from error
+        return response.read(_Epochs, "a history").epochs
 
     async def audited(self) -> dict[StreamName, dict[InstanceName, AuditedWriter]] | None:
         """Return the writers of each stream, with what the server compares; None if it is a Synapse.
@@ -251,10 +255,7 @@ class HttpCatchUp:
             return None
         if response.code != HTTPStatus.OK:
             raise response.error()
-        try:
-            return msgspec.json.decode(response.body, type=form)
-        except msgspec.MsgspecError as error:
-            raise CatchUpError(f"{response.url}: not a list of streams: {error}") from error
+        return response.read(form, "a list of streams")
 
     async def _facts(
         self, stream: StreamName, writer: InstanceName, after: Token, upto: Token, rows: int

@@ -8,6 +8,7 @@ import msgspec
 
 from replication.errors import RemoteProtocolError
 from replication.web.request import Answer, RequestError, read_query
+from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
     read_query(request)
     try:
         report = _decode(request.body())
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except grammar.NOT_DECODED as error:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
     if why := request.rights.missing("read", report.positions):
         raise RequestError(403, why)

@@ -39,6 +39,7 @@ _ODD = re.compile(r"[\s\x7f\\]")  # what canonical JSON does not have, or not ev
 
 
 _Row = TypeVar("_Row")
+_Form = TypeVar("_Form")
 
 
 class _Updates(msgspec.Struct, Generic[_Row]):
@@ -111,7 +112,7 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
             answer = _cut(answer, upto)
             updates = answer.updates
         facts = gather([token for token, _ in updates], encode([row for _, row in updates]))
-    except (msgspec.MsgspecError, RemoteProtocolError, UnicodeDecodeError) as error:
+    except (*grammar.NOT_DECODED, RemoteProtocolError) as error:
         raise CatchUpError(f"not a page of updates: {error}") from error
     _check_order([after, *tokens_of(facts)], upto)
     if backwards:
@@ -124,6 +125,14 @@ def read_page(body: bytes, *, after: Token, upto: Token, foreign: bool = False) 
     if facts and facts[-1].token > answer.upto_token:
         raise CatchUpError(f"the page ends at {answer.upto_token}, but has token {facts[-1].token}")
     return Page(facts, Token(answer.upto_token), answer.limited)
+
+
+def read_form(body: bytes, form: type[_Form], what: str) -> _Form:
+    """Return an answer that is ``what``, in a form of msgspec; CatchUpError if it has another one."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except grammar.NOT_DECODED as error:
+        raise CatchUpError(f"not {what}: {error}") from error
 
 
 def _cut(answer: _Updates[Any], upto: Token) -> _Updates[Any]:
@@ -145,7 +154,7 @@ def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable
     """Return a page, its rows in some form, and the function that makes texts from rows of that form."""
     try:
         answer = _decode_raw(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except grammar.NOT_DECODED:
         # the standard library accepts more: lone surrogates
         return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), _encode_decoded
     is_canonical = not foreign and body.isascii() and b"\x7f" not in body
@@ -176,7 +185,7 @@ def read_addition(text: bytes) -> list[Any]:
     grammar.check_values(text)
     try:
         return _decode_addition(text).rows
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except grammar.NOT_DECODED:
         return _read_addition_slowly(text)  # better errors; and the standard library accepts more
 
 

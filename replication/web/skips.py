@@ -45,21 +45,21 @@ async def list_skipped(request: ApiRequest) -> Answer:
     """Answer with the facts that were skipped, the latest first."""
     query = read_query(request, [], ["stream", "limit"])
     found = await _skips(request).skipped(query.get("stream"), read_limit(query, LISTED))
-    return Answer.json({"skipped": [describe_skipped(each) for each in found]})
+    return _answer({"skipped": [describe_skipped(each) for each in found]})
 
 
 async def skip_fact(request: ApiRequest, name: str) -> Answer:
     """Answer once the fact is skipped."""
     read_query(request)
     which = _read_which(request)
-    return Answer.json(describe_skipped(await _skips(request).skip(name, which.instance, Token(which.token))))
+    return _answer(describe_skipped(await _skips(request).skip(name, which.instance, Token(which.token))))
 
 
 async def retry_fact(request: ApiRequest, name: str) -> Answer:
     """Answer once the fact is applied."""
     read_query(request)
     which = _read_which(request)
-    return Answer.json(describe_skipped(await _skips(request).retry(name, which.instance, Token(which.token))))
+    return _answer(describe_skipped(await _skips(request).retry(name, which.instance, Token(which.token))))
 
 
 def describe_skipped(skipped: SkippedFact) -> dict[str, Any]:
@@ -76,6 +76,11 @@ def describe_skipped(skipped: SkippedFact) -> dict[str, Any]:
     }
 
 
+def _answer(value: object) -> Answer:
+    """Answer with rows, which may have numbers that are too large for a float."""
+    return Answer(200, grammar.encode_again(value).encode())
+
+
 def _skips(request: ApiRequest) -> ISkips:
     skips = request.api.served.skips
     if skips is None:
@@ -86,5 +91,5 @@ def _skips(request: ApiRequest) -> ISkips:
 def _read_which(request: ApiRequest) -> _Which:
     try:
         return msgspec.json.decode(request.body(), type=_Which)
-    except msgspec.MsgspecError as error:
+    except grammar.NOT_DECODED as error:
         raise RemoteProtocolError(f'the body is not {{"instance": WRITER, "token": N}}: {error}') from error

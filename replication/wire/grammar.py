@@ -43,7 +43,8 @@ _QUOTED: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and, as a signed byte, -1
 _NO_BRACKETS: Final = bytes({*range(256)} - {*b"[]{}"})
 _INFINITY: Final = re.compile(rf"{_QUOTED.pattern}|Infinity")
-_NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
+# What msgspec raises for a text or for bytes: it leaves wrong UTF-8 and lone surrogates to Python.
+NOT_DECODED: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 def token(text: str) -> Token:
@@ -146,7 +147,7 @@ def json_texts(texts: list[str]) -> int:
     unsure = longest > _INT_DIGITS
     try:
         deque(map(_check_json, texts), maxlen=0)
-    except _NOT_DECODED:
+    except NOT_DECODED:
         unsure = True
     if unsure:
         for text in texts:
@@ -158,7 +159,7 @@ def read_rows(texts: Sequence[str]) -> list[Any]:
     """Return each of ``texts`` decoded as :func:`read_json` does; a single text, the usual case, is fastest."""
     try:
         return [_decode_json(texts[0])] if len(texts) == 1 else [_decode_json(text) for text in texts]
-    except _NOT_DECODED:
+    except NOT_DECODED:
         return [read_json(text) for text in texts]
 
 
@@ -169,7 +170,7 @@ def read_json(text: str) -> Any:
     """
     try:
         return _decode_json(text)
-    except _NOT_DECODED:
+    except NOT_DECODED:
         pass  # the standard library also accepts lone surrogates, and numbers too large for a float
     try:
         return json.loads(text, parse_constant=_no_constant)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import attrs
 
 from replication.errors import StreamError
 from replication.streams.facts import Fact
@@ -64,8 +67,18 @@ class SkipsTests(ApiTestCase):
             self.assertEqual(self.decide(what).json, SHOWN)
             self.assertEqual(self.skips.asked[-1], (what, "orders", "master", 7))
 
+    def test_a_row_with_a_number_too_large_for_a_float_is_listed(self) -> None:
+        large = attrs.evolve(SKIPPED, fact=Fact(Token(7), ("[1e999]",)))
+        with patch(f"{__name__}.SKIPPED", large):
+            for received in (self.get("/v1/skipped"), self.decide("skip"), self.decide("retry")):
+                self.assertEqual(received.code, 200, received.body)
+                self.assertIn(b'"rows":[[1e999]]', received.body)
+
     def test_a_refusal_has_its_reason(self) -> None:
         self.assert_refused(self.decide("skip", b'{"instance": "master", "token": 8}'), 400, "8 does not fail")
+
+    def test_a_body_that_is_not_utf_8_is_refused(self) -> None:
+        self.assert_refused(self.decide("skip", b'{"instance": "\xff", "token": 8}'), 400, "the body is not")
 
     def test_a_wrong_body_is_refused(self) -> None:
         for body in (
