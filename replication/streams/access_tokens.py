@@ -42,4 +42,4 @@ def hide_in_row(text: str) -> str:
         return grammar.encode_row([CACHE, None, None])  # what else it may contain is unknown
     if not isinstance(row, list) or row[:1] != [CACHE]:
         return text
-    return grammar.encode_row([CACHE, None, *row[2:]])
+    return grammar.encode_again([CACHE, None, *row[2:]])
