@@ -26,17 +26,19 @@ from replication.segments.compression import SUFFIXES
 from replication.segments.folders import TEMPORARY, read_index, write_index
 from replication.streams.retention import SegmentChain
 from replication.wire import grammar
+from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from replication.segments.folders import Folder
-    from replication.wire.grammar import InstanceName, StreamName, Token
 
+_OUTSIDE: Final = frozenset(("", ".", ".."))  # no stream and no instance has such a folder
 MANIFEST: Final = "manifest.json"
 WORK: Final = ".replay"
 VERSION: Final = 1  # of the manifest's format
 NOT_DECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what msgspec raises
+NOT_AN_ENTRY: Final = (*NOT_DECODED, RemoteProtocolError, TypeError, KeyError)
 
 
 @attrs.frozen
@@ -78,14 +80,16 @@ class Segment:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Segment:
-        """Return the segment of an entry; ValueError, TypeError, KeyError or RemoteProtocolError if it is not one."""
+        """Return the segment of an entry; one of the errors of ``NOT_AN_ENTRY`` if it is not one."""
         values = {field: entry[key] for key, field in KEYS.items() if key != "compacted"}
         name = values.pop("name")
-        segment = cls(**values, compacted=entry.get("compacted", False))
+        segment = msgspec.convert({**values, "compacted": entry.get("compacted", False)}, cls)
         grammar.stream_name(segment.stream)
         grammar.instance_name(segment.instance)
         if name != segment.name:
             raise ValueError(f"{name} should be {segment.name}")
+        if not _OUTSIDE.isdisjoint(name.split("/")):
+            raise ValueError(f"{name} is outside of the folder")
         return segment
 
 
@@ -182,7 +186,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
         if content["version"] != VERSION:
             raise CatchUpError(f"{folder.url}/{MANIFEST}: it has version {content['version']}, not {VERSION}")
         return Manifest([Segment.from_json(each) for each in content["segments"]])
-    except (*NOT_DECODED, RemoteProtocolError, TypeError, KeyError) as error:
+    except NOT_AN_ENTRY as error:
         raise CatchUpError(f"{folder.url}/{MANIFEST}: not a manifest of segments: {error}") from error
 
 

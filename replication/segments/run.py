@@ -23,7 +23,7 @@ from replication.segments.histories import check_histories, read_histories
 from replication.segments.kept import check_kept
 from replication.segments.manifest import (
     MANIFEST,
-    NOT_DECODED,
+    NOT_AN_ENTRY,
     WORK,
     Manifest,
     Segment,
@@ -325,7 +325,7 @@ class Task:
 
 
 def read_receipt(receipt: bytes) -> list[Segment]:
-    """Return the segments that a task has written."""
+    """Return the segments that a task has written; one of the errors of ``NOT_AN_ENTRY`` if it is no receipt."""
     return [Segment.from_json(each) for each in msgspec.json.decode(receipt)["segments"]]
 
 
@@ -370,7 +370,7 @@ class Run:
             if msgspec.json.decode(receipt)["task"] != task.checksum:
                 return None
             segments = read_receipt(receipt)
-        except (OSError, *NOT_DECODED, TypeError, KeyError):
+        except (OSError, *NOT_AN_ENTRY):
             return None  # the task is done again
         sizes = [self._folder.size(_staged(each)) or self._folder.size(each.name) for each in segments]
         return segments if sizes == [each.stored_size for each in segments] else None

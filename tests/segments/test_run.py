@@ -195,6 +195,17 @@ def test_only_complete_work_of_the_same_request_is_adopted(database: str, tmp_pa
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
+def test_a_receipt_whose_entry_is_wrong_lets_its_task_be_done_again(database: str, tmp_path: Path) -> None:
+    with start_run(request(database, tmp_path)) as run:
+        for task in run.tasks:
+            receipt = json.loads(task.do())
+            receipt["segments"][0]["stream"] = "no name"
+            (tmp_path / "out" / task.receipt).write_text(json.dumps(receipt))
+        tasks = len(run.tasks)
+    with start_run(request(database, tmp_path)) as run:
+        assert len(run.tasks) == tasks
+
+
 def plan(database: str, tmp_path: Path) -> list[runs.Task]:
     with start_run(request(database, tmp_path, out="nothing")) as run:
         return run.tasks
