@@ -346,7 +346,7 @@ def import_streams(name: str, where: str) -> list[StreamDefinition]:
 def _parse(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, "configuration"))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 

@@ -114,6 +114,6 @@ def default_http_url(endpoint: str) -> str | None:
     """
     kind, named = split_endpoint(endpoint, "host", "port")
     host, port = named.get("host", ""), named.get("port", "")
-    if kind != "tcp" or not host or not port.isdecimal():
+    if kind != "tcp" or not host or not re.fullmatch("[0-9]{1,5}", port):
         return None
     return f"http://{f'[{host}]' if ':' in host else host}:{int(port) + 1}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KEEP_ALL: Final = "all"
 FORMS: Final = "30d, 12h, 1000000 rows or 10 GiB, several with commas, or all"
-_LIMIT: Final = re.compile(r"\s*([0-9]+)\s*([A-Za-z]+)\s*")
+_LIMIT: Final = re.compile(r"\s*([0-9]{1,15})\s*([A-Za-z]+)\s*")
 _SECONDS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _BYTES: Final[Mapping[str, int]] = {
     "kB": 10**3,

@@ -36,8 +36,10 @@ def read_text(path: str, what: str) -> str:
     """Return the text of a file; ConfigError names ``what`` it is if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8"
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the {what} {path}: it is not UTF-8") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the {what} {path}: {reason}") from error
 
 
