@@ -12,9 +12,12 @@ from replication.rooms.views import encode_state_map
 from replication.storage.tables.room_queries import RoomReads
 from replication.synapse.rooms import BACKFILL, EVENTS
 from replication.wire import grammar
-from tests.rooms.recorded import Keeper
+from tests.rooms.recorded import Keeper, in_memory
 
 ROOM = "!r:far.test"
+TEMPLATE = in_memory()
+Keeper(statements=TEMPLATE)
+TABLES = TEMPLATE.database.serialize()  # to make them takes longer than a check
 
 
 def check(data: bytes) -> None:
@@ -27,10 +30,17 @@ def check(data: bytes) -> None:
     if not isinstance(sources, list):
         return
     events = [event for each in sources[:CHUNK] if (event := read(each)) is not None]
-    keeper = Keeper()
+    keeper = new_keeper()
     backfilled = body.get("backfilled") is True
     for chunk in (events[:1], events[1:2], events[2:]):
         persist(keeper, chunk, backfilled=backfilled)
+
+
+def new_keeper() -> Keeper:
+    """Return a keeper with empty tables."""
+    session = in_memory()
+    session.database.deserialize(TABLES)
+    return Keeper(statements=session)
 
 
 def read(source: object) -> Event | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.address import IPv4Address
@@ -11,6 +12,7 @@ from twisted.logger import LogLevel, capturedLogs
 
 from replication.errors import StreamError
 from replication.net.admission import Bounds
+from replication.storage.tables.room_queries import RoomReads
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.skips import SkippedFact, SkipState
@@ -18,12 +20,14 @@ from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, now
+from tests.fuzz.events_target import new_keeper
 from tests.web.test_rooms import KeptRooms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.web.rooms import IRooms
+    from tests.rooms.recorded import Keeper
 
 ANSWERED = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [^\r\n]*\r\n")
 HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
@@ -32,6 +36,21 @@ SECRET = "hush"
 SKIPPED = SkippedFact(
     StreamName("orders"), InstanceName("w"), Fact(Token(5), ("[1e999]", '["\\ud800"]')), SkipState.SKIPPED
 )
+
+
+class Rooms(KeptRooms):
+    """Rooms whose tables are made when they are first used."""
+
+    def __init__(self) -> None:
+        self.error = None
+
+    @cached_property
+    def keeper(self) -> Keeper:  # type: ignore[override]
+        return new_keeper()
+
+    @cached_property
+    def reads(self) -> RoomReads:  # type: ignore[override]
+        return RoomReads(self.keeper.statements)
 
 
 class Transport(StringTransport):
@@ -76,7 +95,7 @@ def answers(secret: str | None, parts: Sequence[bytes]) -> list[int]:
     now(master.start())
     now(master.stream("orders").append([[["a", "new"], ["b", "new"]], [["a", "paid"]]]))
     master.served.skips = Skips()
-    rooms = cast("IRooms", KeptRooms())
+    rooms = cast("IRooms", Rooms())
     site = make_site(
         master.served, secret=secret, max_body=MAX_BODY, reactor=net, rooms=rooms, bounds=Bounds(body_timeout=5.0)
     )
