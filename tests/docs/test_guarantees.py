@@ -1,4 +1,4 @@
-"""docs/guarantees.md: each test that it names is there, and each fault that a test is named after is on it."""
+"""docs/guarantees.md: each test that it and docs/security.md name is there, and each fault of a test is on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.docs.pages import page, table
 from tests.system.daemons import CHECKOUT
 
 PAGE = page("guarantees.md")
-NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(?:\w+::)?(\w+))?`", PAGE + page("security.md"))
 TESTS = {path.relative_to(CHECKOUT).as_posix(): path.read_text() for path in sorted((CHECKOUT / "tests").rglob("*.py"))}
 
 
