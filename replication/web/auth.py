@@ -128,16 +128,20 @@ def _password(credentials: bytes) -> bytes:
 def _why_not_local(peer: object, headers: Headers) -> str | None:
     if not is_local(peer):
         return "open to this machine only"
-    hosts = headers.getRawHeaders("host", [])
-    host = ", ".join(hosts)
-    if hosts and not isinstance(peer, UNIXAddress) and not is_own_name(host):
+    host = _text(headers, b"host")
+    if headers.hasHeader(b"host") and not isinstance(peer, UNIXAddress) and not is_own_name(host):
         return f"{host!r:.100} is no name of this machine: call an address or localhost"
     return _why_other_site(headers)
 
 
+def _text(headers: Headers, name: bytes) -> str:
+    """Return all values of a header; Twisted raises an error for those that are not UTF-8."""
+    return b", ".join(headers.getRawHeaders(name, [])).decode("utf-8", "backslashreplace")
+
+
 def _why_other_site(headers: Headers) -> str | None:
     """Return why a request is of a page of another site; a browser that shows one sends ``Origin``."""
-    host, origin = (", ".join(headers.getRawHeaders(name, [])) for name in ("host", "origin"))
-    if headers.hasHeader("origin") and origin not in {f"http://{host}", f"https://{host}"}:
+    host, origin = _text(headers, b"host"), _text(headers, b"origin")
+    if headers.hasHeader(b"origin") and origin not in {f"http://{host}", f"https://{host}"}:
         return f"a page of the origin {origin!r:.100} has no access"
     return None

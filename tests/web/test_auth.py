@@ -110,6 +110,14 @@ def test_any_other_host_is_refused_as_dns_rebinding(host: str) -> None:
     assert "is no name of this machine: call an address or localhost" in (refusal(AccessPolicy(None), host=host) or "")
 
 
+def test_headers_that_are_not_utf_8_are_refused() -> None:
+    for headers in ({b"host": [b"local\xbehost"]}, {b"host": [b"localhost"], b"origin": [b"http://\xbe"]}):
+        error = error_of(AccessPolicy(None), LOCAL, Headers(headers))
+        assert error is not None
+        assert error.answer.status == 403
+        assert b"\\xbe" in error.answer.body
+
+
 def test_two_hosts_are_refused() -> None:
     error = error_of(AccessPolicy(None), LOCAL, Headers({b"host": [b"localhost", b"evil.example"]}))
     assert error is not None
