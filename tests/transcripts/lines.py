@@ -144,6 +144,7 @@ MALFORMED: list[tuple[str, str]] = [
     ('USER_IP @u:h ["t","i","a","d",1.5]', "USER_IP takes"),
     ('USER_IP @u:h ["t","i","a","d",1] x', "not JSON"),
     (f'USER_IP @u:h ["t","i","a","d",{2**63}]', "USER_IP takes"),
+    ('USER_IP @u:h ["t","i","a","d",-1]', "USER_IP takes"),
 ]
 
 
