@@ -67,6 +67,10 @@ class _Epochs(msgspec.Struct):
     epochs: list[Epoch]
 
 
+class _Reported(msgspec.Struct):
+    next: float
+
+
 class AuditedWriter(msgspec.Struct, frozen=True):
     """A writer of a stream at another process: the fields of ``/v1/streams`` that an audit there needs.
 
@@ -239,10 +243,9 @@ class HttpCatchUp:
         response = await self._get(f"/v1/followers/{quote(name, safe='')}", {}, body)
         if response.code in {404, 405} or response.is_unknown_path():
             return None
-        following = response.decoded().get("next")
-        if response.code != HTTPStatus.OK or not isinstance(following, (int, float)):
+        if response.code != HTTPStatus.OK:
             raise response.error()
-        return float(following)
+        return response.read(_Reported, "an answer to a report").next
 
     async def close(self) -> None:
         """Close the kept connections."""

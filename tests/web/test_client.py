@@ -471,6 +471,18 @@ class HostileTests(ScriptedTestCase):
             self.serve(reply(body, "500 Error"))
             self.assert_fails("HTTP 500: not an answer of this API: b'")
 
+    def test_a_history_a_list_and_a_pause_that_lie_are_refused(self) -> None:
+        """Other texts, wrong UTF-8, and seconds that no float has."""
+        for body in (b"{}", b'{"epochs": "\xff"}', b'{"next": ' + b"9" * 400 + b"}", b'{"x": ' + b"[" * 100_000):
+            self.serve(reply(body))
+            for work in (
+                self.source.history(ORDERS, MASTER),
+                self.source.audited(),
+                self.source.report(MASTER, {ORDERS: {MASTER: Token(5)}}),
+            ):
+                error = self.failureResultOf(self.network.start(work), CatchUpError).value
+                self.assertTrue(str(error).startswith(f"{URL}/v1"), error)
+
 
 class CancelTests(ScriptedTestCase):
     def test_a_request_can_be_cancelled(self) -> None:
