@@ -27,14 +27,19 @@ def hide_access_tokens(stream: StreamName, facts: Sequence[Fact]) -> Sequence[Fa
     if stream != CACHES:
         return facts
     return [
-        Fact(token, tuple(map(hide_in_row, texts))) if any(CACHE in text for text in texts) else Fact(token, texts)
+        Fact(token, tuple(map(hide_in_row, texts))) if any(map(_may_have, texts)) else Fact(token, texts)
         for token, texts in facts
     ]
 
 
+def _may_have(text: str) -> bool:
+    """Return whether a row may be of the cache; JSON may write any character of its name as an escape."""
+    return CACHE in text or "\\" in text
+
+
 def hide_in_row(text: str) -> str:
     """Return one row of the caches stream, as JSON text, with null for keys that are access tokens."""
-    if CACHE not in text:
+    if not _may_have(text):
         return text
     try:
         row = grammar.read_json(text)

@@ -17,6 +17,9 @@ CACHES = StreamName("caches")
     [
         ('["get_user_by_access_token",["syt_1"],1795376369152]', '["get_user_by_access_token",null,1795376369152]'),
         ('["get_user_by_access_token",["syt_1"],null,"new"]', '["get_user_by_access_token",null,null,"new"]'),
+        (r'["get_user_by_access\u005ftoken",["syt_1"],5]', '["get_user_by_access_token",null,5]'),
+        ('["get_user_by_access_token",["syt_1"],1e999]', '["get_user_by_access_token",null,1e999]'),
+        (r'["get_user_by_id",["\u0040u:h"],5]', r'["get_user_by_id",["\u0040u:h"],5]'),
         ('["get_user_by_access_token",null,5]', '["get_user_by_access_token",null,5]'),
         ('["get_user_by_access_token",["syt', '["get_user_by_access_token",null,null]'),
         ('["get_user_by_id",["get_user_by_access_token"],5]', '["get_user_by_id",["get_user_by_access_token"],5]'),
@@ -26,6 +29,11 @@ CACHES = StreamName("caches")
 )
 def test_keys_that_are_access_tokens_become_null(text: str, hidden: str) -> None:
     assert hide_in_row(text) == hidden
+
+
+def test_a_name_is_found_however_its_json_is_escaped() -> None:
+    facts = [Fact(Token(2), ("[1]", r'["get_user_by_access\u005ftoken",["syt_1"],5]'))]
+    assert hide_access_tokens(CACHES, facts) == [Fact(Token(2), ("[1]", '["get_user_by_access_token",null,5]'))]
 
 
 def test_rows_of_other_streams_stay() -> None:
