@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT: Final = 10.0  # seconds for the confirmation of SUBSCRIBE and PUBLISH
 MAX_MESSAGE: Final = 64 * 2**20  # bytes of one reply; no row of Synapse is near it
+# The head of a list of 100,000 elements or more: hiredis makes a list of that length before the first element arrives, and
+# Redis sends lists of three.
+_MANY: Final = re.compile(rb"\n\*[0-9]{6,10}\r")
+_RESP3: Final = (b"~", b"%", b">", b"|")  # lists that Redis does not send here, and that hiredis reads
+_MANY_RESP3: Final = re.compile(rb"\n[~%>|][0-9]{6,10}\r")
+_HEAD: Final = 16  # bytes; hiredis refuses a number with more digits, or with zeros before it
 _FORM: Final = "write redis://[user:password@]host:port/db, rediss://… or redis+unix:///path; percent-encode a password"
 DEFAULT_PORT: Final = 6379
 _PERMISSIONS: Final = "ACL SETUSER NAME on '>PASSWORD' resetchannels '&{channel}' -@all +subscribe +publish +ping"
@@ -151,6 +157,7 @@ class RedisConnection(Protocol):
     def connectionMade(self) -> None:
         """Start to parse."""
         self._parser = make_parser()
+        self._tail = b"\n"  # the end of what was read
         self._unparsed = 0  # bytes of a reply that is not complete
         self._after_login: Sequence[bytes] = ()
 
@@ -171,6 +178,10 @@ class RedisConnection(Protocol):
         self.bytes_in += len(data)
         self._unparsed += len(data)
         replies = []
+        read = self._tail + data
+        if _MANY.search(read) or (any(each in read for each in _RESP3) and _MANY_RESP3.search(read)):
+            raise RedisError("it sends a list of 100,000 elements or more")
+        self._tail = read[-_HEAD:]
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets()) is not False:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.testing import StringTransport
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -19,7 +20,7 @@ from replication.net.redis import (
     REQUEST_INTERVAL,
     RedisClient,
 )
-from replication.net.redis_connection import ANSWER_TIMEOUT, MAX_MESSAGE
+from replication.net.redis_connection import ANSWER_TIMEOUT, MAX_MESSAGE, RedisConnection, RedisError
 from replication.session.connection import Fault, Rows
 from replication.wire.commands import Ping, Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -261,6 +262,20 @@ class ErrorTests(LinkCase):
             self.redis.clients[0].transport.write(reply)
         self.net.run()
         self.assertEqual((self.link.state, self.link.connections), ("following", 1))
+
+    def test_a_list_of_many_elements_is_refused_before_there_is_memory_for_them(self) -> None:
+        """A read may end in the middle of the number."""
+        for parts in ([b"*1000000000\r\n"], [b"%1000000000\r\n"], [b":1\r\n*100", b"0000", b"000\r\n"]):
+            connection = RedisConnection()
+            connection.makeConnection(StringTransport())
+            with self.assertRaises(RedisError):
+                for part in parts:
+                    connection.parse(part)
+
+    def test_a_message_may_have_the_form_of_a_long_list(self) -> None:
+        connection = RedisConnection()
+        connection.makeConnection(StringTransport())
+        self.assertEqual(connection.parse(b"$12\r\n*1000000000,\r\n*1\r\n:5\r\n"), [b"*1000000000,", [5]])
 
     def test_a_reply_without_end_is_refused(self) -> None:
         self.start()
