@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT: Final = 10.0  # seconds for the confirmation of SUBSCRIBE and PUBLISH
 MAX_MESSAGE: Final = 64 * 2**20  # bytes of one reply; no row of Synapse is near it
-# The head of a list of 100,000 elements or more: hiredis makes a list of that length before the first element arrives, and
+# The head of a list of 100,000 elements or more: hiredis makes a list of that length before the first element arrives.
 # Redis sends lists of three.
 _MANY: Final = re.compile(rb"\n\*[0-9]{6,10}\r")
 _RESP3: Final = (b"~", b"%", b">", b"|")  # lists that Redis does not send here, and that hiredis reads
