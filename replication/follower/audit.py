@@ -73,7 +73,19 @@ class _Look:
     """What was seen of one writer: tokens up to its position that were never applied, and where its database is."""
 
     missing: Collection[Token]
+    upto: Token
     reached: Token
+
+    def missed(self, again: _Look, *, settled: bool) -> list[Token]:
+        """Return the tokens that are missing here and ``again``.
+
+        ``settled``: all facts up to ``reached`` were committed, so those above the position were missing here, too.
+        """
+        return [
+            each
+            for each in sorted(again.missing)
+            if each in self.missing or settled and self.upto < each <= self.reached
+        ]
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -160,7 +172,8 @@ class Audit:
         """Have what is still missing fetched."""
         again = await self._look(follower, stored, advance=False)
         for writer in found.keys() & again.keys():
-            await self._fetch(follower, writer, sorted({*found[writer].missing} & {*again[writer].missing}))
+            missed = found[writer].missed(again[writer], settled=self._source.stores_positions(follower.name))
+            await self._fetch(follower, writer, missed)
             await self._reach(follower, writer, found[writer].reached)
 
     def _audited(self) -> list[StreamFollower]:
@@ -183,7 +196,7 @@ class Audit:
             if state is None or state != self._states.get((name, writer)):
                 missing = await self._missing(follower, writer, follower.checked.get(writer, Token(0)), upto)
             if missing or (reached > cursor.published and cursor.linked):
-                suspects[writer] = _Look(missing, reached)
+                suspects[writer] = _Look(missing, upto, reached)
             if not missing:
                 complete[writer] = upto
                 self._states[name, writer] = state

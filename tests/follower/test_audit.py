@@ -32,7 +32,7 @@ from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import logged
 from tests.storage.pump import Pump
-from tests.synapse.published import messages
+from tests.synapse.published import UNSENT_BY, messages, timed_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 US, ONE, TWO = InstanceName("us"), InstanceName("one"), InstanceName("two")
 LINK = "redis"
 MESSAGES = 250  # of a recording, in one example
+INTERVAL = 10.0  # seconds
+LOSSES = (200.0, 280.0)  # seconds of that recording: connections to Redis were closed, Redis and a writer were stopped
 
 
 class FakeDatabase:
@@ -127,6 +129,7 @@ class Followed:
         self.pump = Pump()
         self.database = database
         self.requests = 0
+        self.applied_at: dict[Token, float] = {}  # when the function has received each fact
         self._place, self._mode, self._linear = place, mode, linear
         self._flags = {"known_by_token": known_by_token, "fetches_whole": fetches_whole}
         self.start()
@@ -162,7 +165,7 @@ class Followed:
             followers=[self.follower],
             links=[self],  # type: ignore[list-item]
             lifetime=Lifetime(self.clock),
-            interval=10.0,
+            interval=INTERVAL,
         )
 
     def request_positions(self) -> None:
@@ -177,6 +180,7 @@ class Followed:
         self.start(audited=audited)
 
     async def effect(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        self.applied_at.update(dict.fromkeys([each.token for each in facts], self.clock.seconds()))
         await txn.execute("CREATE TABLE IF NOT EXISTS effects (token INTEGER, rows TEXT)")
         await txn.executemany(
             "INSERT INTO effects VALUES (?, ?)", [(each.token, json.dumps(each.texts)) for each in facts]
@@ -215,6 +219,15 @@ class Followed:
         self.clock.advance(LOOK_AGAIN)
         self.pump.wait(checking)
         self.settle()
+
+    def wait_until(self, seconds: float) -> None:
+        """Let the time pass; a started audit checks at its times."""
+        while (at := min(each.getTime() for each in self.clock.getDelayedCalls())) <= seconds:
+            self.clock.advance(at - self.clock.seconds())
+            while not self.clock.getDelayedCalls():
+                self.pump._calls.get(timeout=10)()
+            self.settle()
+        self.clock.advance(seconds - self.clock.seconds())
 
     def applied(self) -> list[int]:
         """Return the tokens that were applied, in order of application."""
@@ -416,6 +429,18 @@ class TailTests(AuditCase):
         self.assertEqual((followed.applied(), followed.follower.lost_and_found), ([2, 3], {}))
         self.assertEqual(followed.database.asked["facts"], 0)
 
+    def test_a_fact_that_was_above_the_position_and_is_below_it_a_second_later_was_lost(self) -> None:
+        followed = self.follow()
+        followed.at(ONE, 1)
+        followed.database.write(ONE, 2, 3)
+
+        def more() -> None:
+            followed.database.write(ONE, 4, 5)
+            followed.send(ONE, 5)
+
+        followed.check(more)
+        self.assertEqual((followed.applied(), followed.follower.lost_and_found), ([5, 2, 3], {ONE: 2}))
+
     def test_a_writer_that_is_not_connected_is_left_alone(self) -> None:
         followed = self.follow()
         followed.at(ONE, 1)
@@ -559,6 +584,89 @@ def recorded(stream: str) -> Sequence[tuple[InstanceName, tuple[int, int] | Fact
                     yield InstanceName(writer), (int(prev), int(new))
 
     return list(read())
+
+
+class RecordedLossTests(AuditCase):
+    """A recorded conversation at its own times; what Redis has lost there is in the database."""
+
+    @settings(max_examples=10, deadline=None)
+    @given(phase=st.floats(0, INTERVAL), committed=st.floats(0, 1))
+    def test_each_lost_fact_is_applied_within_two_intervals(self, phase: float, committed: float) -> None:
+        """Each was committed after its writer's last smaller ID was published and before the next larger one was.
+
+        A lost fact of `caches` counts from the larger one on, because no table has positions of `caches`.
+        """
+        for stream, writers in UNSENT_BY.items():
+            lost = {Token(token): InstanceName(writer) for writer, tokens in writers.items() for token in tokens}
+            timeline = [*losses(stream)]
+            commits, counts = {}, {}
+            for token, writer in lost.items():
+                last = max(at for at, of, _, fact in timeline if of == writer and fact < token)
+                after = min(at for at, of, _, fact in timeline if of == writer and fact > token)
+                commits[token] = last + (after - last) * committed
+                counts[token] = after if stream == CACHES else commits[token]
+            database = FakeDatabase(stream, stores_positions=stream != CACHES)
+            followed = Followed(f"sqlite:///{self.mktemp()}", database, fetches_whole=stream == "events")
+            try:
+                self._play(followed, timeline, [(at, lost[token], token) for token, at in commits.items()], phase)
+                late = {token: followed.applied_at[token] - at for token, at in counts.items()}
+                self.assertEqual({token: at for token, at in late.items() if at > 2 * INTERVAL}, {}, stream)
+            finally:
+                followed.stop()
+
+    def _play(
+        self,
+        followed: Followed,
+        timeline: list[tuple[float, InstanceName, Position | None, Token]],
+        commits: list[tuple[float, InstanceName, Token]],
+        phase: float,
+    ) -> None:
+        """Let everything happen at its time; each question to the database takes three seconds."""
+        database, ask = followed.database, followed.database.stored_positions
+
+        async def stored_positions() -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+            await deferLater(followed.clock, 3.0)
+            return await ask()
+
+        database.stored_positions = stored_positions  # type: ignore[method-assign]
+        followed.clock.advance(LOSSES[0] - phase)
+        followed.audit.start()
+        steps = [(at, writer, token, True, None) for at, writer, token in commits]
+        steps += [(at, writer, token, False, position) for at, writer, position, token in timeline]
+        for at, writer, token, is_lost, position in sorted(steps, key=lambda step: step[0]):
+            followed.wait_until(max(at, followed.clock.seconds()))
+            if position is not None:
+                followed.at(writer, position.prev, position.new)
+                continue
+            if token not in database.written:
+                database.write(writer, token)
+            if not is_lost:
+                followed.send(writer, token)
+        followed.wait_until(LOSSES[1] + 2 * INTERVAL)
+
+
+@cache
+def losses(stream: str) -> Sequence[tuple[float, InstanceName, Position | None, Token]]:
+    """Return the time, the writer, the POSITION if it is one, and the token of each message while Redis lost some."""
+    found: list[tuple[float, InstanceName, Position | None, Token]] = []
+    before: dict[InstanceName, Token] = {}
+    for at, message in timed_messages():
+        match message.split(" ", 4):
+            case ["RDATA", name, writer, token, _] if name == stream and token != "batch":
+                position = None
+            case ["POSITION", name, writer, prev, token] if name == stream:
+                position = Position(StreamName(stream), InstanceName(writer), Token(int(prev)), Token(int(token)))
+            case _:
+                continue
+        if at < LOSSES[0]:
+            before[InstanceName(writer)] = Token(int(token))
+        elif at < LOSSES[1]:
+            found.append((at, InstanceName(writer), position, Token(int(token))))
+    first = [
+        (LOSSES[0], writer, Position(StreamName(stream), writer, token, token), token)
+        for writer, token in before.items()
+    ]
+    return first + found
 
 
 class RecordedTests(AuditCase):

@@ -26,6 +26,12 @@ UNSENT: Mapping[str, list[int]] = {
     "receipts": [145, 153],
     "account_data": [78, 175],
 }
+# Who wrote them; `account_data` has one writer, and its tables name none.
+UNSENT_BY: Mapping[str, Mapping[str, list[int]]] = {
+    "events": {"persister1": [1024, 1025, 1026, 1028, 1131], "persister2": [1016, 1029]},
+    "receipts": {"persister1": [153], "persister2": [145]},
+    **{stream: {"writer1": UNSENT[stream]} for stream in ("caches", "push_rules", "account_data")},
+}
 # The tokens whose rows are no longer those that were sent.
 CHANGED: Mapping[str, list[int]] = {
     # The flag outlier of 1156 and 1159 was cleared later; the events of the others were purged, with their room.
@@ -42,12 +48,18 @@ GONE: Mapping[str, int] = {
 }  # fmt: skip
 
 
+def timed_messages() -> Iterator[tuple[float, str]]:
+    """Yield each message of the channel, in order, with the seconds since the start of the recording."""
+    for line in gzip.decompress((DATA / NAME / "redis.txt.gz").read_bytes()).decode().splitlines():
+        milliseconds, channel, message = line.split("\t", 2)
+        if channel == SERVER:
+            yield int(milliseconds) / 1000, message
+
+
 def messages() -> Iterator[str]:
     """Yield each message of the channel, in order."""
-    for line in gzip.decompress((DATA / NAME / "redis.txt.gz").read_bytes()).decode().splitlines():
-        _, channel, message = line.split("\t", 2)
-        if channel == SERVER:
-            yield message
+    for _, message in timed_messages():
+        yield message
 
 
 def published_facts() -> dict[str, Facts]:
