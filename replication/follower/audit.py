@@ -84,7 +84,7 @@ class _Look:
         return [
             each
             for each in sorted(again.missing)
-            if each in self.missing or settled and self.upto < each <= self.reached
+            if each in self.missing or (settled and self.upto < each <= self.reached)
         ]
 
 
