@@ -7,9 +7,10 @@ import runpy
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 pytest.importorskip("pyspark", reason="pip install '.[spark]' in the checkout")
@@ -18,6 +19,7 @@ pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 from replication import replay as exported
 from replication.bench.cluster import free_ports
 from replication.spark.datasource import ReplicationDataSource
+from replication.synapse.since_1_159 import STREAMS as SYNAPSE_STREAMS
 from tests.answering import answering
 from tests.synapse.published import final_positions
 from tests.synapse.reading import read_only_synapse
@@ -105,8 +107,19 @@ def test_the_table_of_the_page_equals_its_live_counter(
     program = (examples / "room_table.py").read_text().replace('"segments/', f'"{tmp_path}/segments/')
     (tmp_path / "room_table.py").write_text(program)
     monkeypatch.setattr(exported, "open_session", lambda _: nullcontext(spark))
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
     table = runpy.run_path(str(tmp_path / "room_table.py"))["table"].selectExpr(
         "room", "date_format(minute, 'yyyy-MM-dd HH:mm') AS minute", "count"
     )
     assert [tuple(each) for each in table.orderBy("room", "minute").collect()] == counted
+
+
+def test_the_user_of_the_page_has_enough_sessions_for_a_replay_beside_other_programs(
+    spark: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Of its 20 sessions, two cores of Spark need four."""
+    definitions = [each.definition for each in SYNAPSE_STREAMS]
+    with read_only_synapse(postgres) as url, ExitStack() as others:
+        for _ in range(16):
+            others.enter_context(psycopg.connect(url))
+        new = exported.replay(spark, url, str(tmp_path / "out"), streams=STREAMS, definitions=definitions)
+    assert {each.stream for each in new} == {*STREAMS}
