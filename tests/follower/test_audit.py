@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 US, ONE, TWO = InstanceName("us"), InstanceName("one"), InstanceName("two")
 LINK = "redis"
-MESSAGES = 250  # of a recording, in one example
+MESSAGES = 250  # consecutive ones of a recording, in one example
 INTERVAL = 10.0  # seconds
 LOSSES = (200.0, 280.0)  # seconds of that recording: connections to Redis were closed, Redis and a writer were stopped
 
@@ -559,6 +559,19 @@ class WholeFactTests(AuditCase):
         followed.settle()
         self.assertEqual((followed.database.asked["facts"], followed.applied()), (1, [2, 3, 4]))
 
+    def test_what_is_lost_of_a_stream_whose_facts_are_applied_as_they_arrive(self) -> None:
+        """``to_device`` and ``device_lists``: a lost first row stays lost; a lost last row moves the others."""
+        for lost, applied in ((0, [(2, ["b", "c"]), (3, ["d"]), (4, ["e", "f"])]), (2, [(3, ["a", "b", "d"])])):
+            followed = self.follow(FakeDatabase("to_device"))
+            followed.at(ONE, 1)
+            rows = self.write(followed)
+            del rows[lost]
+            followed.receive(ONE, rows)
+            self.assertEqual(followed.effects()[: len(applied)], applied)
+            followed.check()
+            found = {} if lost == 0 else {2: ["a", "b", "c"]}
+            self.assertEqual(dict(followed.effects()), {**found, **dict(applied), 4: ["e", "f"]})
+
     def test_in_a_linear_stream(self) -> None:
         followed = self.follow(FakeDatabase("events"), fetches_whole=True, linear=True)
         followed.at(ONE, 1)
@@ -670,46 +683,130 @@ def losses(stream: str) -> Sequence[tuple[float, InstanceName, Position | None, 
 
 
 class RecordedTests(AuditCase):
-    """A recorded conversation, of which any rows are lost, with kills and audits at any time."""
+    """A recorded conversation is cut and delayed, and any rows of it are lost, with kills and audits at any time."""
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(
         stream=st.sampled_from(["events", "events", "push_rules", "caches", "backfill", "profile_updates"]),
         seed=st.integers(0, 2**32),
-        share_lost=st.sampled_from([0.01, 0.2, 0.9]),
+        lost=st.sampled_from([0.0, 0.01, 0.2, 0.9, 1.0]),
+        delayed=st.sampled_from([0.0, 0.02, 0.2]),
+        cut=st.sampled_from([0.0, 0.01]),
     )
-    def test_every_fact_is_applied_once_and_whole(self, stream: str, seed: int, share_lost: float) -> None:
+    def test_every_fact_is_applied_once_and_whole(
+        self, stream: str, seed: int, lost: float, delayed: float, cut: float
+    ) -> None:
         database = FakeDatabase(stream, stores_positions=stream != CACHES)
         whole, by_token = stream == "events", stream == "profile_updates"
-        place = f"sqlite:///{self.mktemp()}"
-        followed = Followed(place, database, known_by_token=by_token, fetches_whole=whole)
-        seen = set[InstanceName]()
+        followed = Followed(f"sqlite:///{self.mktemp()}", database, known_by_token=by_token, fetches_whole=whole)
         chance = Random(seed).random
+        conversation = Conversation(followed, chance, lost=lost, delayed=delayed)
         try:
-            for writer, published in recorded(stream)[:MESSAGES]:
-                if not isinstance(published, Fact):
-                    seen.add(writer)
-                    followed.at(writer, *published)
-                    continue
-                token, texts = published
-                if token not in database.written:
-                    database.rows[token] = tuple(map(hide_in_row, texts)) if stream == CACHES else texts
-                    database.write(writer, token)
-                places = [*[None] * (len(texts) - 1), token]
-                rows = [each for each in zip(places, texts, strict=True) if chance() > share_lost]
-                if rows:
-                    followed.receive(writer, rows, settle=chance() > share_lost)
+            for writer, published in part_of(stream, seed):
+                conversation.publish(writer, published)
                 draw = chance()
-                if draw < 0.005:
-                    followed.restart()
-                    for each in seen:
-                        followed.at(each, database.positions.get(each, Token(0)))
-                elif draw < 0.02:
+                if draw < cut:
+                    conversation.cut()
+                elif draw < cut + 0.005:
+                    conversation.kill()
+                elif draw < cut + 0.02:
                     followed.check()
-            for each in seen:
-                followed.at(each, database.positions.get(each, Token(0)))
-            for _ in range(2):
-                followed.check()
+            conversation.end()
             self.assertEqual(followed.effects(), database.facts_written())
         finally:
             followed.stop()
+
+
+class Conversation:
+    """What the writers of one stream commit and publish, and what of it arrives at a follower.
+
+    ``lost`` and ``delayed`` are the shares of rows that are lost, and of messages before which the connection of a
+    writer to Redis breaks: it publishes them later, in order.
+    """
+
+    def __init__(self, followed: Followed, chance: Callable[[], float], *, lost: float, delayed: float) -> None:
+        self._followed, self._database, self._chance = followed, followed.database, chance
+        self._lost, self._delayed = lost, delayed
+        self._unsent = sorted(
+            (Token(token), InstanceName(writer))
+            for writer, tokens in UNSENT_BY.get(followed.database.stream, {}).items()
+            for token in tokens
+        )
+        self._writers = set[InstanceName]()
+        self._waiting: dict[InstanceName, list[Callable[[], object]]] = {}
+        self._missed = 0  # so many more messages are published before the follower is subscribed again
+
+    def publish(self, writer: InstanceName, published: tuple[int, int] | Fact) -> None:
+        """Let a writer commit and publish a fact, or publish the ``prev`` and ``new`` of a POSITION."""
+        if not self._writers:
+            begin = published.token if isinstance(published, Fact) else published[1]
+            self._unsent = [each for each in self._unsent if each[0] > begin]
+        self._writers.add(writer)
+        if isinstance(published, Fact):
+            self._commit(writer, published)
+            arrive = partial(self._receive, writer, published)
+        else:
+            arrive = partial(self._followed.at, writer, *published)
+        if self._missed:
+            self._missed -= 1
+            if not self._missed:
+                self._answer()
+            return
+        if writer in self._waiting or self._chance() < self._delayed:
+            self._waiting.setdefault(writer, []).append(arrive)
+            if self._chance() < 0.2:
+                self._publish_waiting(writer)
+        else:
+            arrive()
+
+    def cut(self) -> None:
+        """Close the subscription of the follower, for some messages; what waits is published meanwhile."""
+        self._followed.follower.connection_lost(LINK)
+        self._waiting.clear()
+        self._missed = 1 + int(20 * self._chance())
+
+    def kill(self) -> None:
+        """Kill the follower, and start it again."""
+        self._followed.restart()
+        self._missed = 0
+        self._answer()
+
+    def end(self) -> None:
+        """Let everything arrive, and the audit check what is left."""
+        for writer in [*self._waiting]:
+            self._publish_waiting(writer)
+        self._answer()
+        for _ in range(2):
+            self._followed.check()
+
+    def _commit(self, writer: InstanceName, fact: Fact) -> None:
+        while self._unsent and self._unsent[0][0] < fact.token:  # the recorded Redis did not carry these
+            token, of = self._unsent.pop(0)
+            self._database.write(of, token)
+        if fact.token not in self._database.written:
+            masked = self._database.stream == CACHES
+            self._database.rows[fact.token] = tuple(map(hide_in_row, fact.texts)) if masked else fact.texts
+            self._database.write(writer, fact.token)
+
+    def _receive(self, writer: InstanceName, fact: Fact) -> None:
+        places = [*[None] * (len(fact.texts) - 1), fact.token]
+        rows = [each for each in zip(places, fact.texts, strict=True) if self._chance() >= self._lost]
+        if rows:
+            self._followed.receive(writer, rows, settle=self._chance() < 0.5)
+
+    def _publish_waiting(self, writer: InstanceName) -> None:
+        for arrive in self._waiting.pop(writer, ()):
+            arrive()
+
+    def _answer(self) -> None:
+        """Answer the follower's REPLICATE."""
+        for each in self._writers:
+            self._followed.at(each, self._database.positions.get(each, Token(0)))
+
+
+def part_of(stream: str, seed: int) -> Sequence[tuple[InstanceName, tuple[int, int] | Fact]]:
+    """Return MESSAGES consecutive messages of a recording, after the last position of each writer before them."""
+    every = recorded(stream)
+    begin = seed % max(1, len(every) - MESSAGES)
+    first = {writer: (each[1], each[1]) for writer, each in every[:begin] if not isinstance(each, Fact)}
+    return [*first.items(), *every[begin : begin + MESSAGES]]
