@@ -116,6 +116,17 @@ class ServedStreams:
             return await self._store.facts(follower.name, source, after=Token(after), upto=end, limit=limit)
         return await self._followed.fetch_page(follower.name, source, CatchUp(Token(after), end), limit)
 
+    async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
+        """Return facts of one writer for a viewer: without a copy from a source, up to the received position."""
+        follower, source = self._followed.get(StreamName(stream)), grammar.instance_name(writer)
+        here = self._writing(stream, writer) is not None
+        if here or follower is None or follower.mode is FollowMode.COPIED or source not in follower.cursors:
+            return await self.page(stream, writer, after=after, upto=upto, limit=limit)
+        end = min(Token(upto), follower.cursors[source].published)
+        if after >= end:
+            return Page([], end, limited=False)
+        return await self._followed.fetch_page(follower.name, source, CatchUp(Token(after), end), limit)
+
     async def history(self, stream: str, writer: str) -> History:
         """Return the epochs of one writer, from where its pages are."""
         master = self._writing(stream, writer)

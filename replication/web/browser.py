@@ -22,13 +22,6 @@ async def send_events(request: ApiRequest) -> Answer:
     return await calls.send_events(request)
 
 
-async def send_facts(request: ApiRequest) -> Answer:
-    """Answer with the latest facts of a stream, as HTML."""
-    from replication.web.live import calls  # noqa: PLC0415
-
-    return await calls.send_facts(request)
-
-
 async def send_file(request: ApiRequest, name: str) -> Answer:
     """Answer with the style or the script of the page."""
     from replication.web.live import calls  # noqa: PLC0415

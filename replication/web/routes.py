@@ -88,7 +88,6 @@ ROOM_ROUTES: Final = (
 LIVE_ROUTES: Final = (
     Route("GET", "/", "page", browser.show_page, browser=True),
     Route("GET", "/live/events", "page events", browser.send_events, browser=True),
-    Route("GET", "/live/facts", "page facts", browser.send_facts, browser=True),
     Route("GET", "/live/FILE", "page file", browser.send_file, browser=True),
 )
 NO_ROOMS: Final = tuple(Route(method, f"{ROOM}…", "none", rooms.refuse_rooms) for method in ("GET", "POST"))

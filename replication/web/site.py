@@ -80,6 +80,13 @@ class IServed(Protocol):
         """
         ...
 
+    async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
+        """Return facts for a viewer as ``page`` does; a follower without a copy fetches them, also those to come.
+
+        Raises as ``page``; CatchUpError if no source has them.
+        """
+        ...
+
     async def history(self, stream: str, writer: str) -> History:
         """Return the epochs of one writer; empty if none are known here.  Raises as ``page``."""
         ...

@@ -83,6 +83,10 @@ class WrittenStreams:
         self._catch_up_rows += count_rows(page.facts)
         return page
 
+    async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
+        """Return what ``page`` returns."""
+        return await self.page(stream, writer, after=after, upto=upto, limit=limit)
+
     async def history(self, stream: str, writer: str) -> History:
         """Return the epochs of one writer of a stream that is written here."""
         await self._transactions.ready()

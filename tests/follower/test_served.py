@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from replication.errors import (
     NotAWriterError,
     StoreError,
     UnknownStreamError,
 )
+from replication.follower.streams import FollowedStreams
+from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
+from replication.streams.interfaces import Page
 from replication.streams.positions import MultiWriterToken
 from replication.wire.grammar import Token
 from tests.doubles import begin, error_of, logged, now, shown_metrics
-from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, position, rdata
+from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, fact, position, rdata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.follower.application import ApplyTransaction
+    from replication.streams.facts import Fact
+    from replication.wire.grammar import InstanceName, StreamName
 
 
 class SeveralWritersTests(WorkerCase):
@@ -38,6 +50,42 @@ class FieldsTests(WorkerCase):
         self.start()
         rows = {each.definition.name: each.definition.row for each in self.worker.served.stream_statuses()}
         self.assertEqual(rows, {"orders": ("item", "state"), "stock": None})
+
+
+class ShownPageTests(WorkerCase):
+    def show(self, upto: int, writer: str = "master") -> list[int]:
+        page = now(self.worker.served.shown_page("orders", writer, after=1, upto=upto, limit=10))
+        return [each.token for each in page.facts]
+
+    def test_a_copy_is_shown(self) -> None:
+        self.serve(HELLO + position(1, 1) + rdata(2))
+        self.start()
+        self.assertEqual(self.show(9), [2])
+
+    def test_facts_that_a_function_receives_are_fetched_also_those_that_it_cannot_take(self) -> None:
+        asked: list[tuple[StreamName, InstanceName, CatchUp, int]] = []
+
+        async def fetch(*what: Any) -> Page:
+            asked.append(what[1:])
+            return Page([fact(3, "[]")], Token(3), limited=False)
+
+        @self.worker.on("orders")
+        def refuse(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            raise ValueError("a bad order")
+
+        self.patch(FollowedStreams, "fetch_page", fetch)
+        with logged():
+            self.serve(HELLO + position(1, 1) + rdata(2) + rdata(3))
+            self.start()
+            self.assertEqual(self.at(), 1)
+        self.flushLoggedErrors(ValueError)
+        self.assertEqual(self.show(9), [3])
+        self.assertEqual(asked, [(ORDERS, MASTER, CatchUp(Token(1), Token(3)), 10)])
+        self.assertEqual(self.show(1), [])
+        self.assertIsInstance(
+            error_of(begin(self.worker.served.shown_page("orders", "other", after=0, upto=9, limit=1))),
+            UnknownStreamError,
+        )
 
 
 class ServedTests(WorkerCase):

@@ -89,6 +89,9 @@ class FakeServed:
                 rows += len(each.texts)
         return Page(found, Token(end), limited=False)
 
+    async def shown_page(self, stream: str, writer: str, *, after: int, upto: int, limit: int) -> Page:
+        return await self.page(stream, writer, after=after, upto=upto, limit=limit)
+
     async def history(self, stream: str, writer: str) -> History:
         self._raise(stream)
         return self.epochs.get((stream, writer), [])

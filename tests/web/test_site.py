@@ -292,7 +292,6 @@ MATRIX: dict[tuple[str, str], str] = {
     ("GET", "/v1/rooms/!r:h/state_groups/1"): "s*",
     ("GET", "/"): "srwcam*",
     ("HEAD", "/live/events"): "srwcam*",
-    ("GET", "/live/facts?stream=orders"): "srwcam*",
     ("GET", "/live/live.css"): "srwcam*",
     ("GET", "/nothing"): "srwcam*",
     ("DELETE", "/v1/streams/orders"): "srwcam*",

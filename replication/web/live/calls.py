@@ -9,9 +9,7 @@ from urllib.parse import quote, urlencode
 
 from replication.errors import RoomError
 from replication.rooms.ordering import Place
-from replication.web.live.facts import facts_section
 from replication.web.live.feed import Feed
-from replication.web.live.followers import followers_section
 from replication.web.live.rooms import room_section
 from replication.web.live.segments import segments_section
 from replication.web.live.tables import text
@@ -39,29 +37,38 @@ _PAGE: Final = Template("""<!DOCTYPE html>
 <body>
 <header>
 <h1>$title</h1>
-<p id="state" role="status">$ready</p>
+<p id="state" role="status">$state</p>
 </header>
 <main>
 <form role="search">
-<label>part of a name <input name="find" value="$find"></label>
+<fieldset>
+<legend>Find facts</legend>
 <label>stream <input name="stream" value="$stream" list="streams"></label>
 <label>ID <input name="id" value="$token" inputmode="numeric"></label>
 <label>text in a row <input name="has" value="$has"></label>
+</fieldset>
 $room_field
+<fieldset>
+<legend>Show streams</legend>
+<label>part of a name <input name="find" value="$find"></label>
+</fieldset>
 <button>Search</button>
 <datalist id="streams">$names</datalist>
 </form>
 <label id="follow" hidden><span>follow the latest facts <input type="checkbox" checked></span></label>
-<div id="facts" data-source="$source">$facts</div>
+<div id="facts" data-followed="$followed">$facts</div>
 $room
 <div id="tables" data-events="live/events?find=$query">$tables</div>
-$followers
+<div id="followers">$followers</div>
 $segments
 </main>
 </body>
 </html>
 """)
-_ROOM_FIELD: Final = Template('<label>room <input name="room" value="$room"></label>')
+_ROOM_FIELD: Final = Template("""<fieldset>
+<legend>Walk through a room</legend>
+<label>room <input name="room" value="$room"></label>
+</fieldset>""")
 MAX_NAMES: Final = 100  # that the search proposes
 
 
@@ -76,49 +83,33 @@ async def show_page(request: ApiRequest) -> Answer:
     token = read_token(query, "id") if query.get("id") else None
     if token is not None and not stream:
         raise RequestError(400, "parameter 'stream' is missing: an ID is one of a stream")
-    health = request.api.health
-    faults = [await health.store_fault(), *health.stream_faults()]
-    why = "; ".join(each for each in faults if each is not None)
     names = sorted(each.definition.name for each in served.stream_statuses())
     visible = [each for each in names if rights.may_see(each)]
     page = _PAGE.substitute(
         title=text(f"{served.role} {served.instance_name} of {served.server_name}"),
-        ready=text(f"not ready: {why}" if why else "ready"),
+        state=await feed.state(),
         find=text(find),
         query=text(quote(find, safe="")),
         stream=text(stream),
         token="" if token is None else token,
         names="".join(f'<option value="{text(each)}">' for each in visible[:MAX_NAMES]),
         has=text(has),
-        source=text(f"live/facts?{urlencode({'stream': stream, 'has': has})}") if stream and token is None else "",
-        facts=await feed.section(
-            ("facts", rights, stream, token, has), lambda: facts_section(served, rights, stream, token, has)
-        )
-        if stream
-        else "",
+        followed=text("&" + urlencode({"stream": stream, "has": has})) if stream and token is None else "",
+        facts=await feed.facts(rights, stream, token, has) if stream else "",
         room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
         room=await feed.section(("room", rights, room, place), lambda: _room(request, room, place)) if room else "",
         tables=feed.tables(rights, find),
-        followers=await feed.section(("followers", rights), lambda: followers_section(served, rights)),
+        followers=await feed.followers(rights),
         segments=await feed.section(("segments", rights), lambda: segments_section(served, rights)),
     )
     return Answer(200, page.encode(), "text/html; charset=utf-8", HEADERS)
 
 
-async def send_facts(request: ApiRequest) -> Answer:
-    """Answer with the latest facts of a stream, as HTML."""
-    query = read_query(request, ["stream"], ["has"])
-    found = await facts_section(request.api.served, request.rights, query["stream"], None, query.get("has", ""))
-    return Answer(200, found.encode(), "text/html; charset=utf-8", HEADERS)
-
-
 async def send_events(request: ApiRequest) -> Answer:
-    """Answer with server-sent events, until the page is closed: each has the tables as a JSON string of HTML."""
-    query = read_query(request, [], ["find"])
-    feed = feed_of(request)
-    return Answer(
-        200, b"", "text/event-stream", HEADERS, stream=lambda opened: feed.follow(opened, query.get("find", ""))
-    )
+    """Answer with server-sent events, until the page is closed: each is a part of the page, HTML as a JSON string."""
+    query = read_query(request, [], ["find", "stream", "has"])
+    feed, what = feed_of(request), [query.get(each, "") for each in ("find", "stream", "has")]
+    return Answer(200, b"", "text/event-stream", HEADERS, stream=lambda opened: feed.follow(opened, *what))
 
 
 async def send_file(request: ApiRequest, name: str) -> Answer:
@@ -150,5 +141,5 @@ def feed_of(request: ApiRequest) -> Feed:
     """Return what all viewers of this process share."""
     api = request.api
     if api.feed is None:
-        api.feed = Feed(api.served, api.clock)
+        api.feed = Feed(api.served, api.clock, api.health)
     return api.feed

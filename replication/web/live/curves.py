@@ -71,7 +71,7 @@ def draw(samples: Sequence[Sample]) -> str:
         lines += f'<polyline class="lag" points="{_points(times, lags)}"/>'
     highest = f"the last ten minutes: at most {max(rates):,.0f} IDs/s, lag at most {max(lags):,.0f}"
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-    return f'<svg role="img" aria-label="{highest}" {size}><title>{highest}</title>{lines}</svg>'
+    return f'<svg class="curve" role="img" aria-label="{highest}" {size}><title>{highest}</title>{lines}</svg>'
 
 
 def _points(times: Iterable[float], values: Sequence[float]) -> str:

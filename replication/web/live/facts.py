@@ -37,11 +37,11 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
     rows: list[list[str]] = []
     failures = []
     for writer in status.writers:
-        after = max(0, writer.position - reach) if token is None else token - 1
-        if after >= writer.position:
+        after, upto = (max(0, writer.position - reach), writer.position) if token is None else (token - 1, token)
+        if after >= max(writer.position, writer.published):
             continue
         try:
-            page = await served.page(stream, writer.instance, after=after, upto=token, limit=max(_MOST, reach))
+            page = await served.shown_page(stream, writer.instance, after=after, upto=upto, limit=max(_MOST, reach))
         except ReplicationError as error:
             failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
             continue

@@ -52,16 +52,8 @@ def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -
     ]
     found.sort(key=lambda each: (_urgency(each[1]), each[0].definition.name, each[1].instance))
     heads = (
-        "stream",
-        "writer",
-        "state",
-        "#position",
-        "#lag",
-        "#IDs/s",
-        "10 min",
-        "#open",
-        "oldest open",
-        "#found late",
+        *("stream", "writer", "state", "#position", "#lag", "#IDs/s", "10 min"),
+        *("#open", "oldest open", "#found late", "#left out"),
     )
     rest = len(found) - MAX_ROWS
     more = f"<p>{rest:,} more rows: search by a part of a name.</p>" if rest > 0 else ""
@@ -69,17 +61,22 @@ def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -
     return table("Streams", heads, rows, "No stream has a writer yet.") + more
 
 
-def troubles_list(statuses: Sequence[StreamStatus], peers: Sequence[PeerStatus], rights: Rights) -> str:
-    """Return what is stopped, why, and buttons that leave a fact out or try it again; empty if all is well."""
+def troubles_list(
+    statuses: Sequence[StreamStatus], peers: Sequence[PeerStatus], unreachable: Sequence[str], rights: Rights
+) -> str:
+    """Return what stands still, why, and the cure, with buttons that leave a fact out; empty if all is well.
+
+    ``unreachable`` are the writers without a connection.
+    """
     items = []
     for stream in statuses:
         name = stream.definition.name
         for writer in stream.writers:
             if writer.error:
-                items.append(f"<b>{text(name)}</b> of {text(writer.instance)}: {text(writer.error)}")
-                if writer.failed is not None and rights.admin:
-                    items[-1] += _button("skip", name, writer.instance, writer.failed, "leave it out")
+                what = f"<b>{text(name)}</b> of {text(writer.instance)}: {text(writer.error)}"
+                items.append(f"{what}<p>{_cure(name, writer, rights)}</p>")
         items += [text(note) for note in stream.notes]
+    items += [f"no connection to the writer at {text(each)}: it is tried again" for each in unreachable]
     shared = sorted({each.name for each in peers if each.shares_name})
     items += [f"two processes have the instance name {text(repr(each))}: give each its own" for each in shared]
     if not items:
@@ -126,7 +123,19 @@ def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> l
         f"{stream.open_count:,}",
         "-" if oldest is None else f"{oldest[0]:,} for {_duration(oldest[1])}",
         f"{writer.lost_and_found:,}",
+        f"{writer.skipped:,}",
     ]
+
+
+def _cure(stream: str, writer: WriterStatus, rights: Rights) -> str:
+    if writer.failed is None:
+        return "It is tried again by itself."
+    link = f'<a href="?stream={_query(stream)}&amp;id={writer.failed}">fact {writer.failed:,}</a>'
+    mend = f"The function cannot take {link}. Mend the function or what it uses: it is called again by itself."
+    if not rights.admin:
+        return mend
+    leave = _button("skip", stream, writer.instance, writer.failed, "leave it out")
+    return f"{mend} If the fact itself is wrong: {leave}"
 
 
 def _urgency(writer: WriterStatus) -> int:
@@ -136,7 +145,7 @@ def _urgency(writer: WriterStatus) -> int:
 def _button(decision: str, stream: str, writer: str, token: int, label: str) -> str:
     what = f'data-decision="{decision}" data-stream="{text(stream)}" data-writer="{text(writer)}"'
     named = text(f"{decision}-{stream}-{writer}-{token}")
-    return f' <button type="button" id="{named}" {what} data-token="{token}">{label}: fact {token:,}</button>'
+    return f'<button type="button" id="{named}" {what} data-token="{token}">{label}: fact {token:,}</button>'
 
 
 def _kind(head: str) -> str:
@@ -148,8 +157,8 @@ def _query(name: str) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """Return a time in seconds since 1970, in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    """Return a time in seconds since 1970, in UTC, as HTML."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("<time>%Y-%m-%d %H:%M:%SZ</time>")
 
 
 def _duration(seconds: float) -> str:

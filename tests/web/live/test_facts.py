@@ -22,9 +22,9 @@ class FactsTests(ApiTestCase):
         self.assertNotIn("paid", page)
 
     def test_the_latest_facts_of_a_stream_are_shown(self) -> None:
-        for text in (self.page("?stream=orders"), self.get("/live/facts?stream=orders").body.decode()):
-            self.assertLess(text.index(">paid<"), text.index(">new<"))
-            self.assertIn('<td class="number">5</td><td>a</td><td>paid</td>', text)
+        text = self.page("?stream=orders")
+        self.assertLess(text.index(">paid<"), text.index(">new<"))
+        self.assertIn('<td class="number">5</td><td>a</td><td>paid</td>', text)
 
     def test_what_is_not_there_is_named(self) -> None:
         self.assertIn("There is no such fact here", self.page("?stream=caches&id=3"))
@@ -34,12 +34,9 @@ class FactsTests(ApiTestCase):
         self.assert_refused(self.get("/live/secrets.txt"), 404, "secrets.txt")
 
     def test_rows_are_filtered_by_a_text(self) -> None:
-        for text in (
-            self.page("?stream=orders&has=paid"),
-            self.get("/live/facts?stream=orders&has=paid").body.decode(),
-        ):
-            self.assertIn(">paid<", text)
-            self.assertNotIn(">new<", text)
+        text = self.page("?stream=orders&has=paid")
+        self.assertIn(">paid<", text)
+        self.assertNotIn(">new<", text)
         self.assertIn(
             "No writer has a row with &#x27;nothing&#x27; among its last 1000 IDs",
             self.page("?stream=orders&has=nothing"),
@@ -48,4 +45,4 @@ class FactsTests(ApiTestCase):
         self.served.histories["orders", "master"][0] = Fact(Token(5), ('["é","raw"]',))  # as a Synapse may write it
         self.assertIn(">raw<", self.page("?stream=orders&has=%C3%A9"))
         self.assertNotIn(">other<", self.page("?stream=orders&has=%C3%A9"))
-        self.assertIn('data-source="live/facts?stream=orders&amp;has=a%26b"', self.page("?stream=orders&has=a%26b"))
+        self.assertIn('data-followed="&amp;stream=orders&amp;has=a%26b"', self.page("?stream=orders&has=a%26b"))

@@ -11,9 +11,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from replication.web.live.feed import INTERVAL, PATIENCE, SECTION_PATIENCE
+from replication.errors import StoreError
+from replication.streams.interfaces import Page
+from replication.web.live.feed import CHECK_INTERVAL, INTERVAL, PATIENCE, SECTION_PATIENCE
 from replication.wire.grammar import Token
-from tests.web.served import ApiTestCase, Client, header
+from tests.web.live.test_followers import Reports
+from tests.web.served import ApiTestCase, Client, fact, header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,20 +34,29 @@ class EventsTests(ApiTestCase):
         client.send(header("GET", f"/live/events{query}"))
         return client
 
-    def events(self, client: Client) -> Iterator[str]:
-        """Yield the HTML of each event so far."""
+    def events(self, client: Client, name: str = "tables") -> Iterator[str]:
+        """Yield the HTML of each event with this name so far."""
         head, _, body = client.transport.value().partition(b"\r\n\r\n")
         assert b"200 OK" in head, head
         assert b"text/event-stream" in head
         text = b"".join(re.split(rb"(?:^|\r\n)[0-9a-f]+\r\n", body)).decode()
         for each in text.split("\n\n"):
-            if each.startswith("data: "):
-                yield json.loads(each.removeprefix("data: "))
+            if each.startswith(start := f"event: {name}\ndata: "):
+                yield json.loads(each.removeprefix(start))
 
     def sampling(self) -> list[str]:
         """Return the timers of the feed."""
         calls = [repr(cast("Any", each).func) for each in self.clock.getDelayedCalls()]
         return [each for each in calls if "Feed" in each]
+
+    def move(self, position: int) -> None:
+        """Let the position of a writer be another one."""
+        statuses = self.served.stream_statuses()
+        writer = attrs.evolve(statuses[0].writers[0], position=Token(position))
+        changed = [attrs.evolve(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
+        self.served.stream_statuses = lambda only=None: [  # type: ignore[method-assign]
+            each for each in changed if only in (None, each.definition.name)
+        ]
 
     def change(self) -> None:
         """Let the lag of a writer be another one."""
@@ -88,6 +100,62 @@ class EventsTests(ApiTestCase):
         self.clock.advance(INTERVAL)
         self.assertIn(b">1,001<", client.transport.value())
 
+    def test_whether_the_process_is_ready_is_kept_up_to_date(self) -> None:
+        client = self.open()
+        self.clock.advance(INTERVAL)
+        self.served.stream_statuses = lambda only=None: []  # type: ignore[method-assign]
+        self.clock.advance(INTERVAL)
+        self.served.error = StoreError("the disk is full")
+        self.clock.pump([INTERVAL] * int(1 + CHECK_INTERVAL / INTERVAL))
+        stopped, ready, full = self.events(client, "state")
+        self.assertIn("not ready: stream orders of worker2 is stopped", stopped)
+        self.assertEqual(ready, '<span class="live">ready</span>')
+        self.assertIn("not ready: the disk is full", full)
+
+    def test_followers_are_kept_up_to_date(self) -> None:
+        self.served.followers = Reports(counter=3)  # type: ignore[assignment]
+        client = self.open()
+        self.clock.advance(INTERVAL)
+        self.served.followers = Reports(counter=9)  # type: ignore[assignment]
+        self.clock.pump([INTERVAL] * 3)
+        first, second = self.events(client, "followers")
+        self.assertIn(">8<", first)
+        self.assertIn(">2<", second)
+
+    def test_the_latest_facts_are_read_once_for_all_viewers_and_only_after_a_change(self) -> None:
+        clients = [self.open("?stream=orders") for _ in range(20)]
+        others = [self.open("?stream=orders&has=paid"), self.open()]
+        self.clock.pump([INTERVAL] * 5)
+        self.assertEqual(len(self.served.asked), 2 * 2)  # two searches, two writers
+        self.move(10)
+        self.served.keep("orders", "master", [fact(10, ["z", "sent"])])
+        self.clock.pump([INTERVAL] * 5)
+        self.assertEqual(len(self.served.asked), 4 * 2)
+        for client in clients:
+            first, second = self.events(client, "facts")
+            self.assertIn(">paid<", first)
+            self.assertIn(">sent<", second)
+        for client in others:
+            self.assertNotIn(">sent<", "".join(self.events(client, "facts")))
+
+    def test_facts_that_a_database_answers_late_are_read_once_and_shown(self) -> None:
+        answers: list[Deferred[Page]] = []
+
+        async def page(*_: object, **_options: object) -> Page:
+            answers.append(Deferred())
+            return await answers[-1]
+
+        self.served.shown_page = page  # type: ignore[method-assign]
+        client = self.open("?stream=orders")
+        self.clock.pump([INTERVAL] * 5)
+        self.assertEqual(len(answers), 1)
+        for _writer in range(2):
+            answers[-1].callback(Page([fact(9, ["late", "paid"])], Token(9), limited=False))
+        self.clock.pump([INTERVAL] * 5)
+        self.assertEqual(len(answers), 2)
+        self.assertIn("has not answered for 2 s", next(self.events(client, "facts")))
+        self.assertIn(">late<", [*self.events(client, "facts")][-1])
+
     def test_a_page_that_is_closed_is_forgotten_and_sampling_ends(self) -> None:
         client = self.open()
         feed = self.site.resource.feed
@@ -104,7 +172,7 @@ class EventsTests(ApiTestCase):
         statuses = self.served.stream_statuses
         self.served.stream_statuses = lambda only=None: calls.append(1) or statuses(only)  # type: ignore[method-assign,func-returns-value]
         self.clock.advance(INTERVAL)
-        self.assertEqual(len(calls), 2)  # a sample, and a rendering
+        self.assertEqual(len(calls), 3)  # a sample, a rendering, and whether it is ready
         self.assertEqual(feed.viewers, len(clients))
 
     def test_the_end_of_the_site_ends_the_sampler(self) -> None:

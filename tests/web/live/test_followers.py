@@ -38,7 +38,7 @@ class FollowersTests(ApiTestCase):
     def test_those_that_are_furthest_behind_come_first(self) -> None:
         self.served.followers = Reports(near=10, far=3)  # type: ignore[assignment]
         page = self.page()
-        self.assertIn("<td>far</td><td>2023-11-14 22:13:20Z</td>", page)
+        self.assertIn("<td>far</td><td><time>2023-11-14 22:13:20Z</time></td>", page)
         self.assertIn('<td class="number">8</td><td>orders of master</td>', page)
         self.assertIn('<td class="number">1</td><td>orders of master</td>', page)
         self.assertLess(page.index("<td>far</td>"), page.index("<td>near</td>"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from replication.wire.grammar import Token
 from tests.web.live.hostile import HostileServed
 from tests.web.served import ApiTestCase, Client, served_site
 
@@ -20,6 +21,18 @@ class TablesTests(ApiTestCase):
         self.assertLess(page.index(">worker2<"), page.index(">master<"))
         self.assertIn("<b>orders</b> of worker2: the function raised", page)
         self.assertIn("<li>stream &#x27;orders&#x27;: mend it</li>", page)
+
+    def test_a_fact_that_a_function_cannot_take_is_linked_with_the_cure(self) -> None:
+        (orders, *_) = self.served.stream_statuses()
+        stopped = attrs.evolve(orders.writers[1], failed=Token(8))
+        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[stopped])]  # type: ignore[method-assign]
+        self.assertIn(
+            'The function cannot take <a href="?stream=orders&amp;id=8">fact 8</a>. Mend the function', self.page()
+        )
+
+    def test_a_writer_that_is_not_connected_needs_attention(self) -> None:
+        self.served.unreachable = ["tcp:master:9092 (Connection refused)"]
+        self.assertIn("<li>no connection to the writer at tcp:master:9092 (Connection refused): ", self.page())
 
     def test_a_name_that_two_processes_share_needs_attention(self) -> None:
         twins = [attrs.evolve(each, name="twin", shares_name=True) for each in self.served.peer_statuses() * 2]

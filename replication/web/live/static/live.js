@@ -1,27 +1,36 @@
-// Keeps the tables of the page up to date by server-sent events, and sends the decisions of its buttons.
-const tables = document.getElementById("tables");
-const state = document.getElementById("state");
-const ready = state.textContent;
+// Keeps the page up to date by server-sent events, and sends the decisions of its buttons.
+const [state, facts, follow, tables, followers] = ["state", "facts", "follow", "tables", "followers"].map((id) =>
+  document.getElementById(id));
+const parts = { state, facts, tables, followers };  // each event has the name of a part
+let events;
 
-const events = new EventSource(tables.dataset.events);
-events.onopen = () => { state.textContent = ready; };
-events.onerror = () => { state.textContent = "no connection to this process; trying again"; };
-events.onmessage = (event) => {
-  const focused = document.activeElement?.id;
-  tables.innerHTML = JSON.parse(event.data);  // the process has escaped every name, row and error
-  if (focused) document.getElementById(focused)?.focus();
-};
-
-const facts = document.getElementById("facts");
-const follow = document.getElementById("follow");
-if (facts.dataset.source) {
-  follow.hidden = false;
-  setInterval(async () => {
-    if (document.hidden || !follow.querySelector("input").checked) return;
-    const answer = await fetch(facts.dataset.source).catch(() => null);
-    if (answer?.ok) facts.innerHTML = await answer.text();
-  }, 2000);
+function connect() {
+  events?.close();
+  if (document.hidden) return;
+  events = new EventSource(tables.dataset.events + (follow.querySelector("input").checked ? facts.dataset.followed : ""));
+  events.onerror = ({ target }) => {
+    state.textContent = "no connection to this process; trying again";
+    if (target.readyState === EventSource.CLOSED) setTimeout(connect, 5000);  // it was refused, as by a process that stops
+  };
+  for (const [name, part] of Object.entries(parts)) {
+    events.addEventListener(name, (event) => show(part, JSON.parse(event.data)));
+  }
 }
+
+// Replaces a part; the process has escaped every name, row and error.  Keyboard and scroll bars stay where they are.
+function show(part, html) {
+  const named = (each) => each.id || each.ariaLabel || each.href;
+  const kept = part.contains(document.activeElement) && named(document.activeElement);
+  const places = new Map([...part.querySelectorAll(".wide")].map((each) => [named(each), [each.scrollLeft, each.scrollTop]]));
+  part.innerHTML = html;
+  for (const each of part.querySelectorAll(".wide")) each.scrollTo(...(places.get(named(each)) ?? [0, 0]));
+  if (kept) [...part.querySelectorAll("a, button, [tabindex]")].find((each) => named(each) === kept)?.focus({ preventScroll: true });
+}
+
+follow.hidden = !facts.dataset.followed;
+follow.addEventListener("change", connect);
+document.addEventListener("visibilitychange", connect);
+connect();
 
 tables.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-decision]");
