@@ -12,6 +12,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
+from replication import __version__
 from replication.errors import CatchUpError, StoreError, StreamError
 from replication.follower.stream import FollowMode
 from replication.logs import TroubleLog
@@ -82,7 +83,7 @@ class PositionReports:
     async def _report(self, process: HttpCatchUp, positions: Positions) -> None:
         trouble = self._troubles.setdefault(process, TroubleLog(self.log, LogLevel.info))
         try:
-            asking = Deferred.fromCoroutine(process.report(self._instance_name, positions))
+            asking = Deferred.fromCoroutine(process.report(self._instance_name, positions, __version__))
             following = await self._lifetime.add(asking)
         except CancelledError:  # this process stops
             return

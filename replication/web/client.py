@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import Page
 
+AGENT: Final = "replication"  # the name that HTTP sends; a report has the version, too
 PATIENCE: Final = 30.0  # seconds for an answer to begin, and for each further STRIDE of it
 STRIDE: Final = 2**16  # bytes
 BODY_LIMIT: Final = MAX_ANSWER  # bytes; eight times PAGE_BYTES
@@ -173,7 +174,7 @@ class HttpCatchUp:
         split_url(base_url)
         self._base = Url(base_url).reveal().rstrip("/")  # it has no secret
         self._reactor = reactor
-        self._headers = Headers({b"user-agent": [b"replication"]})
+        self._headers = Headers({b"user-agent": [AGENT.encode()]})
         if secret is not None:
             self._headers.addRawHeader(b"authorization", bearer(secret))
         if pool is None:
@@ -232,15 +233,16 @@ class HttpCatchUp:
         return {each.name: each.row for each in found.streams if each.row} if found is not None else {}
 
     async def report(
-        self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]]
+        self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]], version: str = ""
     ) -> float | None:
-        """Report the applied positions of this process, and return the seconds to the next report.
+        """Report the applied positions of a process of this version, and return the seconds to the next report.
 
         None if the server takes no reports, as a Synapse, a version 0.1, or a worker that only follows.  Raises
         CatchUpError as ``facts`` does.
         """
         body = msgspec.json.encode({"positions": positions})
-        response = await self._get(f"/v1/followers/{quote(name, safe='')}", {}, body)
+        path, agent = f"/v1/followers/{quote(name, safe='')}", f"{AGENT}/{version}" if version else AGENT
+        response = await self._get(path, {}, body, agent)
         if response.code in {404, 405} or response.is_unknown_path():
             return None
         if response.code != HTTPStatus.OK:
@@ -301,7 +303,9 @@ class HttpCatchUp:
         except CatchUpError as error:
             raise type(error)(f"{response.url}: {error}") from error
 
-    async def _get(self, path: str, query: Mapping[str, object], put: bytes | None = None) -> _Response:
+    async def _get(
+        self, path: str, query: Mapping[str, object], put: bytes | None = None, agent: str = AGENT
+    ) -> _Response:
         """Send GET or, with a body in JSON, PUT."""
         url = f"{self._base}{path.rpartition('/')[0]}"  # for messages: the rest changes with each attempt
         try:
@@ -310,6 +314,7 @@ class HttpCatchUp:
             if put is not None:
                 headers = headers.copy()
                 headers.addRawHeader(b"content-type", b"application/json")
+                headers.setRawHeaders(b"user-agent", [agent.encode()])
             producer = None if put is None else _Producer(put)
             asking = self._agent.request(b"GET" if put is None else b"PUT", whole, headers, producer)
             response = await asking.addTimeout(PATIENCE, self._reactor, onTimeoutCancel=_too_late)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,10 +35,19 @@ class IFollowers(Protocol):
         ...
 
 
+class ReportNote(NamedTuple):
+    """The version that sent the last report, and when, in seconds of the site's clock: for the live page."""
+
+    version: str
+    at: float
+
+
 class _Report(msgspec.Struct, forbid_unknown_fields=True):
     positions: dict[StreamName, dict[InstanceName, Token]]
 
 
+MAX_NOTES: Final = 1_000  # the oldest are forgotten first
+_AGENT: Final = re.compile(r"replication/(?P<version>[\w.+-]{1,40})")
 _decode: Final = msgspec.json.Decoder(_Report).decode
 
 
@@ -58,7 +68,14 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
     if why := request.rights.missing("read", report.positions):
         raise RequestError(403, why)
-    return Answer.json({"next": await _followers(request).report(name, report.positions)})
+    following = await _followers(request).report(name, report.positions)
+    agent = _AGENT.fullmatch(request.requestHeaders.getRawHeaders("user-agent", [""])[0])
+    notes = request.api.report_notes
+    notes.pop(name, None)
+    notes[name] = ReportNote(agent["version"] if agent else "", request.api.clock.seconds())
+    if len(notes) > MAX_NOTES:
+        del notes[next(iter(notes))]
+    return Answer.json({"next": following})
 
 
 async def forget_follower(request: ApiRequest, name: str) -> Answer:
@@ -68,6 +85,7 @@ async def forget_follower(request: ApiRequest, name: str) -> Answer:
     if name not in [each.name for each in await followers.followers()]:
         raise RequestError(404, f"no follower {name!r:.100} has reported; GET /v1/followers lists all")
     await followers.forget(name)
+    request.api.report_notes.pop(name, None)
     return Answer.json({})
 
 

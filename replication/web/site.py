@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import Page, PeerStatus, StreamStatus
     from replication.streams.merged_page import MergedPage
     from replication.streams.retention import SegmentChain
-    from replication.web.followers import IFollowers
+    from replication.web.followers import IFollowers, ReportNote
     from replication.web.live.feed import Feed
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
@@ -236,6 +236,7 @@ class Api(Resource):
         )
         self._find_route = lru_cache(FOUND_ROUTES)(partial(find_route, self.routes))  # clients repeat their paths
         self.feed: Feed | None = None  # of the live page, from its first request on
+        self.report_notes: dict[str, ReportNote] = {}  # by follower, the oldest first
         self.bounds = bounds
         self.admission = Admission("http", bounds, clock)
         self._access = access

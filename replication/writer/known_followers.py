@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
 
-SOON: Final = 30.0  # seconds to the next report, if facts may be deleted
-LATER: Final = 3_600.0  # if none is
+SOON: Final = 30.0  # seconds to the next report, if facts may be deleted; each is stored
+LATER: Final = 60.0  # if none is
+STORED_AGAIN: Final = 3_600.0  # seconds until a report is stored again, if none is
 MAX_FOLLOWERS: Final = 10_000
 
 
@@ -34,26 +35,38 @@ class KnownFollowers:
     _wall: Callable[[], float]
     _ready: Callable[[], Awaitable[None]]
     _deletes: Callable[[], bool]
+    _latest: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start
+    _stored_at: dict[InstanceName, float] = attrs.field(init=False, factory=dict)
 
     async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
-        """Store the positions of a follower, and return the seconds after which it should report again."""
+        """Keep the positions of a follower, and return the seconds after which it should report again.
+
+        They are stored for a retention.  Without one, a commit an hour is enough.
+        """
         await self._ready()
-        instance = grammar.instance_name(name)
-        known = {each.name for each in await self._store.known_followers()}
-        if instance not in known and len(known) >= MAX_FOLLOWERS:
-            raise StreamError(f"{len(known)} followers are known, which is the limit: forget those that are gone")
-        await self._store.store_follower(KnownFollower(instance, positions, self._wall()))
-        return SOON if self._deletes() else LATER
+        instance, now, deletes = grammar.instance_name(name), self._wall(), self._deletes()
+        follower = KnownFollower(instance, positions, now)
+        if deletes or abs(now - self._stored_at.get(instance, -STORED_AGAIN)) >= STORED_AGAIN:
+            known = {each.name for each in await self._store.known_followers()}
+            if instance not in known and len(known) >= MAX_FOLLOWERS:
+                raise StreamError(f"{len(known)} followers are known, which is the limit: forget those that are gone")
+            await self._store.store_follower(follower)
+            self._stored_at[instance] = now
+        self._latest[instance] = follower
+        return SOON if deletes else LATER
 
     async def followers(self) -> Sequence[KnownFollower]:
         """Return all that have reported, by name."""
         await self._ready()
-        return await self._store.known_followers()
+        return [self._latest.get(each.name, each) for each in await self._store.known_followers()]
 
     async def forget(self, name: str) -> None:
         """Forget a follower: what it lacks may be deleted."""
         await self._ready()
-        await self._store.forget_follower(grammar.instance_name(name))
+        instance = grammar.instance_name(name)
+        await self._store.forget_follower(instance)
+        self._latest.pop(instance, None)
+        self._stored_at.pop(instance, None)
 
     async def needed(
         self, streams: Collection[StreamName], writer: InstanceName

@@ -35,7 +35,7 @@ class GoneCase(SynchronousTestCase):
 
     def start_master(self, retention: str | None = None) -> None:
         streams = [StreamDefinition(ORDERS, retention=retention)]
-        self.master = Master(database=self.store, streams=streams, reactor=self.net)
+        self.master = Master(database=self.store, streams=streams, reactor=self.net, wall=self.net.seconds)
         self.net.serving[WIRE] = self.master.factory()
         self.net.serving[HTTP] = make_site(self.master.served, secret=None, reactor=self.net)
         self.processes.append(self.master)

@@ -8,6 +8,7 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication import __version__
 from replication.deferreds import Lifetime
 from replication.errors import CatchUpError, StoreError, StreamError
 from replication.follower import reports as module
@@ -18,6 +19,7 @@ from replication.wire.grammar import InstanceName, Token
 from replication.writer import retention
 from replication.writer.known_followers import LATER, SOON
 from tests.doubles import FragileStore, begin, logged, now
+from tests.follower.cases import HTTP
 from tests.follower.test_gone import MASTER, ORDERS, GoneCase
 
 
@@ -48,7 +50,7 @@ class Process:
         self.answers = [*answers]
         self.reports: list[Any] = []
 
-    async def report(self, name: str, positions: Any) -> float | None:
+    async def report(self, name: str, positions: Any, version: str = "") -> float | None:
         self.reports.append((name, positions))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -151,6 +153,8 @@ class RelayTests(GoneCase):
         self.follow(FragileStore(), port=7092, skip_gone=True)
         self.net.run(CHECK_INTERVAL)
         self.assertEqual(self.reported(), {"relay1": {MASTER: 6}, "worker1": {MASTER: 6}})
+        versions = [self.net.serving[port].resource.report_notes["worker1"].version for port in (7093, HTTP)]
+        self.assertEqual(versions, [__version__, ""])  # the relay does not know which version it passes on
         followers = self.relay.served.followers
         assert followers is not None
         self.assertEqual([each.name for each in now(followers.followers())], ["worker1"])

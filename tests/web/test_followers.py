@@ -6,6 +6,8 @@ import json
 
 from replication.net.access import Access, Grant, Rights
 from replication.storage.memory import MemoryStore
+from replication.web import followers
+from replication.web.followers import ReportNote
 from replication.web.site import make_site
 from replication.writer.known_followers import LATER, KnownFollowers
 from tests.doubles import now
@@ -30,6 +32,17 @@ class FollowersTests(ApiTestCase):
         self.assertEqual(self.get(PATH, "DELETE").json, {})
         self.assertEqual(self.get("/v1/followers").json, {"followers": []})
         self.assert_refused(self.get(PATH, "DELETE"), 404, "no follower 'worker1' has reported")
+
+    def test_the_version_of_a_follower_is_noted(self) -> None:
+        for agent, version in (("replication/0.2.0.dev0", "0.2.0.dev0"), ("replication", ""), ("curl/8 <b>", "")):
+            self.client.ask("PUT", PATH, b'{"positions": {}}', [JSON, ("User-Agent", agent)])
+            self.assertEqual(self.site.resource.report_notes["worker1"], ReportNote(version, self.clock.seconds()))
+        self.get(PATH, "DELETE")
+        self.assertEqual(self.site.resource.report_notes, {})
+        self.patch(followers, "MAX_NOTES", 2)
+        for name in ("a", "b", "a", "c"):
+            self.client.ask("PUT", f"/v1/followers/{name}", b'{"positions": {}}', [JSON])
+        self.assertEqual([*self.site.resource.report_notes], ["a", "c"])
 
     def test_a_wrong_report_is_refused(self) -> None:
         for body in (

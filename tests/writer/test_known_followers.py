@@ -8,7 +8,7 @@ from replication.errors import RemoteProtocolError, StreamError
 from replication.storage.memory import MemoryStore
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import known_followers
-from replication.writer.known_followers import LATER, SOON, KnownFollowers
+from replication.writer.known_followers import LATER, SOON, STORED_AGAIN, KnownFollowers
 from tests.doubles import now
 
 ORDERS, OTHER, MASTER = StreamName("orders"), StreamName("other"), InstanceName("master")
@@ -19,7 +19,8 @@ class KnownFollowersTests(SynchronousTestCase):
         self.store = MemoryStore()
         now(self.store.open())
         self.deletes = False
-        self.known = KnownFollowers(self.store, lambda: 7.5, self.store.open, lambda: self.deletes)
+        self.wall = 7.5
+        self.known = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes)
 
     def report(self, name: str, **positions: int) -> float:
         return now(self.known.report(name, {StreamName(each): {MASTER: Token(at)} for each, at in positions.items()}))
@@ -29,6 +30,7 @@ class KnownFollowersTests(SynchronousTestCase):
         return {name: dict(each) for name, each in found.items()}
 
     def test_each_follower_of_a_stream_needs_what_is_above_its_position(self) -> None:
+        self.deletes = True
         self.report("w1", orders=5)
         self.report("w2", orders=7, other=3)
         self.report("w2", orders=8, other=3)
@@ -46,6 +48,24 @@ class KnownFollowersTests(SynchronousTestCase):
         self.assertEqual(self.report("w1", orders=5), SOON)
         (found,) = now(self.known.followers())
         self.assertEqual((found.name, found.reported_at), ("w1", 7.5))
+
+    def test_a_report_is_kept_in_memory_and_stored_once_an_hour_where_nothing_is_deleted(self) -> None:
+        for self.wall, at in ((0.0, 5), (60.0, 6), (STORED_AGAIN - 1.0, 7)):
+            self.report("w1", orders=at)
+            self.assertEqual(self.needed()[ORDERS], {"follower w1": 5})
+            (found,) = now(self.known.followers())
+            self.assertEqual((found.positions[ORDERS][MASTER], found.reported_at), (at, self.wall))
+        self.wall += 1.0
+        self.report("w1", orders=8)
+        self.assertEqual(self.needed()[ORDERS], {"follower w1": 8})
+        self.deletes = True
+        self.report("w1", orders=9)
+        self.assertEqual(self.needed()[ORDERS], {"follower w1": 9})
+        now(self.known.forget("w1"))
+        self.deletes = False
+        self.assertEqual(now(self.known.followers()), [])
+        self.report("w1", orders=10)
+        self.assertEqual(self.needed()[ORDERS], {"follower w1": 10})
 
     def test_names_are_checked_and_their_number_is_bounded(self) -> None:
         with self.assertRaises(RemoteProtocolError):

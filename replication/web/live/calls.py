@@ -141,5 +141,5 @@ def feed_of(request: ApiRequest) -> Feed:
     """Return what all viewers of this process share."""
     api = request.api
     if api.feed is None:
-        api.feed = Feed(api.served, api.clock, api.health)
+        api.feed = Feed(api.served, api.clock, api.health, api.report_notes)
     return api.feed

@@ -45,6 +45,10 @@ class Curves:
         """Return the samples of a pair, the oldest first."""
         return [*self._kept.get(pair, ())]
 
+    def published(self, pair: tuple[str, str], at: float) -> int | None:
+        """Return what was published at a time; None if the samples begin later."""
+        return next((each.position + each.lag for each in reversed(self._kept.get(pair, ())) if each.at <= at), None)
+
 
 def rate(samples: Sequence[Sample]) -> float | None:
     """Return the present IDs a second; None without two samples.  It is 0 while a position goes back."""

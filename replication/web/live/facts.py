@@ -48,7 +48,9 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         rows += [
             [text(writer.instance), f"{fact.token:,}", *cells]
             for fact in reversed(page.facts)
-            for cells in _cells([each for each in fact.texts if any(form in each for form in forms)], len(heads) - 2)
+            for cells in _cells(
+                [each for each in fact.texts if any(form in each for form in forms)], len(status.definition.row or ())
+            )
         ]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
     what = f"a row with {text(repr(has))}" if has else "a fact"
@@ -58,11 +60,11 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
 
 
 def _cells(texts: Sequence[str], columns: int) -> Sequence[list[str]]:
-    """Return the cells of each row: its fields, or the whole row if it has another number of fields."""
+    """Return the cells of each row: its fields, or the whole row if it has not ``columns`` fields."""
     rows = []
     for row_text in texts:
         row = grammar.read_json(row_text)
-        fields = row if isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
+        fields = row if columns and isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
         rows.append([text(_shorten(each)) for each in fields])
     return rows
 

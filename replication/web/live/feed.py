@@ -24,13 +24,14 @@ from replication.web.live.facts import facts_section
 from replication.web.live.followers import followers_section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
     from twisted.python.failure import Failure
 
     from replication.net.access import Rights
     from replication.streams.interfaces import StreamStatus
+    from replication.web.followers import ReportNote
     from replication.web.health import Health
     from replication.web.request import ApiRequest
     from replication.web.site import IServed
@@ -40,7 +41,7 @@ SHARE: Final = 20  # a sample that takes a second is taken only every 20 seconds
 PATIENCE: Final = 60.0  # seconds until the sampler ends, after the last request
 SECTION_PATIENCE: Final = 2.0  # seconds that the page waits for a part of it
 BYTES_PER_SECOND: Final = 4_096  # of events, for one viewer
-CHECK_INTERVAL: Final = 10.0  # seconds between two proofs that the store can be written; each commits
+CHECK_INTERVAL: Final = 10.0  # seconds between two proofs that the store can be written, and two lists of followers
 
 _log = Logger()
 _Followed = tuple["Rights", str, str]  # rights, stream, text in a row
@@ -86,6 +87,7 @@ class Feed:
     _served: IServed
     _clock: IReactorTime
     _health: Health
+    _notes: Mapping[str, ReportNote]
     curves: Curves = attrs.field(init=False, factory=Curves)
     _viewers: dict[_Viewer, None] = attrs.field(init=False, factory=dict)  # a set, in the order of arrival
     _making: dict[Hashable, Deferred[str]] = attrs.field(init=False, factory=dict)  # sections in progress
@@ -93,6 +95,7 @@ class Feed:
     _refreshing: bool = attrs.field(init=False, default=False)
     _store_fault: str | None = attrs.field(init=False, default=None)
     _checked_at: float = attrs.field(init=False, default=-CHECK_INTERVAL)
+    _followers_at: float = attrs.field(init=False, default=-CHECK_INTERVAL)
     _looked_at: float = attrs.field(init=False, default=0.0)
     _timer: IDelayedCall | None = attrs.field(init=False, default=None)
 
@@ -132,7 +135,10 @@ class Feed:
 
     async def followers(self, rights: Rights) -> str:
         """Return the followers that report."""
-        return await self.section(("followers", rights), lambda: followers_section(self._served, rights))
+        return await self.section(
+            ("followers", rights),
+            lambda: followers_section(self._served, rights, self._notes, self.curves, self._clock.seconds()),
+        )
 
     async def facts(self, rights: Rights, stream: str, token: int | None, has: str) -> str:
         """Return one fact, or the latest of a stream."""
@@ -193,8 +199,10 @@ class Feed:
     async def _refresh(self, viewers: Sequence[_Viewer]) -> None:
         """Send what a database may have to be read for, one part after the other."""
         self._send("state", await self.state(CHECK_INTERVAL), viewers)
-        for rights, some in _grouped(viewers, lambda each: each.request.rights).items():
-            self._send("followers", await self.followers(rights), some)
+        if (now := self._clock.seconds()) - self._followers_at >= CHECK_INTERVAL:
+            self._followers_at = now
+            for rights, some in _grouped(viewers, lambda each: each.request.rights).items():
+                self._send("followers", await self.followers(rights), some)
         followed = {each.followed for each in self._viewers}
         self._facts = {key: kept for key, kept in self._facts.items() if key in followed}
         following = [each for each in viewers if each.stream]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replication.errors import ReplicationError
 from replication.web.live.tables import MAX_ROWS, show_time, table, text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from replication.net.access import Rights
     from replication.streams.interfaces import KnownFollower
+    from replication.web.followers import ReportNote
+    from replication.web.live.curves import Curves
     from replication.web.site import IServed
     from replication.wire.grammar import InstanceName, StreamName, Token
 
     Positions = dict[tuple[StreamName, InstanceName], Token]
 
+FRESH: Final = 150.0  # seconds: an older report is compared with what is published now
 
-async def followers_section(served: IServed, rights: Rights) -> str:
+
+async def followers_section(
+    served: IServed, rights: Rights, notes: Mapping[str, ReportNote], curves: Curves, now: float
+) -> str:
     """Return the table of followers, those that are furthest behind first, for an admin.
 
-    It is empty if this process takes no reports.
+    A recent report is compared with what was published at its time, as far as ``curves`` has it.  ``now`` and the times
+    of ``notes`` are of one clock.  It is empty if this process takes no reports.
     """
     if served.followers is None or not rights.admin:
         return ""
@@ -32,19 +41,29 @@ async def followers_section(served: IServed, rights: Rights) -> str:
         for each in served.stream_statuses()
         for writer in each.writers
     }
-    behind = sorted([(_lag(each, published), each) for each in known], key=lambda pair: (-pair[0][0], pair[1].name))
+    behind = []
+    for each in known:
+        note = notes.get(each.name)
+        at = note.at if note is not None and now - note.at <= FRESH else None
+        behind.append((_lag(each, published, curves, at), each, "-" if note is None else note.version or "-"))
+    behind.sort(key=lambda row: (-row[0][0], row[1].name))
     rows = [
-        [text(each.name), show_time(each.reported_at), f"{lag:,}", text(where)]
-        for (lag, where), each in behind[:MAX_ROWS]
+        [text(each.name), text(version), show_time(each.reported_at), f"{lag:,}", text(where)]
+        for (lag, where), each, version in behind[:MAX_ROWS]
     ]
-    heads = ("name", "reported", "#IDs behind", "on")
+    heads = ("name", "version", "reported", "#IDs behind", "on")
     return table("Followers that report", heads, rows, "No follower has reported its positions.")
 
 
-def _lag(follower: KnownFollower, published: Positions) -> tuple[int, str]:
-    """Return how far a follower was behind at most, and on which stream of which writer."""
+def _lag(follower: KnownFollower, published: Positions, curves: Curves, at: float | None) -> tuple[int, str]:
+    """Return how far a follower was behind at most, at a time or now, and on which stream of which writer."""
+
+    def reference(pair: tuple[StreamName, InstanceName]) -> int:
+        then = None if at is None else curves.published(pair, at)
+        return published[pair] if then is None else then
+
     found = [
-        (published[stream, writer] - position, f"{stream} of {writer}")
+        (reference((stream, writer)) - position, f"{stream} of {writer}")
         for stream, writers in follower.positions.items()
         for writer, position in writers.items()
         if (stream, writer) in published

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.web.served import ApiTestCase, fact
@@ -25,6 +26,14 @@ class FactsTests(ApiTestCase):
         text = self.page("?stream=orders")
         self.assertLess(text.index(">paid<"), text.index(">new<"))
         self.assertIn('<td class="number">5</td><td>a</td><td>paid</td>', text)
+
+    def test_a_row_whose_fields_have_no_names_is_shown_whole(self) -> None:
+        rows = [["only"], [], "text", ["two", "fields"]]
+        self.served.definitions[0] = StreamDefinition("orders")
+        self.served.keep("orders", "master", [fact(5, *rows)])
+        page = self.page("?stream=orders&id=5")
+        for cell in ("[&quot;only&quot;]", "[]", "text", "[&quot;two&quot;,&quot;fields&quot;]"):
+            self.assertIn(f"<td>{cell}</td>", page)
 
     def test_what_is_not_there_is_named(self) -> None:
         self.assertIn("There is no such fact here", self.page("?stream=caches&id=3"))

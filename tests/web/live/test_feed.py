@@ -117,7 +117,7 @@ class EventsTests(ApiTestCase):
         client = self.open()
         self.clock.advance(INTERVAL)
         self.served.followers = Reports(counter=9)  # type: ignore[assignment]
-        self.clock.pump([INTERVAL] * 3)
+        self.clock.pump([INTERVAL] * int(1 + CHECK_INTERVAL / INTERVAL))
         first, second = self.events(client, "followers")
         self.assertIn(">8<", first)
         self.assertIn(">2<", second)

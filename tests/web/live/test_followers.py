@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from replication.errors import StoreError
 from replication.net.access import Access, Grant, Rights
 from replication.streams.interfaces import KnownFollower
+from replication.web.followers import ReportNote
+from replication.web.live.feed import INTERVAL
+from replication.web.live.followers import FRESH
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.web.live.hostile import MARKUP
@@ -38,10 +43,27 @@ class FollowersTests(ApiTestCase):
     def test_those_that_are_furthest_behind_come_first(self) -> None:
         self.served.followers = Reports(near=10, far=3)  # type: ignore[assignment]
         page = self.page()
-        self.assertIn("<td>far</td><td><time>2023-11-14 22:13:20Z</time></td>", page)
+        self.assertIn("<td>far</td><td>-</td><td><time>2023-11-14 22:13:20Z</time></td>", page)
         self.assertIn('<td class="number">8</td><td>orders of master</td>', page)
         self.assertIn('<td class="number">1</td><td>orders of master</td>', page)
         self.assertLess(page.index("<td>far</td>"), page.index("<td>near</td>"))
+
+    def test_a_recent_report_is_compared_with_what_was_published_at_its_time(self) -> None:
+        """A follower that keeps up is not shown as behind by what was published since its last report."""
+        self.served.followers = Reports(counter=9)  # type: ignore[assignment]
+        self.page()  # the samples begin: 11 is published
+        self.assertIn('<td class="number">2</td><td>orders of master</td>', self.page())
+        notes, writer = self.site.resource.report_notes, self.served.stream_statuses()[0].writers[0]
+        later = attrs.evolve(writer, position=Token(1_000), published=Token(1_000))
+        status = attrs.evolve(self.served.stream_statuses()[0], writers=[later])
+        notes["counter"] = ReportNote("0.2.0", self.clock.seconds())
+        self.served.stream_statuses = lambda only=None: [status]  # type: ignore[method-assign]
+        self.clock.advance(INTERVAL)
+        self.assertIn("<td>counter</td><td>0.2.0</td>", self.page())
+        self.assertIn('<td class="number">2</td><td>orders of master</td>', self.page())
+        self.clock.pump([INTERVAL] * int(1 + FRESH / INTERVAL))
+        self.client = Client(self.site)  # the other connection was closed
+        self.assertIn('<td class="number">991</td><td>orders of master</td>', self.page())
 
     def test_without_reports_there_is_a_sentence_or_nothing(self) -> None:
         self.served.followers = None
