@@ -153,7 +153,8 @@ class RelayTests(GoneCase):
         self.follow(FragileStore(), port=7092, skip_gone=True)
         self.net.run(CHECK_INTERVAL)
         self.assertEqual(self.reported(), {"relay1": {MASTER: 6}, "worker1": {MASTER: 6}})
-        versions = [self.net.serving[port].resource.report_notes["worker1"].version for port in (7093, HTTP)]
+        sites: list[Any] = [self.net.serving[port] for port in (7093, HTTP)]
+        versions = [each.resource.report_notes["worker1"].version for each in sites]
         self.assertEqual(versions, [__version__, ""])  # the relay does not know which version it passes on
         followers = self.relay.served.followers
         assert followers is not None

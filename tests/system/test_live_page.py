@@ -105,7 +105,7 @@ def test_facts_are_seen_moving_without_a_reload(browser: Any, shop: tuple[Daemon
 def test_a_fact_is_found_by_keyboard_alone(browser: Any, shop: tuple[Daemon, Daemon]) -> None:
     master, _ = shop
     with opened(browser, master) as page:
-        for text in ("orde", "orders", "4"):
+        for text in ("orders", "4", "", "orde"):
             page.keyboard.press("Tab")
             page.keyboard.type(text)
         page.keyboard.press("Enter")
@@ -124,6 +124,20 @@ def test_the_latest_facts_are_followed_and_can_be_paused(browser: Any, shop: tup
         cells(page, "orders").get_by_role("cell", name=str(after), exact=True).wait_for()
         page.wait_for_timeout(2_500)  # a request every 2 s, if it were not paused
         assert latest.get_by_role("cell", name=str(after), exact=True).count() == 0
+
+
+def test_an_update_keeps_the_keyboard_and_the_scroll_bar_where_they_are(
+    browser: Any, shop: tuple[Daemon, Daemon]
+) -> None:
+    master, _ = shop
+    with opened(browser, master, "phone") as page:
+        table = page.get_by_role("region", name="Streams")
+        page.get_by_role("link", name="orders").focus()
+        table.evaluate("each => each.scrollLeft = 70")
+        (*_, last) = append(master.address("HTTP"), "orders", [order()], SECRET)
+        cells(page, "orders").get_by_role("cell", name=f"{last:,}", exact=True).wait_for()
+        assert page.evaluate("document.activeElement.innerText") == "orders"
+        assert table.evaluate("each => each.scrollLeft") == 70
 
 
 def test_without_javascript_the_tables_can_be_read(browser: Any, shop: tuple[Daemon, Daemon]) -> None:
@@ -155,8 +169,12 @@ def test_a_stopped_stream_is_found_understood_and_mended_from_the_page(
         trouble = page.get_by_role("listitem").filter(has_text="orders of master")
         assert "ValueError: a bad order" in trouble.inner_text()
         assert "stopped" in cells(page, "orders").inner_text()
+        assert "not ready" in page.get_by_role("status").inner_text()
+        trouble.get_by_role("link", name="fact 4").click()
+        page.get_by_role("region", name="Fact 4 of orders").get_by_text("bad").wait_for()
         page.on("dialog", lambda dialog: dialog.accept())
         trouble.get_by_role("button", name="leave it out: fact 4").click()
+        page.get_by_role("status").get_by_text("ready", exact=True).wait_for()
         cells(page, "orders").get_by_text("live").wait_for()
         page.get_by_role("heading", name="Needs attention").wait_for(state="detached")
         keep(page, "mended")

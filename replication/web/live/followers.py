@@ -48,25 +48,25 @@ async def followers_section(
         behind.append((_lag(each, published, curves, at), each, "-" if note is None else note.version or "-"))
     behind.sort(key=lambda row: (-row[0][0], row[1].name))
     rows = [
-        [text(each.name), text(version), show_time(each.reported_at), f"{lag:,}", text(where)]
-        for (lag, where), each, version in behind[:MAX_ROWS]
+        [text(each.name), text(version), show_time(each.reported_at), f"{'' if known else '≤ '}{lag:,}", text(where)]
+        for (lag, known, where), each, version in behind[:MAX_ROWS]
     ]
     heads = ("name", "version", "reported", "#IDs behind", "on")
     return table("Followers that report", heads, rows, "No follower has reported its positions.")
 
 
-def _lag(follower: KnownFollower, published: Positions, curves: Curves, at: float | None) -> tuple[int, str]:
-    """Return how far a follower was behind at most, at a time or now, and on which stream of which writer."""
+def _lag(follower: KnownFollower, published: Positions, curves: Curves, at: float | None) -> tuple[int, bool, str]:
+    """Return the largest lag of a follower at a time, whether it is known, and the stream and its writer."""
 
-    def reference(pair: tuple[StreamName, InstanceName]) -> int:
+    def reference(pair: tuple[StreamName, InstanceName]) -> tuple[int, bool]:
         then = None if at is None else curves.published(pair, at)
-        return published[pair] if then is None else then
+        return (published[pair], False) if then is None else (then, True)
 
-    found = [
-        (reference((stream, writer)) - position, f"{stream} of {writer}")
-        for stream, writers in follower.positions.items()
-        for writer, position in writers.items()
-        if (stream, writer) in published
-    ]
-    lag, where = max(found, default=(0, ""))
-    return (lag, where) if lag > 0 else (0, "-")
+    found = []
+    for stream, writers in follower.positions.items():
+        for writer, position in writers.items():
+            if (stream, writer) in published:
+                reached, known = reference((stream, writer))
+                found.append((reached - position, known, f"{stream} of {writer}"))
+    lag, known, where = max(found, default=(0, True, ""))
+    return (lag, known, where) if lag > 0 else (0, True, "-")

@@ -131,7 +131,10 @@ def _cure(stream: str, writer: WriterStatus, rights: Rights) -> str:
     if writer.failed is None:
         return "It is tried again by itself."
     link = f'<a href="?stream={_query(stream)}&amp;id={writer.failed}">fact {writer.failed:,}</a>'
-    mend = f"The function cannot take {link}. Mend the function or what it uses: it is called again by itself."
+    mend = (
+        f"The function cannot take {link}. Mend what it uses: it is called again by itself. "
+        "Or mend its code, and start the worker again."
+    )
     if not rights.admin:
         return mend
     leave = _button("skip", stream, writer.instance, writer.failed, "leave it out")

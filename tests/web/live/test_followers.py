@@ -44,15 +44,15 @@ class FollowersTests(ApiTestCase):
         self.served.followers = Reports(near=10, far=3)  # type: ignore[assignment]
         page = self.page()
         self.assertIn("<td>far</td><td>-</td><td><time>2023-11-14 22:13:20Z</time></td>", page)
-        self.assertIn('<td class="number">8</td><td>orders of master</td>', page)
-        self.assertIn('<td class="number">1</td><td>orders of master</td>', page)
+        self.assertIn('<td class="number">≤ 8</td><td>orders of master</td>', page)
+        self.assertIn('<td class="number">≤ 1</td><td>orders of master</td>', page)
         self.assertLess(page.index("<td>far</td>"), page.index("<td>near</td>"))
 
     def test_a_recent_report_is_compared_with_what_was_published_at_its_time(self) -> None:
         """A follower that keeps up is not shown as behind by what was published since its last report."""
         self.served.followers = Reports(counter=9)  # type: ignore[assignment]
         self.page()  # the samples begin: 11 is published
-        self.assertIn('<td class="number">2</td><td>orders of master</td>', self.page())
+        self.assertIn('<td class="number">≤ 2</td><td>orders of master</td>', self.page())
         notes, writer = self.site.resource.report_notes, self.served.stream_statuses()[0].writers[0]
         later = attrs.evolve(writer, position=Token(1_000), published=Token(1_000))
         status = attrs.evolve(self.served.stream_statuses()[0], writers=[later])
@@ -63,7 +63,7 @@ class FollowersTests(ApiTestCase):
         self.assertIn('<td class="number">2</td><td>orders of master</td>', self.page())
         self.clock.pump([INTERVAL] * int(1 + FRESH / INTERVAL))
         self.client = Client(self.site)  # the other connection was closed
-        self.assertIn('<td class="number">991</td><td>orders of master</td>', self.page())
+        self.assertIn('<td class="number">≤ 991</td><td>orders of master</td>', self.page())
 
     def test_without_reports_there_is_a_sentence_or_nothing(self) -> None:
         self.served.followers = None

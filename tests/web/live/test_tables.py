@@ -27,7 +27,7 @@ class TablesTests(ApiTestCase):
         stopped = attrs.evolve(orders.writers[1], failed=Token(8))
         self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[stopped])]  # type: ignore[method-assign]
         self.assertIn(
-            'The function cannot take <a href="?stream=orders&amp;id=8">fact 8</a>. Mend the function', self.page()
+            'The function cannot take <a href="?stream=orders&amp;id=8">fact 8</a>. Mend what it uses', self.page()
         )
 
     def test_a_writer_that_is_not_connected_needs_attention(self) -> None:

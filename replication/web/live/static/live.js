@@ -36,13 +36,13 @@ tables.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-decision]");
   if (!button) return;
   const { decision, stream, writer, token } = button.dataset;
-  if (!confirm(`${decision} fact ${token} of ${writer} on ${stream}?`)) return;
+  if (!confirm(`Leave out fact ${token} of ${writer} on ${stream}?`)) return;
   button.disabled = true;
   const answer = await fetch(`v1/streams/${encodeURIComponent(stream)}/${decision}`, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ instance: writer, token: Number(token) }),
   });
-  state.textContent = answer.ok ? `${decision} of fact ${token}: done` : (await answer.json()).detail;
+  state.textContent = answer.ok ? `fact ${token} is left out` : (await answer.json()).detail;
   button.disabled = false;
 });
