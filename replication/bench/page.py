@@ -1,7 +1,7 @@
 """The cost of the live page: the latency of a follower while browsers show it, and a start with the page and without.
 
-The browsers are one process of the lowest priority, which stands for other hosts, as in ``hostile``.  The starts are of
-``twistd replication master``; memory is known on Linux only.
+The browsers follow the facts of the stream.  They are one process of the lowest priority, which stands for other hosts,
+as in ``hostile``.  The starts are of ``twistd replication master``; memory is known on Linux only.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
 from replication.bench.cluster import free_ports
-from replication.bench.daemons import address_of, cpu_time, database_in, make_worker, serve_master
+from replication.bench.daemons import STREAM, address_of, cpu_time, database_in, make_worker, serve_master
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import PATIENCE, BenchError, ChildProcess
 from replication.bench.series import Series, Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from replication.bench.daemons import MasterAddress
     from replication.bench.series import BenchOptions
@@ -34,25 +34,31 @@ VIEWERS: Final = 100
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
 BLOCK: Final = 65_536
 TWISTD: Final = "from twisted.scripts.twistd import run; run()"
-EVENTS: Final = b"GET /live/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+EVENTS: Final = f"GET /live/events?stream={STREAM} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 READY: Final = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 MEMORY: Final = Path("/proc/self/statm")  # Linux has it
 _POLL_INTERVAL: Final = 0.005  # seconds
+_Variant = TypeVar("_Variant", int, bool)
 
 
 def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure a follower without and with viewers, and starts with and without the page."""
     facts, counts = options.size(2_000, 20), (0, options.size(VIEWERS, 2))
-    rounds = [{count: _delays(count, facts) for count in counts} for _ in range(options.rounds)]
+    rounds = [{count: _delays(count, facts) for count in _turned(counts, each)} for each in range(options.rounds)]
     for count in counts:
         variant = f"{count} viewers, {PACE} facts/s"
         yield from quantiles(variant, [each[count][0] for each in rounds], QUANTILES)
         yield Series(variant, "CPU of the master", "cores", [each[count][1] for each in rounds])
-    starts = [{page: _start(live_page=page) for page in (True, False)} for _ in range(options.rounds)]
+    starts = [{page: _start(live_page=page) for page in _turned((True, False), each)} for each in range(options.rounds)]
     for page, variant in ((True, "a master with the page"), (False, "a master without it")):
         yield Series(variant, "start", "s", [each[page][0] for each in starts])
         if MEMORY.exists():
             yield Series(variant, "memory", "bytes", [each[page][1] for each in starts])
+
+
+def _turned(variants: Sequence[_Variant], number: int) -> Sequence[_Variant]:
+    """Return the variants in another order every second round: what a machine does then disturbs both alike."""
+    return variants if number % 2 == 0 else variants[::-1]
 
 
 def _delays(viewers: int, facts: int) -> tuple[list[float], float]:
