@@ -148,6 +148,7 @@ class Config:
     listen: Texts = ()
     insecure: bool = False
     live_page: bool = True
+    traces: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     tls: Tls = attrs.field(factory=Tls)
     access: dict[Text, AccessTable] = attrs.field(factory=dict)
     streams: tuple[StreamDefinition, ...] = ()

@@ -25,7 +25,7 @@ from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.failure import Failure
 
-from replication import __version__, config
+from replication import __version__, config, traces
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
 from replication.follower.worker import Worker
@@ -373,6 +373,10 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     read = partial(config.load, role, None if file is None else str(Path(file).resolve()), dict(given))
     found = config.load(role, file, given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
+    if found.traces:
+        start = traces.starter(found.traces, found.instance_name, __version__)
+        reactor.callWhenRunning(start)  # its thread would not survive the fork into the background
+        reactor.addSystemEventTrigger("after", "shutdown", traces.stop)
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}

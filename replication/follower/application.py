@@ -9,6 +9,7 @@ import attrs
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
+from replication import traces
 from replication.errors import ConfigError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.streams.cursor import Apply, Reset
@@ -196,16 +197,17 @@ class Application:
     async def _transact(self, work: _Work, call: Call) -> Sequence[SkippedFact]:
         """Call a function, and store the rest in the same transaction; returns what was skipped."""
         transaction = self._store.transaction()
-        try:
-            skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
-            await work.note(transaction)
-            await transaction.commit(work.writes(skipped))
-        except BaseException:
+        with traces.applying(self._stream, work.of_facts):
             try:
-                await transaction.rollback()
-            except StoreError as error:
-                self.log.error("cannot roll back {stream}: {error}", stream=self._stream, error=str(error))
-            raise
+                skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
+                await work.note(transaction)
+                await transaction.commit(work.writes(skipped))
+            except BaseException:
+                try:
+                    await transaction.rollback()
+                except StoreError as error:
+                    self.log.error("cannot roll back {stream}: {error}", stream=self._stream, error=str(error))
+                raise
         return skipped
 
 

@@ -8,6 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
+from replication import traces
 from replication.caches import encode_key
 from replication.deferreds import shield
 from replication.errors import RowError, StoppingError, StoreError, StreamError
@@ -111,6 +112,11 @@ class OpenTransactions:
         """Raise StoppingError if this process is stopping."""
         if self.stopping:
             raise StoppingError(f"{self._instance_name!r} is stopping", instance=self._instance_name)
+
+    def trace(self, transaction: FactTransaction[Any], stream: StreamName, facts: Sequence[Fact]) -> None:
+        """Note for a trace that facts are durable."""
+        if traces.tracer is not None:
+            traces.tracer.wrote(stream, self._instance_name, facts, self.clock.seconds() - transaction.since)
 
     def end(self, transaction: FactTransaction[Any]) -> None:
         """Forget a transaction: all its IDs are complete."""
@@ -299,5 +305,6 @@ class FactTransaction(Generic[T]):
             facts = committed.get(stream, ())
             if facts:
                 self._all.on_commit(stream.definition.name, facts)
+                self._all.trace(self, stream.definition.name, facts)
             stream.complete(tokens, facts)
         self._all.end(self)
