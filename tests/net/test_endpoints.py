@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from typing import Any
 from unittest.mock import patch
 
@@ -11,13 +12,15 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import ConnectionRefusedError as RefusedError
 from twisted.internet.error import DNSLookupError, getConnectError
-from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.selectreactor import SelectReactor
 from twisted.internet.testing import MemoryReactor
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import TLS_CURE
 from replication.net.endpoints import (
+    ACCEPTED_AT_ONCE,
     BACKLOG,
     default_http_url,
     describe_connect_error,
@@ -95,6 +98,22 @@ class ServerEndpointTests(SynchronousTestCase):
         for endpoint in ("tcp:9092:backlog=7", "tcp:9092:127.0.0.1:7", "tcp:9092:backlog=7:interface=127.0.0.1"):
             ((_, _, backlog, _),) = self.listen(endpoint).tcpServers
             self.assertEqual(backlog, 7, endpoint)
+
+    def test_a_reactor_turn_accepts_only_a_few_of_the_connections_that_wait(self) -> None:
+        """With Twisted's own limit of 100 the others would wait for all of them."""
+        reactor: Any = SelectReactor()
+        self.addCleanup(reactor.disconnectAll)
+        accepted: list[object] = []
+        endpoint = server_endpoint(reactor, "tcp:0:interface=127.0.0.1")
+        factory = Factory.forProtocol(lambda: accepted.append(None) or Protocol())
+        port: Any = self.successResultOf(endpoint.listen(factory))
+        for _ in range(2 * ACCEPTED_AT_ONCE + 1):
+            self.addCleanup(socket.create_connection(("127.0.0.1", port.getHost().port)).close)
+        counts = []
+        for _ in range(3):
+            reactor.iterate(1)
+            counts.append(len(accepted))
+        self.assertEqual(counts, [ACCEPTED_AT_ONCE, 2 * ACCEPTED_AT_ONCE, 2 * ACCEPTED_AT_ONCE + 1])
 
     def test_a_wrong_description_gets_the_error_of_twisted(self) -> None:
         reactor: Any = MemoryReactor()
