@@ -16,11 +16,12 @@ from replication.wire.commands import LINE_LIMIT, Position, encode_line
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from replication.streams.facts import Fact
 
 FIRST_GAP: Final = Token(2)  # a POSITION with a smaller first token opens no gap (docs/protocol/ids.md F5)
+PIECE_BYTES = 256 * 1024  # at which a joined piece ends: for a peer that does not read, whole pieces are queued
 FACTS_A_CHUNK = 512  # enough for one system call with common rows, and little in a slow peer's send buffer
 
 
@@ -69,6 +70,25 @@ def encode_position(stream: StreamName, instance: InstanceName, prev: Token, new
 def encode_gap(stream: StreamName, instance: InstanceName, upto: Token) -> EncodedLines:
     """Return the POSITION with which every follower below ``upto`` fetches the facts up to there."""
     return encode_position(stream, instance, max(upto, FIRST_GAP), upto)
+
+
+def join_lines(
+    published: Iterable[tuple[StreamName, EncodedLines]], wanted: Collection[StreamName] | None
+) -> Iterator[EncodedLines]:
+    """Yield the lines of the streams that are ``wanted``, of all streams if it is None, joined into pieces."""
+    pieces: list[bytes] = []
+    size = lines = 0
+    for stream, chunk in published:
+        if wanted is not None and stream not in wanted:
+            continue
+        pieces.append(chunk.data)
+        size += len(chunk.data)
+        lines += chunk.lines
+        if size >= PIECE_BYTES:
+            yield EncodedLines(b"".join(pieces), lines)
+            pieces, size, lines = [], 0, 0
+    if pieces:
+        yield EncodedLines(b"".join(pieces), lines)
 
 
 def _encode_fact(head: str, fact: Fact) -> Iterable[str]:

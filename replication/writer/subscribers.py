@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 import attrs
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
 ALWAYS: Final = (Name, Ping, Replicate, Error)  # commands that need no right
-SILENCE: Final = 1.0  # seconds without a first line until a connection is slowed down
+MAX_QUICK_SILENT: Final = 10  # connections without a good line that are not slowed down
+CLOSED_AT_ONCE: Final = 10  # silent connections that are closed in one reactor turn
+CLOSING_PAUSE: Final = 0.005  # seconds between two such turns
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
@@ -203,6 +206,8 @@ class Subscribers(Factory):
         peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
         self._broadcast.add(peer, _readable(peer, ()))
         if self._bounds.handshake_timeout:
+            if len(self._silent) + len(self._watching) >= MAX_QUICK_SILENT:
+                self._broadcast.slow_down(peer)
             self._silent[peer] = self._clock.seconds()
             self._wait_for_lines()
         if self._waiting is not None:
@@ -286,18 +291,18 @@ class Subscribers(Factory):
             self._silence_timer.cancel()
             self._silence_timer = None
 
-    def _wait_for_lines(self) -> None:
+    def _wait_for_lines(self, pause: float = 0.0) -> None:
         if self._silence_timer is None and self._silent:
-            self._silence_timer = self._clock.callLater(SILENCE, self._check_silence)
+            oldest = next(iter(self._silent.values()))
+            left = oldest + self._bounds.handshake_timeout - self._clock.seconds()
+            self._silence_timer = self._clock.callLater(max(left, pause), self._check_silence)
 
     def _check_silence(self) -> None:
-        """Slow connections down that have sent nothing, then close them; some may stay, to watch with ``nc``."""
+        """Close connections that have sent nothing for too long; some may stay, to watch with ``nc``."""
         self._silence_timer, patience, now = None, self._bounds.handshake_timeout, self._clock.seconds()
-        for peer, since in list(self._silent.items()):
-            if now - since >= SILENCE:
-                self._broadcast.slow_down(peer)
+        for peer, since in list(islice(self._silent.items(), CLOSED_AT_ONCE)):
             if now - since < patience:
-                continue
+                break
             del self._silent[peer]
             if 0 < self._bounds.max_silent_connections <= len(self._watching):
                 peer.fail(
@@ -305,7 +310,7 @@ class Subscribers(Factory):
                 )
             else:
                 self._watching.add(peer)
-        self._wait_for_lines()
+        self._wait_for_lines(CLOSING_PAUSE)
 
     def _relay(self, origin: ReplicationProtocol, command: RemoteServerUp) -> None:
         """Send REMOTE_SERVER_UP on to all connections except ``origin`` (docs/protocol/traps.md 9)."""
@@ -324,7 +329,7 @@ class Subscribers(Factory):
         if refreshed is None:
             self._send_positions(peer, streams)
             return
-        refreshed.addCallback(lambda _: self._send_positions(peer, streams) if peer in self else None)
+        refreshed.addCallback(lambda _: self._send_positions(peer, streams) if peer in self._broadcast else None)
         refreshed.addErrback(lambda failure: peer.close(failure.getErrorMessage()))
 
     def _send_positions(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.net import broadcast
-from replication.net.broadcast import HOLD, Broadcast
+from replication.net.broadcast import Broadcast
 from replication.net.protocol import Limits, ReplicationProtocol
+from replication.net.slow_peers import HOLD
+from replication.session import encoder
 from replication.session.connection import Role
 from replication.session.encoder import EncodedLines
 from replication.wire.grammar import StreamName
@@ -166,6 +168,13 @@ class BroadcastTests(SynchronousTestCase):
         self.broadcast.speed_up(slow.protocol)
         self.assertEqual(self.numbers(slow), ["orders 4"])
 
+    def test_whether_a_connection_is_here_is_found_without_a_look_at_all(self) -> None:
+        one, two = self.connect(), self.connect()
+        two.lose()
+        with patch.object(Broadcast, "__iter__", side_effect=AssertionError):
+            self.assertIn(one.protocol, self.broadcast)
+            self.assertNotIn(two.protocol, self.broadcast)
+
     def test_restricting_a_lost_connection_does_not_add_it_again(self) -> None:
         wire = self.connect()
         wire.lose()
@@ -194,7 +203,7 @@ class BroadcastTests(SynchronousTestCase):
         self.assertEqual(lines_of(slow.read())[-1], "ERROR Failed to keep up")
 
     def test_many_lines_of_one_turn_are_cut_into_pieces(self) -> None:
-        self.patch(broadcast, "CHUNK_BYTES", 100)
+        self.patch(encoder, "PIECE_BYTES", 100)
         wire = self.connect()
         self.put(ORDERS, *range(100, 200))
         self.clock.advance(0)

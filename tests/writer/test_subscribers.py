@@ -11,11 +11,12 @@ from twisted.python.failure import Failure
 from replication.errors import LocalProtocolError
 from replication.net.access import Access, Rights
 from replication.net.admission import Admission, Bounds
-from replication.net.broadcast import HOLD
-from replication.net.protocol import Limits
+from replication.net.protocol import REST, Limits
+from replication.net.slow_peers import HOLD
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
 from replication.wire.commands import Error, RemoteServerUp, Replicate
+from replication.writer.subscribers import CLOSED_AT_ONCE, CLOSING_PAUSE, MAX_QUICK_SILENT
 from tests.doubles import Wire, connect, lines_of, logged, now, shown_metrics
 from tests.serving import ORDERS, POSITIONS, MasterCase
 
@@ -30,6 +31,7 @@ class FactoryTests(MasterCase):
         self.send(two, "SERVER example.com")
         self.assertEqual(self.master.faults, {"wrong direction": 1})
         self.send(one, "x" * 1_025)
+        self.net.advance(REST)
         self.assertEqual(self.master.faults, {"wrong direction": 1, "line too long": 1})
 
     def test_a_command_that_is_longer_than_a_line_is_not_sent(self) -> None:
@@ -70,9 +72,6 @@ class BoundsTests(MasterCase):
         self.assertEqual(self.master.faults, {"silent": 1})
         self.assertEqual(self.figure("silent_connections"), 1)
         self.append("placed")
-        self.net.advance(0)
-        self.assertEqual(lines_of(watching.read()), [], "those that send nothing wait a little")
-        self.net.advance(HOLD)
         for wire in (watching, good):
             self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
         self.send(watching, "NAME nc")
@@ -91,6 +90,42 @@ class BoundsTests(MasterCase):
 
     def figure(self, name: str) -> float:
         return shown_metrics(self.master.served.samples())[name]
+
+
+class SilenceTests(MasterCase):
+    """Many connections that send nothing: what concerns all of them is done in many turns."""
+
+    bounds = Bounds(handshake_timeout=30, max_silent_connections=1)
+    limits = Limits(keepalive=Keepalive(ping_after=1_000, give_up_after=3_000), bounds=bounds)
+
+    def test_beyond_ten_they_receive_facts_later_and_at_once_from_their_first_line_on(self) -> None:
+        quick, slow = [self.greeted() for _ in range(MAX_QUICK_SILENT)], self.greeted()
+        self.append("placed")
+        self.net.advance(0)
+        fact = 'RDATA orders master 2 ["o","placed"]'
+        for wire in quick:
+            self.assertEqual(lines_of(wire.read()), [fact])
+        self.assertEqual(lines_of(slow.read()), [])
+        self.net.advance(HOLD)
+        self.assertEqual(lines_of(slow.read()), [fact])
+        self.append("paid")
+        self.send(slow, "REPLICATE orders")
+        self.assertEqual(lines_of(slow.read()), ['RDATA orders master 3 ["o","paid"]', "POSITION orders master 3 3"])
+        self.append("sent")
+        self.net.advance(0)
+        self.assertEqual(lines_of(slow.read()), ['RDATA orders master 4 ["o","sent"]'])
+
+    def test_they_are_closed_a_few_in_each_turn(self) -> None:
+        for _ in range(2 * CLOSED_AT_ONCE + 1):
+            self.greeted()
+        self.net.advance(29.9)
+        self.assertEqual(self.master.faults, {})
+        self.net.advance(0.1)
+        closed = [self.master.faults["silent"]]
+        for _ in range(2):
+            self.net.advance(CLOSING_PAUSE)
+            closed.append(self.master.faults["silent"])
+        self.assertEqual(closed, [CLOSED_AT_ONCE - 1, 2 * CLOSED_AT_ONCE - 1, 2 * CLOSED_AT_ONCE])
 
 
 class Given(Access):
@@ -191,7 +226,7 @@ class SubscribersTests(MasterCase):
     def test_a_flood_of_replicate_is_answered_once_per_read(self) -> None:
         """Otherwise one connection could occupy the process with answers."""
         wire = self.greeted()
-        self.send(wire, *["REPLICATE"] * 200, "REPLICATE orders", *["REPLICATE"] * 200)
+        self.send(wire, *["REPLICATE"] * 40, "REPLICATE orders", *["REPLICATE"] * 40)
         self.assertEqual(self.new_lines(wire), [*(each for each in POSITIONS if " orders " in each), *POSITIONS])
 
     def test_nothing_that_was_read_is_done_after_the_connection_is_closed(self) -> None:
@@ -301,7 +336,7 @@ class SubscribersTests(MasterCase):
     def test_a_name_is_cut_to_255_characters(self) -> None:
         wire = self.greeted("NAME worker1")
         self.assertEqual(self.master.served.peer_statuses()[0].name, "worker1")
-        self.send(wire, "NAME " + "x" * 4_000)
+        self.send(wire, "NAME " + "x" * 1_000)
         self.assertEqual(self.master.served.peer_statuses()[0].name, "x" * 255)
 
     def test_the_text_of_an_error_is_logged_as_a_value(self) -> None:
