@@ -244,6 +244,7 @@ class InMemoryTests(WriterCase):
 
     def setUp(self) -> None:
         super().setUp()
+        self.patch(publisher_module, "IDS_AHEAD", 100)  # its next position is then soon stored
         self.begin()
 
     def begin(self) -> None:

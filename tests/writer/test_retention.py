@@ -11,7 +11,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import retention
 from replication.writer.master import Master
-from tests.doubles import FragileStore, Net, begin, logged, now
+from tests.doubles import FragileStore, Net, begin, logged, now, shown_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -95,6 +95,15 @@ class LimitTests(RetentionCase):
         self.append(1)
         self.rounds()
         self.assertEqual(self.tokens(), [8, 9, 10, 11])
+
+    def test_what_is_deleted_and_what_is_kept_are_metrics(self) -> None:
+        self.start("4 rows")
+        self.append(9)  # 2 to 10; the last one is in no slice yet
+        self.rounds()
+        shown = shown_metrics(self.masters[0].served.samples())
+        self.assertEqual(shown["gone stream=orders writer=master"], 5)
+        self.assertEqual(shown["kept_rows stream=orders writer=master"], 4)
+        self.assertNotIn("gone stream=caches writer=master", shown)
 
     def test_the_bytes_of_the_newest_rows_are_kept(self) -> None:
         self.start("6 kB")

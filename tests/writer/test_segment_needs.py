@@ -27,7 +27,7 @@ class SegmentNeedsTests(SynchronousTestCase):
 
     def test_segments_have_the_facts_up_to_their_end(self) -> None:
         with TemporaryDirectory() as folder:
-            write_folder(Path(folder), HISTORY, ends=[5, 9])
+            write_folder(Path(folder), HISTORY, ends=[3, 5, 9])
             who = "the segments in "
             self.assertEqual(self.needed(folder), {STREAM: {who: 9}, "other": {who: 0}})
             self.assertEqual(self.needed(folder, "worker2"), {STREAM: {who: 0}, "other": {who: 0}})

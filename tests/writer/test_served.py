@@ -243,6 +243,12 @@ class ServedTests(MasterCase):
             wire.lose()
         self.assertEqual((total("in"), total("out")), before)
 
+    def test_facts_since_a_token_need_no_positions_of_the_database_where_only_this_process_writes(self) -> None:
+        self.append("placed")
+        self.store.asked.clear()
+        self.assertEqual(now(self.master.served.since("orders", "1", 10))[1], "2")
+        self.assertNotIn("stored", self.store.asked)
+
     def test_check_fails_if_the_store_fails(self) -> None:
         now(self.master.served.check())
         now(self.store.close())
