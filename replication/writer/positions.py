@@ -159,6 +159,18 @@ class Positions:
             others[self._instance_name] = writer.published
         return others
 
+    async def complete(self, writer: StreamWriter) -> dict[InstanceName, Token]:
+        """Return up to where the facts of each writer are complete now, also those of former writers.
+
+        Where only this process writes, a former writer gets its position: no older name holds back the minimum.
+        """
+        if (refreshed := self.refresh()) is not None:
+            await refreshed
+        found = self.of_writers(writer, await self._store.stored_positions() if writer.shared else {})
+        for name, position in self.former(writer.definition.name).items():
+            found[name] = max(position, found.get(name, position)) if writer.shared else writer.published
+        return found
+
     async def _forget_returned(self) -> None:
         """Stop publishing positions for writers that have come back.
 

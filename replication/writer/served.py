@@ -97,8 +97,7 @@ class WrittenStreams:
         """Return about ``limit`` rows of all writers after ``token``, and the token that follows them."""
         await self._transactions.ready()
         found = self._stream(stream)
-        stored = await self._transactions.store.stored_positions() if found.shared else {}
-        upto = self._positions.of_writers(found, stored)
+        upto = await self._positions.complete(found)
         after = await self._tokens.read(token)
         page = await read_merged_page(self.page, found.definition.name, after, upto, limit=limit)
         return page, await self._tokens.encode(page.upto)

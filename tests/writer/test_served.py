@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import attrs
+
 from replication.errors import (
     NotAWriterError,
     RowError,
@@ -66,6 +68,17 @@ class SharedTests(SharedCase):
         self.shared.others_write("orders", "other", 2)
         self.assertEqual(now(self.master.served.since("orders", "1", 10))[1], "2")
 
+    def test_facts_since_a_token_reach_the_last_fact_of_a_killed_writer_that_does_not_return(self) -> None:
+        """A killed writer may have stored a smaller position; no process will store a larger one."""
+        write = Write(ORDERS.name, InstanceName("killed"), Token(4), [Fact(Token(7), ('["o","placed"]',))])
+        now(self.store.transaction().commit([write]))
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        self.net.advance(1.0)
+        page, text = now(master.served.since("orders", "4", 10))
+        self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(7, "killed")], "7"))
+        now(master.stop())
+
     def test_statuses_show_other_writers_as_of_the_last_poll(self) -> None:
         self.shared.others_write("orders", "other", 7)
         self.net.advance(1.0)
@@ -122,6 +135,22 @@ class ServedTests(MasterCase):
         now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("old"), Token(4))]))
         self.assertEqual(now(self.master.served.page("orders", "old", after=0, upto=None, limit=10)).upto, 4)
         self.assertEqual(now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10)).upto, 0)
+
+    def test_facts_since_a_token_are_also_those_of_a_former_instance(self) -> None:
+        """After a change of the instance name, a program that polls would otherwise never receive the rest of them."""
+        now(self.store.open())
+        now(self.store.declare(ORDERS))
+        fact = Fact(Token(4), ('["o","old"]',))
+        now(self.store.transaction().commit([Write(ORDERS.name, InstanceName("old"), Token(3), [fact])]))
+        for writers in ((), ("master",)):
+            self.master = self.make_master(streams=[attrs.evolve(ORDERS, writers=writers)])
+            (token,) = self.append("placed")
+            page, text = now(self.master.served.since("orders", "3", 10))
+            written = [(each.token, each.writer) for each in page.written]
+            self.assertEqual(written[0], (4, "old"))
+            self.assertEqual((written[-1], text), ((token, "master"), str(token)))
+            now(self.master.stop())
+            self.store.closed = False
 
     def test_an_unknown_stream_or_a_bad_row_raises_its_error(self) -> None:
         self.assertIsInstance(
