@@ -13,6 +13,7 @@ The mutants and the results stay in build/mutants/PACKAGE.  There, `mutmut brows
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -48,6 +49,7 @@ also_copy =
 timeout_constant = 2.0
 timeout_multiplier = 2.0
 """
+ENVIRONMENT: Final = {**os.environ, "TESTS_WITHOUT_POSTGRES": "1"}
 KILLED: Final = {"killed", "timeout", "segfault"}
 NOT_RUN: Final = {"not checked", "skipped"}
 
@@ -93,7 +95,8 @@ def prepare(package: str) -> Path:
 def run(folder: Path, *arguments: str, check: bool = True) -> None:
     """Run mutmut; its progress goes to a file, because it is a line for each turn of a wheel."""
     with (folder / "log").open("w") as log:
-        subprocess.run([sys.executable, "-c", MUTMUT, *arguments], cwd=folder, check=check, stdout=log, stderr=log)  # noqa: S603
+        command = [sys.executable, "-c", MUTMUT, *arguments]
+        subprocess.run(command, cwd=folder, check=check, stdout=log, stderr=log, env=ENVIRONMENT)  # noqa: S603
 
 
 def output(folder: Path, *arguments: str) -> str:
