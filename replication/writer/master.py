@@ -163,7 +163,7 @@ class Master:
         if not self._opened:
             start = self._start
             error = await share(start)
-            self._transactions.trouble = error if is_temporary(error) else None
+            self._transactions.trouble = error
             if is_temporary(error) and self._start is start:
                 self._start = None  # the next call tries again
             if error is not None:
@@ -282,7 +282,7 @@ class Master:
                 why = str(error) if isinstance(error, ReplicationError) else f"cannot start: {type(error).__name__}"
                 self._subscribers.refuse(why)
             return error
-        self._slow_loop.start(max(1.0, self._slow_open / 4), now=False)
+        self._slow_loop.start(max(1.0, self._slow_open / 4))
         self._presence.start()
         self._subscribers.begin()
         self.retention.start(self._streams.values())
@@ -371,14 +371,13 @@ class Master:
 
     def _log_slow_transactions(self) -> None:
         for stream, first, age in self._transactions.oldest_first():
-            if age < self._slow_open:
-                break
-            self.log.warn(
-                "ID {token} of stream {stream} has been open for {age:.0f} s: no later fact can be published",
-                token=first,
-                stream=stream.definition.name,
-                age=age,
-            )
+            if age >= self._slow_open:
+                self.log.warn(
+                    "ID {token} of stream {stream} has been open for {age:.0f} s: no later fact can be published",
+                    token=first,
+                    stream=stream.definition.name,
+                    age=age,
+                )
 
 
 def _registry(streams: Sequence[StreamDefinition | str]) -> StreamRegistry:

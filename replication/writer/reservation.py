@@ -99,7 +99,7 @@ class OpenTransactions:
     caches: Callable[[], PublishedStream]
     on_commit: Callable[[StreamName, Sequence[Fact]], object]
     stopping: bool = attrs.field(init=False, default=False)
-    trouble: Exception | None = attrs.field(init=False, default=None)  # why the start is tried again
+    trouble: Exception | None = attrs.field(init=False, default=None)  # why the last start failed
     _open: dict[FactTransaction[Any], None] = attrs.field(init=False, factory=dict)  # oldest first
     _idle: Deferred[None] | None = attrs.field(init=False, default=None)
 

@@ -73,7 +73,7 @@ class StreamRetention:
 
     async def count(self, now: float) -> None:
         """Put facts that were published since into slices."""
-        age = now - (self._begun or 0.0)
+        age = self._age(now)
         due = self._limits.age is not None and age - self._cut >= self._limits.age / SHARES
         published = self._stream.published
         name = self._stream.definition.name
@@ -90,14 +90,14 @@ class StreamRetention:
 
     def is_due(self, now: float) -> bool:
         """Whether a slice is beyond a limit."""
-        return self.kept.oldest_beyond(self._limits, now - (self._begun or 0.0)) is not None
+        return self.kept.oldest_beyond(self._limits, self._age(now)) is not None
 
     async def delete(self, now: float, needed: Needed, lifetime: Lifetime) -> None:
         """Delete the slices that are beyond a limit, up to what one of ``needed`` lacks.
 
         ``needed`` has names for messages, and up to where each has the facts.
         """
-        name, age = self._stream.definition.name, now - (self._begun or 0.0)
+        name, age = self._stream.definition.name, self._age(now)
         while not lifetime.ended and (upto := self.kept.oldest_beyond(self._limits, age)) is not None:
             lacking = sorted(each for each, has in needed.items() if has < upto)
             self.held = f"stream {name!r}: facts up to {upto} are kept for {', '.join(lacking)}" if lacking else ""
@@ -107,6 +107,9 @@ class StreamRetention:
             self.kept.remove()
             self.gone = upto
         self.held = ""
+
+    def _age(self, now: float) -> float:
+        return now - (self._begun or 0.0)
 
     async def _add(self, new: FactSlice) -> None:
         await self._store.store_slice(self._stream.definition.name, self._writer, new)

@@ -11,7 +11,6 @@ from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatu
 from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.publisher import NO_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,7 +190,7 @@ class WrittenStreams:
         others = [
             WriterStatus(instance, position, position, state="elsewhere")
             for instance, position in self._positions.of_writers(writer).items()
-            if instance not in (self.instance_name, NO_WRITER) and writer.definition.written_by(instance)
+            if instance != self.instance_name and writer.definition.written_by(instance)
         ]
         log = writer.outgoing.memory_log
         return StreamStatus(

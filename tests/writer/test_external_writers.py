@@ -33,6 +33,7 @@ class ExternallyWrittenStore(FragileStore):
     """A store that external writers write to; the next poll returns ``state``."""
 
     streams: Sequence[StreamName] = (ORDERS,)
+    others: Mapping[StreamName, SequenceState] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class ExternallyWrittenStore(FragileStore):
 
     async def poll(self) -> Mapping[StreamName, SequenceState]:
         await self.operation("poll")
-        return {ORDERS: self.state}
+        return {**self.others, ORDERS: self.state}
 
     def insert(self, *tokens: int) -> None:
         """Insert rows as an external writer."""
@@ -206,6 +207,18 @@ class OpeningTests(ExternalCase):
         self.next_poll(9)
         self.assertEqual(self.published_lines(wire), [])
 
+    def test_a_stream_of_another_instance_or_without_a_change_does_not_hold_up_the_others(self) -> None:
+        name = StreamName("notes")
+        self.store.streams, self.store.others = (name, ORDERS), {name: SequenceState(Token(5), Token(5))}
+        streams = [StreamDefinition(name, writers=("w2",)), StreamDefinition("orders", writers=("master",))]
+        self.store.state = SequenceState(Token(1), Token(1))
+        self.master = self.make_master(streams=streams)
+        wire = self.greeted("REPLICATE")
+        for token in (2, 3):
+            self.store.insert(token)
+            self.next_poll(token)
+            self.assertEqual(self.published_lines(wire), [f'RDATA orders master {token} ["o","{token}"]'])
+
 
 class FirstRowTests(ExternalCase):
     """A row with ID 1 reaches every follower (docs/protocol/ids.md F5)."""
@@ -239,6 +252,27 @@ class FirstRowTests(ExternalCase):
         self.next_poll(2)
         self.send(wire, "REPLICATE orders")
         self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]', "POSITION orders master 2 2"])
+
+    def test_an_id_1_that_a_rollback_uses_up_after_the_start_is_no_gap(self) -> None:
+        wire = self.greeted("REPLICATE orders")
+        self.next_poll(1)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 0 1"])
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 1 1"])
+
+    def test_a_first_row_is_looked_for_once_and_not_above_id_1(self) -> None:
+        for settled, pages in ((0, 2), (9, 1)):  # one of them before it is known who else writes
+            self.store.asked.clear()
+            self.store.state = SequenceState(Token(settled), Token(settled))
+            self.master = self.make_master()
+            self.greeted()
+            self.next_poll(settled)
+            self.assertEqual(self.store.asked.count("facts"), pages)
+            self.wires.clear()
+            stopped = begin(self.master.stop())
+            self.net.pump([1.0] * 20)
+            self.assertEqual(stopped, [None])
+            self.store.closed = False
 
     def test_a_run_whose_only_row_is_the_first_stays_in_the_history(self) -> None:
         """Otherwise a follower at 1 would find no common run after a restart (docs/protocol/following.md E7)."""
@@ -408,6 +442,13 @@ class StatusTests(ExternalCase):
         status = self.master.served.stream_statuses()[0]
         self.assertEqual((status.open_count, status.oldest_open, list(status.notes)), (0, None, []))
 
+    def test_ids_wait_only_if_a_transaction_does(self) -> None:
+        now(self.master.start())
+        for last_value, waits, expected in ((8, 0.0, (0, None)), (8, 0.5, (5, (4, 0.5))), (3, 9.0, (0, None))):
+            self.next_poll(3, last_value=last_value, waits=waits)
+            status = self.master.served.stream_statuses()[0]
+            self.assertEqual((status.open_count, status.oldest_open), expected)
+
     def state_of(self, stream: str) -> tuple[str, str | None]:
         (status,) = [each for each in self.master.served.stream_statuses() if each.definition.name == stream]
         return status.writers[0].state, status.writers[0].error
@@ -416,6 +457,7 @@ class StatusTests(ExternalCase):
         self.store.close_gate("poll")
         started = begin(self.master.start())
         self.assertEqual(self.state_of("orders"), ("opening", None))
+        self.assertEqual(self.master.served.stream_statuses()[0].writers[0].published, 0)
         self.store.open_gate("poll")
         self.assertEqual(started, [None])
 
@@ -502,6 +544,20 @@ class StatusTests(ExternalCase):
         rows = "stream 'orders': its table has rows of 'batch', 'import', which 'master' does not publish"
         cure = "write them as 'master', or list all names in writers and run a process for each"
         self.assertEqual(messages, [f"{rows}: {cure}"])
+
+    def test_without_rows_of_an_unknown_writer_or_a_column_for_its_name_no_warning_is_logged(self) -> None:
+        others = {ME: Token(9), InstanceName("import"): Token(7)}
+        for column, positions in (("writer", {ME: Token(9)}), (None, others)):
+            self.store = self.make_store()
+            self.store.other_positions = positions
+            mapped = StreamDefinition("orders", table="orders", row=["order_id", "state"], instance_column=column)
+            self.master = self.make_master(streams=[mapped])
+            with logged() as messages:
+                now(self.master.start())
+            self.assertEqual(messages, [])
+            stopped = begin(self.master.stop())
+            self.net.pump([1.0] * 20)
+            self.assertEqual(stopped, [None])
 
     def test_an_older_open_id_of_this_process_is_the_oldest_open_id(self) -> None:
         now(self.master.start())

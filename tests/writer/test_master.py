@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import call, patch
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -93,6 +94,7 @@ class StartTests(MasterCase):
         for wire in (early, late):
             self.assertEqual(lines_of(wire.read())[-1], "ERROR made by a newer version")
         self.assertIn("cannot start: made by a newer version", messages)
+        self.assertEqual(self.store.asked.count("open"), 1)
 
     def test_after_a_temporary_error_each_caller_tries_again_and_peers_wait(self) -> None:
         self.store.close_gate("open")
@@ -119,6 +121,14 @@ class StartTests(MasterCase):
         now(master.start())
         asked = [each for each in self.store.asked if each in ("declare", "positions")]
         self.assertEqual(asked, ["declare"] * 3 + ["positions"] * 3)
+        now(master.stop())
+
+    def test_streams_that_count_down_are_declared_first_and_each_table_is_claimed_to_write(self) -> None:
+        """One that counts up may have its rows in the table of one that counts down, which the store must know."""
+        master = self.make_master(streams=["up", StreamDefinition("down", negative=True)])
+        with patch.object(self.store, "claim_tables", wraps=self.store.claim_tables) as claim:
+            now(master.start())
+        self.assertEqual(claim.call_args_list, [call(["down", "up", "caches"], "master", copy=False)])
         now(master.stop())
 
     def test_a_stop_ends_a_start_with_many_streams_early(self) -> None:
@@ -187,6 +197,8 @@ class StartTests(MasterCase):
         for name in ("two\nlines", "cr\r", "x" * 20_000, "\ud800"):
             with self.assertRaisesRegex(ConfigError, "server_name"):
                 self.make_master(server_name=name)
+        with self.assertRaisesRegex(ConfigError, "^server_name 'x{40}': "):
+            self.make_master(server_name="x" * 20_000)
 
     def test_two_streams_of_one_name_are_refused(self) -> None:
         with self.assertRaises(ConfigError):
@@ -243,6 +255,12 @@ class EpochTests(MasterCase):
             self.net.run()
         self.assertEqual([each.start for each in found["orders"]], [1, 2, 3])
         self.assertEqual(({name: len(found[name]) for name in ("caches", "typing")}), {"caches": 2, "typing": 0})
+
+    def test_a_stream_that_other_processes_write_gets_no_epoch(self) -> None:
+        master = self.make_master(streams=[StreamDefinition("theirs", writers=("other",))])
+        now(master.start())
+        self.assertEqual(now(self.store.history(StreamName("theirs"), InstanceName("master"))), ())
+        now(master.stop())
 
 
 class LostCommitsTests(MasterCase):

@@ -201,6 +201,16 @@ class FormerWritersTests(SharedCase):
         self.send(wire, "REPLICATE orders")
         self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
 
+        self.store.close_gate("present")
+        self.send(wire, "REPLICATE orders")
+        wire.lose()  # it closes before the database answers
+        with logged() as messages:
+            self.store.open_gate("present")
+        self.assertEqual((messages, self.flushLoggedErrors()), ([], []))
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        wire.read()
+
         self.store.errors["present"] = StoreError("away")
         self.send(wire, "REPLICATE orders")
         self.assertEqual(lines_of(wire.read()), ["ERROR away"])

@@ -15,7 +15,7 @@ from replication.errors import StoreError
 from replication.net.protocol import Limits
 from replication.storage import open_store
 from replication.streams.definitions import CACHES, StreamDefinition
-from replication.streams.facts import Fact
+from replication.streams.facts import Fact, fact_bytes
 from replication.streams.interfaces import Write
 from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -172,6 +172,21 @@ class LargeTests(WriterCase):
         now(self.notes.append([[2]]))
         self.assertEqual(self.process.new_lines(), ["RDATA notes master 25 2"])
 
+    def test_a_burst_of_exactly_the_bytes_that_may_be_queued_is_published_whole(self) -> None:
+        now(self.notes.append([["x" * 20]] * 3))
+        size = sum(len(line) + 1 for line in self.process.new_lines())
+        for limit, lines in ((size, 3), (size - 1, 1)):
+            self.notes.publisher._limits = Limits(max_queued_bytes=limit)
+            now(self.notes.append([["x" * 20]] * 3))
+            self.assertEqual(len(self.process.new_lines()), lines)
+
+    def test_the_position_after_a_burst_counts_as_a_line(self) -> None:
+        reservation, _ = self.hold()
+        now(self.notes.append([[1]] * 20))
+        now(self.notes.append([[]]))
+        self.leave(reservation, ValueError("no"))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 23 23"])
+
     def test_trap_5_a_row_beyond_the_line_limit_is_stored_and_published_as_a_gap(self) -> None:
         self.process.limits = Limits()
         now(self.notes.append([["x" * 20_000]]))
@@ -237,6 +252,18 @@ class SpillTests(WriterCase):
         self.process.stop()
         self.assertEqual(self.process.new_lines(), [])
         self.assertEqual(self.position(), 10)
+
+    def test_spilled_facts_beyond_half_the_queue_limit_are_published_as_a_gap(self) -> None:
+        self.notes.publisher._limits = Limits(max_queued_lines=11)
+        self.leave(self.reservation)
+        lines = self.process.new_lines()
+        self.assertEqual((len(lines), lines[-1]), (7, "POSITION notes master 10 10"))
+
+    def test_spilled_facts_up_to_half_the_queue_limit_and_one_more_page_are_published(self) -> None:
+        self.notes.publisher._limits = Limits(max_queued_lines=12)
+        self.leave(self.reservation)
+        lines = [line for line in self.process.new_lines() if line.startswith("RDATA")]
+        self.assertEqual((len(lines), self.notes.published), (8, 10))
 
 
 class InMemoryTests(WriterCase):
@@ -304,6 +331,18 @@ class InMemoryTests(WriterCase):
         now(self.typing.append([[["!a", []]]]))
         self.assertIsNone(self.typing.outgoing.unstored_position())
         self.assertEqual(self.position("typing"), 0)
+
+    def test_a_key_appends_once(self) -> None:
+        for _ in range(2):
+            self.assertEqual(now(self.typing.append([[["!a", []]]], key="k")), [2])
+        self.assertEqual(self.tokens(), [2])
+
+    def test_statements_of_the_application_are_committed(self) -> None:
+        reservation, fact = self.hold(self.typing)
+        now(fact.execute("UPDATE"))
+        self.store.ends.clear()
+        self.leave(reservation)
+        self.assertEqual(self.store.ends[0], "committed")
 
     def test_a_rolled_back_fact_is_not_kept(self) -> None:
         reservation, fact = self.hold(self.typing)
@@ -420,6 +459,16 @@ class SharedIdsTests(WriterCase):
                 now(self.tags.append([[1]]))
             self.leave(reservation, ZeroDivisionError())
             self.assertEqual(len(self.process.new_lines()), lines)
+
+    def test_a_burst_of_exactly_the_bytes_of_the_queue_limit_is_published_whole(self) -> None:
+        size = fact_bytes([Fact(Token(3), ('"a"',)), Fact(Token(4), ('"b"',))])
+        for limit, sent in ((size, "RDATA"), (size - 1, "POSITION")):
+            self.data.publisher._limits = Limits(max_queued_bytes=limit)
+            reservation, _ = self.hold(self.data)
+            now(self.data.append([["a"]]))
+            now(self.tags.append([["b"]]))
+            self.leave(reservation, ZeroDivisionError())
+            self.assertEqual({line.split(" ")[0] for line in self.process.new_lines()[:2]}, {sent})
 
     def test_spilled_facts_are_published_as_a_gap_in_both_streams(self) -> None:
         self.tags.outgoing.reorder_buffer = ReorderBuffer(Token(1), max_bytes=100)

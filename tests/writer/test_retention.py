@@ -16,6 +16,8 @@ from tests.doubles import FragileStore, Net, begin, logged, now, shown_metrics
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from replication.streams.interfaces import FactSlice
+
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
 AGE = 200.0  # seconds
 
@@ -123,6 +125,35 @@ class LimitTests(RetentionCase):
         self.append(1)
         self.assertEqual(self.tokens(), [5])
 
+    def test_a_slice_ends_after_a_hundredth_of_the_age_and_the_time_is_stored_as_often(self) -> None:
+        self.patch(retention, "SLICE_ROWS", 100)
+        times: list[float] = []
+        measured: list[float] = []
+        store_slice, measure = self.store.store_slice, self.store.measure
+
+        async def note_time(stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
+            if not new.upto:
+                self.assertEqual((new.rows, new.size), (0, 0))
+                times.append(new.seconds)
+            await store_slice(stream, writer, new)
+
+        async def note_measure(*arguments: Any, **options: Any) -> FactSlice:
+            measured.append(self.net.seconds())
+            return await measure(*arguments, **options)
+
+        self.patch(self.store, "store_slice", note_time)
+        self.patch(self.store, "measure", note_measure)
+        self.start("1h")  # a hundredth is 36 s; the time begins at the first round
+        for _ in range(6):  # 2 to 7
+            self.append(1)
+            self.rounds()
+        self.rounds(8)
+        kept = self.masters[0].retention.get(ORDERS)
+        assert kept is not None
+        self.assertEqual([(each.upto, each.rows, each.seconds) for each in kept.kept.slices], [(6, 5, 40), (7, 1, 80)])
+        self.assertEqual(times, [40.0, 80.0, 120.0])
+        self.assertEqual(measured, [10, 20, 30, 40, 50, 60, 90], "without new facts, only when a slice ends")
+
     def test_only_the_time_that_the_master_runs_counts_and_no_wall_clock(self) -> None:
         self.start("200s")
         self.append(3)
@@ -135,6 +166,26 @@ class LimitTests(RetentionCase):
         self.assertEqual(self.tokens(), [2, 3, 4])
         self.net.run(50.0)
         self.assertEqual(self.tokens(), [])
+
+    def test_a_default_deletes_nothing_of_tables_of_the_application_or_in_memory_or_of_others(self) -> None:
+        streams = [
+            StreamDefinition("mapped", table="t", id_column="id", row=("a",)),
+            StreamDefinition("typing", in_memory=True),
+            StreamDefinition("theirs", writers=("other",)),
+            StreamDefinition(ORDERS),
+        ]
+        declare = self.store.declare
+
+        async def declare_without_tables(*definitions: StreamDefinition) -> None:
+            await declare(*[StreamDefinition(each.name) for each in definitions])
+
+        self.patch(self.store, "declare", declare_without_tables)
+        master = Master(database=self.store, streams=streams, reactor=self.net)
+        self.masters.append(master)
+        master.retention.default = "2 rows"
+        now(master.start())
+        kept = [each.name for each in master.registry if master.retention.get(each.name) is not None]
+        self.assertEqual(sorted(kept), ["caches", "orders"])
 
     def test_by_default_all_is_kept_and_nothing_is_done(self) -> None:
         self.start()
@@ -173,6 +224,20 @@ class NeedTests(RetentionCase):
         self.assertEqual(self.tokens(), [8, 9])
         (status,) = self.masters[0].served.stream_statuses(ORDERS)
         self.assertEqual([*status.notes], [])
+
+    def test_what_each_has_is_deleted_up_to_the_last_fact_that_all_have(self) -> None:
+        needs = Needs(5)
+        self.start("2 rows").retention.needs.append(needs)
+        self.append(8)  # 2 to 9
+        self.rounds()
+        self.assertEqual((self.tokens(), self.gone()), ([*range(6, 10)], 5))
+
+    def test_followers_report_often_only_where_facts_are_deleted(self) -> None:
+        for limits, seconds in (("2 rows", 30.0), ("all", 3_600.0)):
+            master = self.start(limits)
+            begin(master.start())
+            self.assertEqual(now(master.followers.report("worker1", {})), seconds)
+            self.stop(self.masters.pop())
 
     def test_while_the_needs_are_unknown_nothing_is_deleted(self) -> None:
         needs = Needs(9)
@@ -216,6 +281,22 @@ class RestartTests(RetentionCase):
         self.net.run()
         self.rounds()
         self.assertEqual((self.tokens(), self.gone()), ([8, 9], 7))
+
+    def test_what_is_counted_is_counted_once_over_a_restart(self) -> None:
+        for limits in ("90 rows", "1h"):
+            self.store = FragileStore()
+            self.start(limits)
+            self.append(7)  # 2 to 8
+            self.rounds()
+            self.stop(self.masters.pop())
+            self.start(limits)
+            begin(self.masters[0].start())
+            self.rounds()
+            kept = self.masters[0].retention.get(ORDERS)
+            assert kept is not None
+            self.assertEqual([each.upto for each in kept.kept.slices], [3, 5, 7], limits)
+            self.assertEqual((kept.kept.rows, kept.gone), (6, 0))
+            self.stop(self.masters.pop())
 
     def test_no_id_is_used_again_after_all_facts_are_deleted(self) -> None:
         self.start("200s")

@@ -178,8 +178,14 @@ class WritingTests(RoomsCase):
         self.assertEqual(({room for room, *_ in keys}, users), ({ROOM}, [f"@{name}:far" for name in "abcde"]))
 
     def test_a_transaction_has_a_bounded_number_of_events_unless_one_call_has_more(self) -> None:
-        before = self.store.transactions
-        with patch("replication.writer.rooms.MAX_EVENTS", 3):
+        counts: list[list[int]] = []
+        write = self.rooms._write
+
+        async def note(tasks: Any) -> Sequence[Token]:
+            counts.append([len(each.events) for each in tasks])
+            return await write(tasks)
+
+        with patch("replication.writer.rooms.MAX_EVENTS", 3), patch.object(self.rooms, "_write", note):
             calls = [
                 self.rooms.persist(f"!{number}", [source(f"{number}-{each}") for each in range(count)])
                 for number, count in enumerate((1, 2, 1, 1, 4))
@@ -187,11 +193,25 @@ class WritingTests(RoomsCase):
             for each in [Deferred.fromCoroutine(call) for call in calls]:
                 self.pump.wait(each)
         # the first call, which came alone; 2 + 1 events; 1 event, as 1 + 4 are too many; 4 events
-        self.assertEqual(self.store.transactions, before + 4)
+        self.assertEqual(counts, [[1], [2, 1], [1], [4]])
 
     def test_a_flag_is_encoded_as_a_synapse_on_that_database_does(self) -> None:
         rules = [self.rooms._rules(cast("Any", SimpleNamespace(dialect=each))) for each in ("sqlite", "postgresql")]
         self.assertEqual([repr(each.flag(True)) for each in rules], ["1", "True"])
+
+    def test_an_event_has_the_name_of_the_writer_and_the_time_in_milliseconds(self) -> None:
+        self.master.wall = lambda: 1_700.5
+        rules = self.rooms._rules(cast("Any", SimpleNamespace(dialect="sqlite")))
+        self.assertEqual((rules.instance_name, rules.now()), ("master", 1_700_500))
+
+    def test_users_of_the_server_are_local_unless_a_function_decides(self) -> None:
+        master = Master(database=SqliteStore(self.path, self.pump), reactor=self.net, server_name="local.test")
+        database = cast("Any", SimpleNamespace(dialect="sqlite"))
+        users = ["@a:local.test", "@a:far.test", "@a.local.test"]
+        for given, local in ((None, users[:1]), (lambda user: user == users[1], users[1:2])):
+            is_local = Rooms(master, is_local=given)._rules(database).is_local
+            self.assertEqual([user for user in users if is_local(user)], local)
+        self.pump.wait(master.stop())
 
     def test_the_state_of_a_room_can_be_resolved_again(self) -> None:
         self.persist(source("a", "gone", depth=5, state_before=["late"]))
@@ -257,6 +277,11 @@ class ReadingTests(RoomsCase):
         self.assertEqual(len(wait(rooms.between(ROOM, [], limit=3)).events), 3)
         self.assertEqual(wait(rooms.next_place(ROOM)), (["far", "d"], 10))
         self.assertEqual(wait(rooms.read(lambda reads: reads.ancestors("d", 9))), ["c", "b", "a"])
+
+    def test_a_history_has_events_that_messages_does_not_show_only_if_it_is_whole(self) -> None:
+        self.persist(source("out", "gone", depth=4, outlier=True))
+        for asked, shown in ((self.rooms.history(ROOM), False), (self.rooms.history(ROOM, whole=True), True)):
+            self.assertEqual("out" in [each.event.event_id for each in self.pump.wait(asked)], shown)
 
     def test_what_a_server_lacks_is_found_in_a_room_with_wrong_depths(self) -> None:
         for name, depth, *prev in (("A", 50), ("B", 2, "A"), ("C", 1, "B"), ("D", 60, "B")):

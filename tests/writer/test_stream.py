@@ -10,8 +10,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from replication.errors import RowError, StoreError, StreamError
 from replication.streams import facts
 from replication.streams.definitions import CACHES
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Write
 from replication.web.pages import AddedLines
 from replication.wire.grammar import StreamName, Token
+from replication.writer.publisher import NO_WRITER
 from replication.writer.stream import FACT_BYTES, SLICE, SLICE_FACTS, SLICE_ROWS
 from tests.doubles import FragileStore, SharedStore, begin, error_of, logged, now
 from tests.writer.cases import ME, WriterCase
@@ -45,6 +48,19 @@ class SequenceTests(WriterCase):
         self.store.open_gate("draw")
         self.assertEqual(appended, [[2]])
         self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"', "POSITION notes master 2 9"])
+
+    def test_a_transaction_with_statements_stores_no_position_but_that_of_ids_without_rows(self) -> None:
+        """The row of the position would be locked until the commit is durable."""
+        for rows in ([], ["a"]):
+            reservation, fact = self.hold()
+            now(fact.execute("UPDATE …"))
+            for row in rows:
+                now(fact.write(row))
+            with patch.object(self.shared, "land", wraps=self.shared.land) as land:
+                self.leave(reservation)
+            name, token = self.notes.definition.name, fact.token
+            written = Write(name, ME, Token(0), [Fact(token, ('"a"',))]) if rows else Write(name, NO_WRITER, token)
+            self.assertEqual(land.call_args_list[0].args[0], [written])
 
     def test_the_position_of_an_idle_writer_follows_the_other_writers(self) -> None:
         self.notes.publisher.follow(Token(5))
@@ -195,11 +211,15 @@ class AppendTests(WriterCase):
 
     def test_a_slice_is_of_so_many_rows_and_facts(self) -> None:
         """A fact counts as FACT_BYTES, and so does its one row."""
-        cases: tuple[tuple[list[list[int]], bool], ...] = (
+        cases: tuple[tuple[list[list[object]], bool], ...] = (
             ([[1]], False),
             ([[1], [1]], True),
             ([[], []], False),
             ([[], [], []], True),
+            ([["x" * (FACT_BYTES - 3)]], False),
+            ([["x" * (FACT_BYTES - 2)]], True),
+            ([["x", "x" * (2 * FACT_BYTES - 2 * 64 - 6)]], False),
+            ([["x", "x" * (2 * FACT_BYTES - 2 * 64 - 5)]], True),
         )
         for some, waits in cases:
             with patch("replication.writer.stream.SLICE", 3 * FACT_BYTES):
@@ -219,6 +239,17 @@ class AppendTests(WriterCase):
         del self.store.errors["commit"]
         self.process.clock.advance(1.0)
         self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 2"])
+
+    def test_an_append_without_a_key_asks_for_no_receipt_and_stores_none(self) -> None:
+        with patch.object(self.store, "land", wraps=self.store.land) as land:
+            now(self.notes.append([["a"]]))
+        self.assertEqual([call.args[1] for call in land.call_args_list], [None])
+        self.store.errors["commit"] = StoreError("disk full")
+        with logged():
+            error_of(begin(self.notes.append([["a"]])))
+        self.assertNotIn("recall", self.store.asked)
+        del self.store.errors["commit"]
+        self.process.clock.advance(1.0)
 
     def test_the_same_key_appends_once(self) -> None:
         self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])

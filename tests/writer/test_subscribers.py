@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import attrs
 from OpenSSL import SSL
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
@@ -79,6 +80,37 @@ class BoundsTests(MasterCase):
         another = self.greeted()
         self.net.advance(30)
         self.assertFalse(another.disconnecting, "there is room again")
+
+    def test_without_a_bound_any_number_may_watch(self) -> None:
+        self.limits = attrs.evolve(self.limits, bounds=attrs.evolve(self.bounds, max_silent_connections=0))
+        self.master = self.make_master()
+        wires = [self.greeted(), self.greeted()]
+        self.net.advance(60)
+        self.assertEqual((self.master.faults, [each.disconnecting for each in wires]), ({}, [False] * 2))
+
+    def test_each_connection_has_its_own_time_to_send_the_first_line(self) -> None:
+        watching = self.greeted()
+        self.net.advance(29.5)
+        late = self.greeted()
+        self.net.advance(0.5)
+        self.assertEqual(self.figure("silent_connections"), 2)
+        self.append("placed")
+        self.net.advance(0)
+        self.assertEqual([len(lines_of(each.read())) for each in (watching, late)], [0, 1], "only one is slowed down")
+        self.net.advance(29.0)
+        self.assertFalse(late.disconnecting)
+        self.net.advance(1.0)
+        self.assertTrue(late.disconnecting)
+
+    def test_a_silent_connection_is_noticed_after_all_others_have_sent_a_line(self) -> None:
+        self.send(self.greeted(), "NAME one")
+        silent = self.greeted()
+        self.net.advance(2)
+        self.append("placed")
+        self.net.advance(0)
+        self.assertEqual(lines_of(silent.read()), [])
+        self.net.advance(HOLD)
+        self.assertEqual(len(self.new_lines(silent)), 1)
 
     def test_a_wrong_line_is_a_fault_of_the_address_and_a_slow_peer_is_none(self) -> None:
         noted: list[object] = []
@@ -345,6 +377,9 @@ class SubscribersTests(MasterCase):
             self.send(wire, "ERROR 100% {x} \x1b[31m")
         self.assertEqual(messages, ["'worker1' (127.0.0.1:40000) sent ERROR: '100% {x} \\x1b[31m'"])
         self.assertFalse(wire.disconnecting)
+        with logged() as messages:
+            self.send(wire, "ERROR " + "x" * 201)
+        self.assertTrue(messages[0].endswith(f" sent ERROR: '{'x' * 200}'"))
 
     def test_server_stopping_is_not_a_warning(self) -> None:
         wire = self.greeted("NAME worker1")
