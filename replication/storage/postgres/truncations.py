@@ -1,6 +1,10 @@
-"""TRUNCATE of this package's own tables: the facts are gone, and a mark has to show that (docs/operations.md).
+"""TRUNCATE in PostgreSQL (docs/operations.md, TRUNCATE).
 
-TRUNCATE gives a table a new file.  So do VACUUM FULL and CLUSTER, after which the facts are still there.
+In a table of this package, the facts are gone, and a mark has to show that.  TRUNCATE gives a table a new file.  So do
+VACUUM FULL and CLUSTER, after which the facts are still there.
+
+In a mapped table, RESTART IDENTITY may give rows IDs that were published.  The table ``reused_ids`` has the ID up to
+which: the stream stops also after a restart of its master.
 """
 
 # ruff: noqa: S608 - names in SQL are quoted and come from StreamDefinition, which accepts plain names only
@@ -10,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from replication.storage.names import quoted
-from replication.storage.tables.kept_facts import get_gone
+from replication.storage.tables.kept_facts import LOCK, get_gone
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
     from replication.storage.postgres.generic import GenericTable
     from replication.storage.postgres.session import PostgresSession
+    from replication.wire.grammar import StreamName
 
 FILES: Final = (
     "SELECT pg_relation_filenode(to_regclass(name)) FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) "
@@ -25,6 +30,13 @@ FILES: Final = (
 )
 READ_AT_ONCE: Final = 100  # tables whose oldest fact is read in one call
 POSITIONS: Final = "SELECT instance_name, abs(stream_id) FROM stream_positions WHERE stream_name = %s"
+REUSED_EXISTS: Final = "SELECT to_regclass('reused_ids') IS NOT NULL"
+REUSED: Final = "SELECT stream_name, stream_id FROM reused_ids"
+CREATE_REUSED: Final = "CREATE TABLE reused_ids (stream_name text NOT NULL PRIMARY KEY, stream_id bigint NOT NULL)"
+PUT_REUSED: Final = (
+    "INSERT INTO reused_ids AS kept (stream_name, stream_id) VALUES (%s, %s) ON CONFLICT (stream_name) "
+    "DO UPDATE SET stream_id = greatest(kept.stream_id, excluded.stream_id)"
+)
 
 
 class _Known(NamedTuple):
@@ -67,6 +79,27 @@ class Truncations:
     def forget(self, table: GenericTable) -> None:
         """Forget a table that was truncated: its marks are stored."""
         self._known.pop(table, None)
+
+
+def get_reused(session: PostgresSession) -> dict[StreamName, Token]:
+    """Return, for mapped streams that were restarted, the token up to which rows may have IDs again."""
+    ((exists,),) = session.ask(REUSED_EXISTS)
+    return {stream: Token(token) for stream, token in session.ask(REUSED)} if exists else {}
+
+
+def put_reused(session: PostgresSession, stream: StreamName, upto: Token) -> None:
+    """Store up to which token rows of a mapped stream may have IDs again."""
+    session.begin()
+    try:
+        session.run(LOCK)
+        ((exists,),) = session.run(REUSED_EXISTS)
+        if not exists:
+            session.run(CREATE_REUSED)
+        session.run(PUT_REUSED, (stream, upto))
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
 
 
 def _oldest(table: GenericTable, where: str) -> str:

@@ -18,6 +18,7 @@ from replication.storage.names import quoted
 from replication.storage.postgres.checks import literal, poll_rows_above_sequence, short_read
 from replication.storage.postgres.ids import move_forward
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
+from replication.storage.postgres.truncations import get_reused, put_reused
 from replication.streams.horizon import WAITS, Holder, SequenceHorizon, SequenceSnapshot
 from replication.streams.interfaces import SequenceState
 from replication.wire.grammar import Token
@@ -85,7 +86,8 @@ class _Watched:
 
     ``files`` are those of the sequence and of the tables, None before the first poll.  After TRUNCATE … RESTART
     IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated again; else 0.
-    ``has_reused``: rows have such IDs, so the stream stops until they have others.
+    ``stored_reused`` is what the database has of it.  ``has_reused``: rows have such IDs, so the stream stops until
+    they have others.
     """
 
     def __init__(self, table: Table) -> None:
@@ -100,7 +102,7 @@ class _Watched:
         self.has_rows_above = False  # the warning about rows above the sequence was given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
         self.emptied_in = -1  # the number of the poll that found another file of a table
-        self.reused = Token(0)
+        self.reused = self.stored_reused = Token(0)
         self.has_reused = False
         self.state = SequenceState(None, Token(0))
 
@@ -221,6 +223,11 @@ class PostgresWatch:
         checks: bool,
     ) -> None:
         """Find tables that were truncated.  With ``checks``, look for rows with reused IDs that were committed late."""
+        if not self._polls:
+            stored = get_reused(self.session)
+            for each in self._watched:
+                each.reused = each.stored_reused = stored.get(each.stream, Token(0))
+                each.has_reused = each.reused > 0  # until its rows are read, below
         self._polls += 1
         files = iter(table_files)
         for each, last, sequence_file in zip(self._watched, last_values, sequence_files, strict=True):
@@ -234,13 +241,17 @@ class PostgresWatch:
                     )
                 if len(each.sources) == 1 and self._polls - each.emptied_in <= 1:
                     each.reused = each.durable
+            if each.reused > each.stored_reused:
+                put_reused(self.session, each.stream, each.reused)
+                each.stored_reused = each.reused
             if has_new_file or each.has_reused or (each.reused and (restarted or checks)):
                 self._look_for_rows(each, may_lack=has_new_file)
 
     def _look_for_rows(self, watched: _Watched, *, may_lack: bool) -> None:
         """Look for rows with reused IDs.  With ``may_lack``, warn if no row is left up to the published position."""
         asked = watched.table.oldest()
-        if not asked:
+        if not asked:  # without an index, that would read the whole table
+            watched.has_reused = False
             return
         try:
             with short_read(self.session):

@@ -265,6 +265,30 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
                 self.assertGreater(least, 4)
                 self.assertEqual(self.poll(), (last, last))
 
+    def test_a_stream_with_reused_ids_is_stopped_after_a_restart_too(self) -> None:
+        self.truncate(2)
+        self.poll(2)
+        self.assertIn("IDs up to 4 again", self.error() or "")
+        self.watched = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.poll_for_long()
+        error = self.error() or ""
+        self.assertIn("IDs up to 4 again", error)
+        self.sql(error.rpartition(": ")[2])
+        self.poll_for_long()
+        self.assertIsNone(self.error())
+        self.watched = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.assertEqual((self.poll(3), self.error()), ((6, 6), None))
+
+    def test_a_mark_of_reused_ids_is_stored_by_a_later_poll_if_that_fails(self) -> None:
+        self.sql("INSERT INTO events (name) VALUES ('a')")
+        self.assertEqual(self.poll(3), (2, 2))
+        locked = self.connect("SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))")
+        self.sql("TRUNCATE events RESTART IDENTITY")
+        self.assertRaises(StoreError, self.poll)
+        locked.rollback()
+        self.poll()
+        self.assertEqual(self.sql("SELECT * FROM reused_ids"), [("events", 2)])
+
     def test_a_reused_id_that_is_committed_late_stops_the_stream_at_the_next_check(self) -> None:
         self.truncate(0)
         slow = self.connect("INSERT INTO events (name) VALUES ('late')")
