@@ -39,7 +39,7 @@ only_mutate = replication/{package}/*
 pytest_add_cli_args =
     --hypothesis-profile=mutants
     --no-cov
-    --timeout=60
+    --timeout=600
     -p
     no:cacheprovider
 pytest_add_cli_args_test_selection =

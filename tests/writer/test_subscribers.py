@@ -359,6 +359,19 @@ class SubscribersTests(MasterCase):
         self.assertEqual(self.new_lines(wire), [])
         self.assertEqual(self.master.served.peer_statuses()[0].last_command, "PING")
 
+    def test_functions_of_the_application_receive_the_commands_of_each_peer(self) -> None:
+        received: list[object] = []
+        self.master.on_command(RemoteServerUp)(lambda command, peer: received.append((command, peer.name)))
+        self.master.on_syncing(lambda user, syncing: received.append((user, syncing)))
+        self.greeted("NAME worker1", "REMOTE_SERVER_UP far.example", "USER_SYNC abcde @u:h start 1")
+        self.assertEqual(received, [(RemoteServerUp("far.example"), "worker1"), ("@u:h", True)])
+
+    def test_each_command_is_counted(self) -> None:
+        self.greeted("PING 1", "PING 2", "NAME worker1")
+        metrics = shown_metrics(self.master.served.samples())
+        counts = [metrics[f"commands_total command={word}"] for word in ("PING", "NAME")]
+        self.assertEqual(counts, [2, 1])
+
     def test_a_name_is_cut_to_255_characters(self) -> None:
         wire = self.greeted("NAME worker1")
         self.assertEqual(self.master.served.peer_statuses()[0].name, "worker1")
