@@ -255,6 +255,16 @@ class NeedTests(RetentionCase):
         self.rounds(5)
         self.assertEqual(needs.asked, asked, "nothing is beyond the limit")
 
+    def test_an_unexpected_error_ends_the_retention_and_is_logged(self) -> None:
+        needs = Needs()
+        needs.error = TypeError("a bug")
+        self.start("2 rows").retention.needs.append(needs)
+        self.append(8)
+        with logged() as messages:
+            self.rounds(3)
+        self.assertEqual(messages, ["retention has ended: nothing more is deleted"])
+        self.assertEqual((len(self.flushLoggedErrors(TypeError)), needs.asked, len(self.tokens())), (1, 1, 8))
+
 
 class RestartTests(RetentionCase):
     def test_a_restart_goes_on_where_the_last_run_was(self) -> None:
