@@ -644,7 +644,9 @@ class RecordedLossTests(AuditCase):
         database.stored_positions = stored_positions  # type: ignore[method-assign]
         followed.clock.advance(LOSSES[0] - phase)
         followed.audit.start()
-        steps = [(at, writer, token, True, None) for at, writer, token in commits]
+        steps: list[tuple[float, InstanceName, Token, bool, Position | None]] = [
+            (at, writer, token, True, None) for at, writer, token in commits
+        ]
         steps += [(at, writer, token, False, position) for at, writer, position, token in timeline]
         for at, writer, token, is_lost, position in sorted(steps, key=lambda step: step[0]):
             followed.wait_until(max(at, followed.clock.seconds()))
