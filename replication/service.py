@@ -25,14 +25,14 @@ from twisted.logger import Logger, globalLogPublisher
 from twisted.python import usage
 from twisted.python.failure import Failure
 
-from replication import __version__, config, traces
+from replication import __version__, config
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
 from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event, reopen_log_files
+from replication.net import clock, traces
 from replication.net.access import Access
 from replication.net.admission import allow_open_files
-from replication.net.clock import use_monotonic_clock
 from replication.net.endpoints import format_address
 from replication.net.listening import expiry_of
 from replication.net.notify import Notifier
@@ -354,7 +354,7 @@ def makeService(options: Options) -> service.IService:
 
     globalLogPublisher.addObserver(cast("ILogObserver", escape_event))  # twistd adds its own after this one
     hide_arguments()
-    use_monotonic_clock(reactor)  # before anything is scheduled: twistd has no timer of its own
+    clock.use_monotonic_clock(reactor)  # before anything is scheduled: twistd has no timer of its own
     allow_open_files()
     try:
         daemon = make_daemon(reactor, options)
@@ -373,10 +373,7 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     read = partial(config.load, role, None if file is None else str(Path(file).resolve()), dict(given))
     found = config.load(role, file, given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
-    if found.traces:
-        start = traces.starter(found.traces, found.instance_name, __version__)
-        reactor.callWhenRunning(start)  # its thread would not survive the fork into the background
-        reactor.addSystemEventTrigger("after", "shutdown", traces.stop)
+    traces.run(reactor, found.traces, found.instance_name, __version__)
     rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}

@@ -9,9 +9,9 @@ import attrs
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
-from replication import traces
 from replication.errors import ConfigError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
+from replication.net import traces
 from replication.streams.cursor import Apply, Reset
 from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState, describe_error
 

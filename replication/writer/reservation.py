@@ -8,10 +8,10 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 
-from replication import traces
 from replication.caches import encode_key
 from replication.deferreds import shield
 from replication.errors import RowError, StoppingError, StoreError, StreamError
+from replication.net import traces
 from replication.streams.facts import Fact, check_size
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Traces of facts, for OpenTelemetry: what the writer and each follower did with one fact is one trace.
 
 All processes compute the IDs of a trace from the stream, the writer and the token, and decide alike which facts are
-traced.  So nothing more is sent.  A span is made when its work is done.  Until a ``starter`` is called, OpenTelemetry
+traced.  So nothing more is sent.  A span is made when its work is done.  Until ``run`` is called, OpenTelemetry
 is not imported, and a transaction costs one comparison.
 """
 
@@ -30,12 +30,14 @@ _OFF: Final[AbstractContextManager[None]] = nullcontext()
 tracer: Tracer | None = None  # of this process
 
 
-def starter(share: float, instance_name: str, version: str) -> Callable[[], None]:
-    """Return what begins to trace a share of all facts, in a process of this version.
+def run(reactor: Any, share: float, instance_name: str, version: str) -> None:
+    """Trace a share of all facts while the reactor runs, in a process of this version; 0 is none.
 
-    Where the spans are sent is configured by OpenTelemetry's environment variables.
-    ConfigError if it is not installed.
+    Where the spans are sent is configured by OpenTelemetry's environment variables.  ConfigError if its packages are
+    not installed.
     """
+    if not share:
+        return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     except ImportError as error:
@@ -45,7 +47,8 @@ def starter(share: float, instance_name: str, version: str) -> Callable[[], None
         global tracer  # noqa: PLW0603 (a process is traced or not, like its log)
         tracer = Tracer(share, instance_name, version, OTLPSpanExporter())
 
-    return start
+    reactor.callWhenRunning(start)  # its thread would not survive the fork into the background
+    reactor.addSystemEventTrigger("after", "shutdown", stop)
 
 
 def stop() -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from replication import traces
+from replication.errors import ConfigError
+from replication.net import traces
+from replication.net.traces import Tracer
 from replication.streams.cursor import Apply
-from replication.traces import Tracer
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import logged
 from tests.follower.cases import HELLO, WorkerCase, fact, position, rdata
@@ -109,8 +110,14 @@ def test_the_end_of_a_process_does_not_wait_long_for_a_collector(monkeypatch: py
     assert spans.shut == 1
 
 
+def test_what_is_missing_is_named_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"traces need OpenTelemetry: pip install '.*\[otel\]'"):
+        traces.run(object(), 1.0, "master", "1.2.3")
+
+
 def test_a_process_that_does_not_trace_does_not_import_opentelemetry() -> None:
-    program = "import sys, replication.service, replication.traces; sys.exit('opentelemetry' in sys.modules)"
+    program = "import sys, replication.service, replication.net.traces; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
