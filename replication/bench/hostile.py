@@ -2,6 +2,9 @@
 
 The peers that attack are one process of the lowest priority, which stands for other hosts: it takes only the processor
 time that is left.  ``quiet`` is the same without an attack.
+
+A fact waits for the reactor turn in progress.  So the CPU time of the master's turns is measured too: unlike the
+latency, it depends little on what else the machine does.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from replication.bench.daemons import address_of, cpu_time, database_in, make_worker, serve_master
+import attrs
+
+from replication.bench.daemons import BenchMaster, address_of, cpu_time, database_in, make_worker, serve_master
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import ChildProcess
 from replication.bench.series import Series, Stopwatch
@@ -23,13 +28,14 @@ from replication.net.admission import allow_open_files
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from replication.bench.daemons import BenchMaster, MasterAddress
+    from replication.bench.daemons import MasterAddress
     from replication.bench.series import BenchOptions
 
 PEERS: Final = 1_000
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
 GARBAGE: Final = bytes(range(128, 256)) * 4 + b"\n"
 BLOCK: Final = 65_536
+LONG: Final = 0.004  # seconds of CPU time that make a turn long
 
 
 def measure(options: BenchOptions) -> Iterator[Series]:
@@ -42,14 +48,59 @@ def measure(options: BenchOptions) -> Iterator[Series]:
         "a peer that never reads": _never_read,
         "a peer that reconnects at once": _reconnect,
     }
-    rounds = [{name: _delays(attack, peers, facts) for name, attack in attacks.items()} for _ in range(options.rounds)]
+    rounds = [{name: _round(attack, peers, facts) for name, attack in attacks.items()} for _ in range(options.rounds)]
     for name in attacks:
-        yield from quantiles(name, [each[name][0] for each in rounds], QUANTILES)
-        yield Series(name, "CPU of the master", "cores", [each[name][1] for each in rounds])
+        yield from quantiles(name, [each[name].delays for each in rounds], QUANTILES)
+        yield Series(name, "CPU of the master", "cores", [each[name].cores for each in rounds])
+        yield Series(name, "CPU of the longest turn", "s", [each[name].longest for each in rounds])
+        yield Series(name, "CPU of turns over 4 ms", "s", [each[name].in_long for each in rounds])
 
 
-def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts: int) -> tuple[list[float], float]:
-    """Return the seconds from each commit until a worker has applied the fact, and the master's share of a core."""
+@attrs.frozen
+class _Round:
+    """The seconds from each commit until a worker has applied the fact, and what the master did meanwhile.
+
+    ``cores``: its CPU time, by the clock.  ``longest``: the CPU time of its longest turn, in seconds.  ``in_long``: of
+    all turns that took longer than LONG.
+    """
+
+    delays: list[float]
+    cores: float
+    longest: float
+    in_long: float
+
+
+class _Turns:
+    """Measures the turns of a reactor."""
+
+    def __init__(self, reactor: Any) -> None:
+        self.begin()
+        iterate = reactor.doIteration
+
+        def turn(delay: float | None) -> None:
+            iterate(delay)
+            self._end_turn()
+
+        reactor.doIteration = turn
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self._ended, self.longest, self.in_long = time.thread_time(), 0.0, 0.0
+
+    def _end_turn(self) -> None:
+        before, self._ended = self._ended, time.thread_time()
+        took = self._ended - before
+        self.longest = max(self.longest, took)
+        if took > LONG:
+            self.in_long += took
+
+
+@attrs.frozen
+class _WatchedMaster(BenchMaster):
+    turns: _Turns
+
+
+def _round(attack: Callable[[int, int, float], None] | None, peers: int, facts: int) -> _Round:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="replication-bench-"))
         master = stack.enter_context(ChildProcess(_serve, database_in(folder, "master")))
@@ -60,14 +111,25 @@ def _delays(attack: Callable[[int, int, float], None] | None, peers: int, facts:
         if attack is not None:
             others = stack.enter_context(ChildProcess(_be_others))
             others.begin(_attack, attack, address.wire, peers, time.monotonic() + facts / PACE)
+        master.call(_begin_turns)
         watch, before = Stopwatch(), master.call(cpu_time)
         delays = delays_between(master, write_facts, worker, settled, facts)
-        return delays, (master.call(cpu_time) - before) / watch.sample(1).wall
+        cores = (master.call(cpu_time) - before) / watch.sample(1).wall
+        return _Round(delays, cores, *master.call(_turns))
 
 
-async def _serve(reactor: object, database: str) -> BenchMaster:
+async def _serve(reactor: object, database: str) -> _WatchedMaster:
     allow_open_files()
-    return await serve_master(reactor, database)
+    made = await serve_master(reactor, database)
+    return _WatchedMaster(made.reactor, made.master, made.address, _Turns(reactor))
+
+
+def _begin_turns(master: _WatchedMaster) -> None:
+    master.turns.begin()
+
+
+def _turns(master: _WatchedMaster) -> tuple[float, float]:
+    return master.turns.longest, master.turns.in_long
 
 
 # ---- the other processes
