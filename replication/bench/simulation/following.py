@@ -21,6 +21,7 @@ from replication.errors import (
 from replication.follower.stream import FollowMode
 from replication.follower.worker import Worker
 from replication.streams.facts import fact_bytes
+from replication.web.pages import encode_page, read_page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -78,7 +79,10 @@ class PageRequest:
 
 
 class SimulatedSources:
-    """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does."""
+    """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does.
+
+    A page passes through the bytes of its answer; requests and headers are left out.
+    """
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -116,7 +120,7 @@ class SimulatedSources:
         def answered(page: Page) -> None:
             host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
             host.largest_page = max(host.largest_page, fact_bytes(page.facts))
-            request.page = page
+            request.page = read_page(encode_page(page), after=step.after, upto=step.upto)
 
         def failed(failure: Failure) -> None:
             failure.trap(ReplicationError)
@@ -326,7 +330,7 @@ class WorkerHost(Host):
             streams=self.streams,
             reactor=self.reactor,
             limits=LIMITS,
-            wall=self.reactor.seconds,
+            wall=self.wall,
             copy=False if self.name in self.world.without_copies else None,
             relay=self.relays,
         )

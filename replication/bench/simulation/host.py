@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.python.failure import Failure
 
@@ -12,6 +13,7 @@ from replication.bench.simulation.disk import SimulatedStore, finish
 from replication.bench.simulation.network import SimulatedReactor
 from replication.net.protocol import Limits
 from replication.storage.memory import MemoryStore
+from replication.storage.receipts import ReceiptClock
 from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 PORT = 9092
 SERVER_NAME = "simulated"
 LINE_LIMIT = 256  # bytes
+WALL_STEADY: Final = 5.0  # seconds between two jumps of a wall clock
+WALL_JUMPS: Final = (0.0, 0.0, 0.3, -0.3, 3_600.0, -3_600.0, 1e8, -1e8)  # seconds from the right time
+RIGHT_TIME: Final = 1.7e9  # of the wall at the start, in seconds since 1970
 LIMITS = Limits(line_limit=LINE_LIMIT, max_queued_bytes=1_000, max_queued_lines=25)
 
 
@@ -32,7 +37,9 @@ class Host(ABC):
     def __init__(self, world: World, name: str, disk: MemoryStore | None = None) -> None:
         self.world = world
         self.name = InstanceName(name)
-        self.disk = disk or MemoryStore()
+        self._wall_period = -1  # in which the wall clock has its present jump
+        self._wall_jump = 0.0
+        self.disk = disk or MemoryStore(ReceiptClock(self.wall, lambda: world.network.clock.now))
         finish(self.disk.open())
         self.running = False
         self.backup: dict[str, Any] | None = None  # of the disk
@@ -47,6 +54,15 @@ class Host(ABC):
         self.store = SimulatedStore(self.disk, self._record)
         self.store.held = held
         self._start()
+
+    def wall(self) -> float:
+        """Return what the wall clock shows, in seconds; it differs from those of other hosts, and jumps."""
+        now = self.world.network.clock.now
+        period = int(now / WALL_STEADY)
+        if period != self._wall_period:
+            self._wall_period = period
+            self._wall_jump = Random(f"{self.world.seed} {self.name} {period}").choice(WALL_JUMPS)
+        return RIGHT_TIME + now + self._wall_jump
 
     def kill(self, *, power: bool = False) -> None:
         """Kill the process; with ``power`` lost, its peers are not notified."""

@@ -150,7 +150,7 @@ class MasterHost(Host):
             streams=self.streams,
             reactor=self.reactor,
             limits=LIMITS,
-            wall=self.reactor.seconds,
+            wall=self.wall,
         )
         self.reactor.listen(PORT, master.factory())
         starting = master.start()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.bench.simulation.host import WALL_STEADY
 from replication.bench.simulation.world import World
 from replication.wire.grammar import InstanceName
 
@@ -24,6 +27,21 @@ class HostTests(SynchronousTestCase):
             self.assertFalse(any(host.running for host in world.hosts))
             world.heal()
             world.converge()
+
+    def test_wall_clocks_differ_and_jump_and_come_from_the_seed(self) -> None:
+        def shown(seed: int) -> list[tuple[float, ...]]:
+            with World(seed=seed) as world:
+                times = []
+                for _ in range(6):
+                    times.append(tuple(host.wall() for host in world.hosts))
+                    world.advance(WALL_STEADY)
+                return times
+
+        first = shown(1)
+        self.assertEqual(first, shown(1))
+        self.assertNotEqual(first, shown(2))
+        self.assertTrue(any(len(set(times)) > 1 for times in first), "hosts differ")
+        self.assertTrue(any(later < earlier for earlier, later in pairwise(each[0] for each in first)), "one goes back")
 
     def test_a_backup_is_restored(self) -> None:
         """The facts after it are lost, and every follower goes back."""
