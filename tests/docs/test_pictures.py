@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.docs.pages import DOCS, code, page
+from tests.docs.pages import DOCS, code, page, section
 from tests.system.daemons import CHECKOUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = page("architecture.md")
 NAMED = {*code(re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE))}
@@ -57,3 +61,28 @@ def test_a_class_or_method_that_is_named_is_there(name: str) -> None:
         if found and (not method or re.search(rf"^    (?:async )?def {method}\b", found[0], re.MULTILINE)):
             return
     pytest.fail(f"there is no {name}")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a module imports, also those that only its types need."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("package", ["rooms", "synapse"])
+def test_what_imports_a_package_that_may_be_deleted_is_named(package: str) -> None:
+    items = re.split(r"^- ", section(PAGE, "### What may I delete?").partition("\n\nNo module")[0], flags=re.MULTILINE)
+    (item,) = [each for each in items if each.startswith(f"`{package}`")]
+    with_it, edit = ([each for each in code(part) if each.endswith(".py")] for part in item.split("Edit", 1))
+    gone = [f"replication.{name.removesuffix('.py').replace('/', '.')}" for name in (package, *with_it)]
+    importing = {
+        str(path.relative_to(CHECKOUT / "replication"))
+        for path in (CHECKOUT / "replication").rglob("*.py")
+        if any(f"{name}.".startswith(f"{each}.") for name in imports_of(path) for each in gone)
+    }
+    kept = {each for each in importing if not each.startswith(f"{package}/")} - {*with_it, "__init__.py"}
+    assert kept - {*edit} == set()
