@@ -234,7 +234,7 @@ def _check_retention(config: Config, path: str | None) -> None:
     except ConfigError as error:
         raise ConfigError(f"{path or '--retention'}: {error}") from None
     if config.role == "worker" and not config.writes and (config.retention != KEEP_ALL or config.retention_segments):
-        raise ConfigError(f"{path}: retention without writes: a worker that only follows deletes nothing")
+        raise ConfigError(f"{path}: retention without writes: a worker deletes only facts of streams that it writes")
 
 
 def _check_tls(config: Config, path: str | None) -> None:
@@ -243,15 +243,15 @@ def _check_tls(config: Config, path: str | None) -> None:
     if tls.allow and tls.client_ca is None:
         raise ConfigError(f"{path}: tls.allow without tls.client_ca: name the file with the clients' authority")
     if tls.client_ca is not None and not any(map(has_tls, (*config.listen, config.http or ""))):
-        raise ConfigError(f"{path}: tls.client_ca: no endpoint of listen or http is ssl:, so no client shows one")
+        raise ConfigError(f"{path}: tls.client_ca has no effect: no endpoint of listen or http is ssl:")
     if (tls.certificate is None) != (tls.private_key is None):
         raise ConfigError(f"{path}: tls.certificate and tls.private_key belong together: give both")
     if tls.certificate is not None and config.role == "master":
-        raise ConfigError(f"{path}: tls.certificate: only a worker shows one; ssl: endpoints name their own")
+        raise ConfigError(f"{path}: tls.certificate is for a worker; the ssl: endpoints of a master name their own")
 
 
 def _check_access(config: Config, path: str | None) -> None:
-    """Raise ConfigError if a table of ``[access]`` would have no effect, or another one than it seems to have."""
+    """Raise ConfigError if a table of ``[access]`` would have no effect, or not the effect that it seems to have."""
     owners: dict[str | None, str] = {} if config.secret is None else {config.secret: "secret_file"}
     for grant in config.grants:
         where = f"{path}: access.{grant.name}"

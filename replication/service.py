@@ -190,12 +190,12 @@ class Options(_StrictOptions):
 class Daemon(service.Service):
     """One server with its sockets, as twistd runs it; ConfigError names a wrong endpoint.
 
-    Sockets are opened once the database is.  A failed start therefore opens none, and the error is the last line.
+    Sockets are opened after the database.  A failed start therefore opens none, and the error is the last line.
     While the database is in trouble that may pass, the start waits; sockets are open then, and show why.
     With ``drops_privileges`` sockets are opened first, because afterwards this user may not open them.  With
     ``log_errors`` the error of a failed start is logged too, not only written to standard error.  A socket that is not
-    safe is refused, unless ``insecure``.  Through ``notifier`` systemd learns when the start has succeeded, and that
-    the process lives.  ``read_access`` reads secrets and rights again; ConfigError changes nothing.
+    safe is refused, unless ``insecure``.  ``notifier`` notifies systemd that the start has succeeded, and that the
+    process lives.  ``read_access`` reads secrets and rights again; ConfigError changes nothing.
     """
 
     log = Logger()

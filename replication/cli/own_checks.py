@@ -141,7 +141,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         yield Finding(shown, str(error), "start the daemon of the version that the message names")
         return
     except (StoreError, ConfigError) as error:
-        yield Finding(shown, str(error), "correct the URL, or let the database answer and be readable by this user")
+        yield Finding(shown, str(error), "correct the URL, start the database, or let this user read it")
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
@@ -176,13 +176,13 @@ def _check_mappings(config: Config) -> Iterator[Finding]:
         return
     for each in found:
         if each.error is not None:
-            yield Finding(f"stream {each.stream}", each.error, "correct the mapping or the table as the message says")
+            yield Finding(f"stream {each.stream}", each.error, "correct the mapping or the table")
         for warning in each.warnings:
             yield Finding(f"stream {each.stream}", warning, "do as the message advises")
 
 
 def check_folders(config: Config) -> Iterator[Finding]:
-    """Find folders of segments that have none, or that cannot be read: without them no fact is fetched, or deleted."""
+    """Find folders without readable segments: facts can be neither fetched from them nor deleted because of them."""
     for each in (*config.catch_up, *([config.retention_segments] if config.retention_segments else ())):
         if each.startswith((*DATABASES, *HTTP)):
             continue

@@ -29,7 +29,7 @@ LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
 
 
 def check_process(client: HttpClient) -> Iterator[Finding]:
-    """Find what a running process says of itself."""
+    """Find what the status of a running process shows."""
     try:
         before = fetch(client)
         time.sleep(LOOK_AGAIN)

@@ -37,9 +37,7 @@ def check_sources(config: Config) -> Iterator[Finding]:
         try:
             refused = use_store(url, lambda store: _declare(store, streams), read_only=True, foreign=bool(streams))  # noqa: B023 (it is used at once)
         except (StoreError, ConfigError) as error:
-            yield Finding(
-                str(url), str(error), "correct the URL, or let the database answer and be readable by this user"
-            )
+            yield Finding(str(url), str(error), "correct the URL, start the database, or let this user read it")
             continue
         for name, why in refused:
             cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
@@ -58,7 +56,7 @@ async def _declare(store: IStreamStore, streams: Sequence[StreamDefinition]) -> 
 
 
 def check_redis(config: Config) -> Iterator[Finding]:
-    """Find why a Synapse cannot be followed over its Redis: it does not answer, the login, the rights, the channel."""
+    """Find why a Synapse cannot be followed over its Redis: no answer, or a wrong login, right or channel."""
     for url in config.connect:
         if is_redis(url.reveal()):
             try:
