@@ -1,1 +1,1 @@
-"""Further tables, for both databases: rooms, the last client IPs of users, and the numbers of instances."""
+"""Tables beside those of streams and positions, for both databases: one module for each, or for a few together."""
