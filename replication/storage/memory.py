@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.contract import ended, facts_gone, moved, undeclared
@@ -18,11 +19,11 @@ from replication.streams.skips import SkipState
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor, IWatch, Page, Receipt
+    from replication.streams.interfaces import IReactorCalls, ISqlExecutor, IWatch, Page, Receipt
     from replication.streams.skips import SkippedFact
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -41,6 +42,25 @@ class _NoTables:
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Raise StoreError: there is no table."""
         raise StoreError("the memory store has no SQL: use a database")
+
+
+class NoSql(_NoTables):
+    """An executor that refuses every statement."""
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Raise StoreError: there is no SQL."""
+        raise StoreError("the memory store has no SQL: use a database")
+
+
+def call_reactor(function: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Return what a coroutine returns that does not wait: this is the reactor's thread."""
+    done = Deferred.fromCoroutine(function())
+    outcome: list[_T | Failure] = []
+    done.addBoth(outcome.append)
+    (result,) = outcome
+    if isinstance(result, Failure):
+        result.raiseException()
+    return result
 
 
 class _Stream:
@@ -307,6 +327,11 @@ class MemoryStore(_MemoryNotes):
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Commit as a transaction without statements does."""
         await self.transaction().commit(writes, receipt)
+
+    async def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> None:
+        """Call ``function``, which can run no statement, and commit with what it returns."""
+        transaction = self.transaction()
+        await transaction.commit(function(NoSql(), call_reactor))
 
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function`` on an empty database: this store has none of the tables beside the streams."""

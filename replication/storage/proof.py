@@ -50,14 +50,21 @@ class WriteProof:
         if (error := await share(self._proving)) is not None:
             raise error
 
-    def noted(self, outcomes: list[Exception | None], batches: Sequence[Batch]) -> list[Exception | None]:
-        """Note the outcomes of commits, and return them; what fails because of a value is no reason."""
+    def noted(
+        self, outcomes: Sequence[BaseException | None], batches: Sequence[Batch | None]
+    ) -> Sequence[BaseException | None]:
+        """Note the outcomes of commits, and return them; what fails because of a value is no reason.
+
+        A batch of None stands for a function that failed before there was one.
+        """
         if self._failed is None and not any(outcomes):  # the usual case
             return outcomes
         of_facts = [
             outcome
-            for batch, outcome in zip(batches, outcomes, strict=True)
-            if any(write.facts for _, write in batch.writes) and not isinstance(outcome, ValueRefusedError)
+            for batch, outcome in zip(batches, outcomes, strict=False)  # a group may have been cut
+            if batch is not None
+            and any(write.facts for _, write in batch.writes)
+            and not isinstance(outcome, ValueRefusedError)
         ]
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
         if of_facts:

@@ -6,11 +6,13 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.threads import blockingCallFromThread
 from twisted.logger import Logger
 
 from replication.errors import CommitsLostError, StoreError
 from replication.storage.connection import SqlConnection
 from replication.storage.contract import Batch, undeclared
+from replication.storage.interactions import Interaction
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
@@ -24,13 +26,13 @@ from replication.streams.interfaces import Write
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import FactSlice, ISqlExecutor, KnownFollower, Page, Receipt
+    from replication.streams.interfaces import FactSlice, IReactorCalls, ISqlExecutor, KnownFollower, Page, Receipt
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -277,6 +279,16 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         self._checked(self._writer)
         return self._group.add(batch)
 
+    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
+        """Call ``function`` in a transaction, and commit with what it returns; see ``IStreamStore``."""
+        self._checked(self._writer)
+        times = self._clock.read()
+
+        def run(database: ISqlExecutor) -> Batch:
+            return self._batch(function(database, self._call_reactor), None, times)
+
+        return self._interact(Interaction(run, self.check_statement))
+
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function``, which only reads, on one snapshot."""
         return await self._read(lambda connection: connection.read(function))
@@ -290,8 +302,7 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
 
     def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
-        tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
-        return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read())
+        return self._batch(writes, receipt, self._clock.read())
 
     def check_statement(self, sql: str) -> None:
         """Raise StoreError if the application may not run this statement in a transaction."""
@@ -313,6 +324,15 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         raise NotImplementedError
 
     # ---- inside
+
+    def _batch(self, writes: Sequence[Write], receipt: Receipt | None, times: tuple[float, float]) -> Batch:
+        tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
+        return Batch(list(zip(tables, writes, strict=True)), receipt, *times)
+
+    def _call_reactor(self, function: Callable[[], Coroutine[Deferred[Any], Any, _T]]) -> _T:
+        begin: Callable[[], Any] = lambda: Deferred.fromCoroutine(function())  # noqa: E731 (to give it a type)
+        found: _T = blockingCallFromThread(self._reactor, begin)
+        return found
 
     def _report_loss(self, error: CommitsLostError) -> None:
         """Fire ``commits_lost`` on the reactor's thread, before the call fails that noticed it."""
@@ -357,7 +377,11 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         async with self._writer_lock:
             return await writer.run(work)
 
-    def _commit_together(self, batches: Sequence[Batch]) -> Deferred[list[Exception | None]]:
+    def _interact(self, interaction: Interaction) -> Awaitable[None]:
+        """Run an interaction, and return once it is durable."""
+        raise NotImplementedError
+
+    def _commit_together(self, batches: Sequence[Batch]) -> Deferred[Sequence[BaseException | None]]:
         assert self._writer is not None  # noqa: S101 - commit has checked it
         committing = self._writer.run(lambda connection: connection.commit_together(batches))
         return committing.addCallback(self._proof.noted, batches)

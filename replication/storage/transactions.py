@@ -124,14 +124,15 @@ class Transaction:
 class CallGroup(Generic[_Item, _Result]):
     """Group commit, and the like: items that wait for a ``lock`` share one call.
 
-    ``call`` receives the items, and returns a result or an exception for each.  ``collect``, if given, is awaited
-    between the lock and the call, and more items may join until it returns.
+    ``call`` receives the items, and returns a result or an exception for each, or for the first ones only: then the
+    others come first in the next call.  ``collect``, if given, is awaited between the lock and the call, and more items
+    may join until it returns.
     """
 
     def __init__(
         self,
         lock: DeferredLock,
-        call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]],
+        call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | BaseException]]],
         collect: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._lock = lock
@@ -152,14 +153,19 @@ class CallGroup(Generic[_Item, _Result]):
         if self._collect is not None:
             await self._collect()
         group, self._waiting = self._waiting, []
-        results: Sequence[_Result | Exception]
+        results: Sequence[_Result | BaseException]
         try:
             results = await self._call([item for item, _ in group])
         except Exception as error:  # noqa: BLE001 - every caller that waits receives it
             results = [error] * len(group)
+        if len(results) < len(group):
+            alone = not self._waiting
+            self._waiting[:0] = group[len(results) :]
+            if alone:
+                Deferred.fromCoroutine(self._call_once())
         self._lock.release()
-        for (_, done), result in zip(group, results, strict=True):
-            if isinstance(result, Exception):
+        for (_, done), result in zip(group, results, strict=False):
+            if isinstance(result, BaseException):
                 done.errback(result)
             else:
                 done.callback(result)

@@ -14,7 +14,7 @@ import attrs
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.facts import Fact
@@ -236,6 +236,14 @@ class ISqlExecutor(Protocol):
         ...
 
 
+class IReactorCalls(Protocol):
+    """Lets a function on the database's thread call one on the reactor's thread."""
+
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Call ``function`` there, wait for its coroutine, and return or raise what it does."""
+        ...
+
+
 class ITransaction(Protocol):
     """A transaction of the application; it begins with the first statement, and ``commit`` or ``rollback`` ends it.
 
@@ -391,6 +399,15 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
 
     def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> Awaitable[None]:
         """Commit as a transaction without statements does, together with all commits that wait."""
+        ...
+
+    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
+        """Call ``function`` in a transaction, on the database's thread; commit with the writes that it returns.
+
+        That takes one change of threads.  In SQLite, functions that wait share one commit; an exception of one undoes
+        its own statements only.  If the database undoes a whole transaction, the others are called again.  To cancel
+        the result ends the waiting, not the transaction.
+        """
         ...
 
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:

@@ -106,12 +106,21 @@ class PublishedStream:
         A transaction that commits ``alone`` leaves the position to ``unstored_position``.  Otherwise it would lock the
         row of the position until its commit is durable, and delay other transactions of the stream.
         """
+        return self.writes_upto(self.position_with(tokens_of(facts), alone=alone), facts)
+
+    def position_with(self, tokens: Sequence[Token], *, alone: bool) -> Token:
+        """Return the position that the transaction of these open IDs stores; 0 for none."""
+        if self.memory_log is not None or (alone and self.ids.sequence is not None):
+            return Token(0)
+        settled = self.ids.within_horizon(self.ids.pending.settled_with(tokens))
+        self._storing[tokens[0]] = settled
+        return settled
+
+    def writes_upto(self, settled: Token, facts: Sequence[Fact]) -> Sequence[Write]:
+        """Return what a transaction stores that commits ``facts`` and ``position_with`` them; on any thread."""
         if self.memory_log is not None:
             return []
-        name, settled = self.definition.name, Token(0)
-        if not alone or self.ids.sequence is None:
-            settled = self.ids.within_horizon(self.ids.pending.settled_with(tokens_of(facts)))
-            self._storing[facts[0].token] = settled
+        name = self.definition.name
         bare = [token for token, _ in filterfalse(itemgetter(1), facts) if token > settled]
         if not bare:
             return [Write(name, self._instance_name, settled, facts)]

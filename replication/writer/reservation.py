@@ -13,6 +13,7 @@ from replication.deferreds import shield
 from replication.errors import RowError, StoppingError, StoreError, StreamError
 from replication.net import traces
 from replication.streams.facts import Fact, check_size
+from replication.writer.interaction import AddedFact, Interaction, NewFact
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from replication.writer.publisher import PublishedStream
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @attrs.define(eq=False, repr=False)
@@ -123,6 +125,15 @@ class OpenTransactions:
         del self._open[transaction]
         if self._idle is not None and not self._open and not self._idle.called:
             self._idle.callback(None)
+
+    def encode_invalidation(self, cache: str, keys: Sequence[object] | None) -> str:
+        """Return the row of an invalidation; RowError if ``keys`` is a string, NotAWriterError as ``check_writer``."""
+        if isinstance(keys, (str, bytes)):
+            raise RowError(f"keys are a list of arguments, not {keys!r}: write [{keys!r}]")
+        caches = self.caches()
+        caches.check_writer()
+        encoded = None if keys is None else list(encode_key(keys))
+        return caches.definition.encode([cache, encoded, int(self.wall() * 1000)])
 
     def oldest_first(self) -> Iterable[tuple[PublishedStream, Token, float]]:
         """Yield, for each transaction and stream, the first open ID and its age in seconds."""
@@ -226,6 +237,27 @@ class FactTransaction(Generic[T]):
             raise
         self._complete_all(committed)
 
+    async def interact(self, function: Callable[[ISqlExecutor, NewFact], R]) -> R:
+        """Reserve an ID, call ``function`` in a transaction on the database's thread, and commit with its fact.
+
+        The ID is complete then, also if that fails.
+        """
+        (token,) = await self.begin()
+        self._ended = "complete: write while the function runs"
+        settled = self.stream.position_with([token], alone=True)
+        interaction = Interaction(
+            self.stream, function, token, settled, self._all.encode_invalidation, self._add_invalidations
+        )
+        try:
+            await self._all.store.interact(interaction.run)
+        except BaseException as error:
+            if isinstance(error, RowError):
+                self.stream.refused += 1
+            self._complete_all({})
+            raise
+        self._complete_all(interaction.committed)
+        return interaction.result
+
     async def abandon(self) -> None:
         """Roll back a block that did not end in time when this process stops."""
         if self._ended is None:
@@ -246,13 +278,8 @@ class FactTransaction(Generic[T]):
     def invalidate(self, cache: str, keys: Sequence[object] | None) -> None:
         """Add a row to this transaction's fact on the caches stream."""
         self.check_open()
-        if isinstance(keys, (str, bytes)):
-            raise RowError(f"keys are a list of arguments, not {keys!r}: write [{keys!r}]")
-        caches = self._all.caches()
-        caches.check_writer()
-        encoded = None if keys is None else list(encode_key(keys))
-        text = caches.definition.encode([cache, encoded, int(self._all.wall() * 1000)])
-        (self._reservations[0].texts if caches is self.stream else self._invalidations).append(text)
+        text = self._all.encode_invalidation(cache, keys)
+        (self._reservations[0].texts if self._all.caches() is self.stream else self._invalidations).append(text)
 
     def _check_sizes(self) -> None:
         for each in self._reservations:
@@ -288,6 +315,18 @@ class FactTransaction(Generic[T]):
                 await self._transaction.rollback()
             raise
         return {caches: [Fact(token, tuple(self._invalidations))]}
+
+    async def _add_invalidations(self, fact: Fact, invalidations: Sequence[str]) -> AddedFact | None:
+        """Return the fact of the caches stream for an interaction; StoreError if its own fact cannot wait in memory."""
+        self.stream.check_room([fact])
+        if not invalidations:
+            return None
+        caches = self._all.caches()
+        if caches not in self.held:  # otherwise the function runs again
+            await self._hold(caches, 1)
+        (token,) = self.held[caches]
+        settled = caches.position_with([token], alone=True)
+        return AddedFact(caches, Fact(token, tuple(invalidations)), settled)
 
     async def _roll_back(self, how: str = "rolled back") -> None:
         self._ended = how

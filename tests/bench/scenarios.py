@@ -15,7 +15,7 @@ from replication.bench.cluster import find_binaries
 from replication.cli import bench
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
-UNITS = {"pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes", "queries/s"}
+UNITS = {"transactions/s", "x", "pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes", "queries/s"}
 
 
 def run_bench(*arguments: str) -> tuple[int | str | None, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve
@@ -17,12 +18,12 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.trial.unittest import SynchronousTestCase as _Case
 
-    from replication.streams.interfaces import ISqlExecutor, IStreamStore
+    from replication.streams.interfaces import IReactorCalls, ISqlExecutor, IStreamStore
 else:
     _Case = object
 
@@ -762,6 +763,71 @@ class SqlTransactionContract(UsesStore):
         self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
         self.wait(transaction.rollback())
         self.assertEqual(self.orders(), [])
+
+    async def interact(self, work: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> None:
+        await self.store.interact(work)
+
+    def place(self, order: int, *, raises: type[BaseException] | None = None) -> Deferred[None]:
+        """Interact: insert an order, write a fact with its number as the token, and raise."""
+
+        def work(database: ISqlExecutor, _: object) -> Sequence[Write]:
+            database.execute(self.insert, (order, "placed"))
+            if raises is not None:
+                raise raises
+            return [write(order, facts(order))]
+
+        return self.begin(self.interact(work))
+
+    def test_a_function_and_the_facts_that_it_returns_are_one_transaction(self) -> None:
+        self.wait(self.place(2))
+        self.assertEqual((self.orders(), self.tokens()), ([(2, "placed")], [2]))
+
+    def test_of_functions_that_wait_each_fails_alone(self) -> None:
+        bad = {3: ZeroDivisionError, 7: SystemExit, 9: ZeroDivisionError}
+        asked = [(number, self.place(number, raises=bad.get(number))) for number in range(2, 10)]
+        asked.append((5, self.place(5)))  # of a number that is stored
+        for number, each in asked[:-1]:
+            if number in bad:
+                self.assertRaises(bad[number], self.wait, each)
+            else:
+                self.wait(each)
+        self.assertRaises(StoreError, self.wait, asked[-1][1])
+        good = [2, 4, 5, 6, 8]
+        self.assertEqual((self.orders(), self.tokens()), ([(number, "placed") for number in good], good))
+
+    def test_facts_that_cannot_be_stored_undo_the_function_that_returned_them(self) -> None:
+        def work(database: ISqlExecutor, _: object) -> Sequence[Write]:
+            database.execute(self.insert, (1, "placed"))
+            return [write(2, facts(2), expected=99)]
+
+        self.assertRaises(PositionMovedError, self.wait, self.interact(work))
+        self.assertEqual((self.orders(), self.tokens()), ([], []))
+
+    def test_a_function_may_not_end_the_transaction(self) -> None:
+        def work(database: ISqlExecutor, _: object) -> Sequence[Write]:
+            database.execute(self.insert, (1, "placed"))
+            for sql in ("COMMIT", "RELEASE interaction", "ROLLBACK"):
+                self.assertRaises(StoreError, database.execute, sql)
+                self.assertRaises(StoreError, database.executemany, sql, [()])
+            raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, self.wait, self.interact(work))
+        self.assertEqual(self.orders(), [])
+
+    def test_a_function_may_wait_for_the_reactors_thread(self) -> None:
+        here = get_ident()
+
+        async def ask() -> bool:
+            return get_ident() == here
+
+        answers = []
+
+        def work(_: ISqlExecutor, call_reactor: IReactorCalls) -> Sequence[Write]:
+            answers.extend([get_ident() == here, call_reactor(ask)])
+            return []
+
+        self.wait(self.interact(work))
+        self.assertEqual(answers, [False, True])
 
     def test_transactions_take_turns_in_the_order_in_which_they_began(self) -> None:
         first, second = self.store.transaction(), self.store.transaction()

@@ -18,12 +18,12 @@ class CallGroupTests(SynchronousTestCase):
     """Batches are names here, and the test decides when a commit ends."""
 
     def setUp(self) -> None:
-        self.asked: list[tuple[list[str], Deferred[Sequence[Exception | None]]]] = []
+        self.asked: list[tuple[list[str], Deferred[Sequence[BaseException | None]]]] = []
         self.line = DeferredLock()
         self.group: CallGroup[str, None] = CallGroup(self.line, self.commit)
 
-    def commit(self, batches: Sequence[str]) -> Deferred[Sequence[Exception | None]]:
-        done: Deferred[Sequence[Exception | None]] = Deferred()
+    def commit(self, batches: Sequence[str]) -> Deferred[Sequence[BaseException | None]]:
+        done: Deferred[Sequence[BaseException | None]] = Deferred()
         self.asked.append(([*batches], done))
         return done
 
@@ -58,6 +58,27 @@ class CallGroupTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
         gathered.callback(None)
         self.assertEqual([names for names, _ in self.asked], [["one", "two"]])
+
+    def test_items_without_a_result_come_first_in_the_next_call(self) -> None:
+        self.line.acquire()
+        each = [self.group.add(name) for name in ("one", "two", "three")]
+        self.line.release()
+        late = self.group.add("late")
+        self.asked[0][1].callback([None])
+        self.successResultOf(each[0])
+        self.assertEqual([names for names, _ in self.asked[1:]], [["two", "three", "late"]])
+        self.asked[1][1].callback([None, StoreError("no")])
+        self.successResultOf(each[1])
+        self.failureResultOf(each[2], StoreError)
+        self.assertEqual([names for names, _ in self.asked[2:]], [["late"]])
+        self.asked[2][1].callback([None])
+        self.successResultOf(late)
+        self.assertFalse(self.line.locked)
+
+    def test_any_base_exception_is_the_outcome_of_its_item(self) -> None:
+        waiting = self.group.add("one")
+        self.asked[0][1].callback([SystemExit()])
+        self.failureResultOf(waiting, SystemExit)
 
     def test_a_batch_whose_caller_is_cancelled_is_committed(self) -> None:
         self.line.acquire()

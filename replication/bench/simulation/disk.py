@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from twisted.internet.defer import Deferred
 
 from replication.errors import FactsGoneError, StoreError
-from replication.storage.memory import MemoryStore
+from replication.storage.memory import MemoryStore, NoSql, call_reactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import (
         FactSlice,
+        IReactorCalls,
         ISequence,
         ISqlExecutor,
         ITransaction,
@@ -252,6 +253,9 @@ class SimulatedStore(UnheldStore):
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         await self.transaction().commit(writes, receipt)
+
+    async def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> None:
+        await self.commit(function(NoSql(), call_reactor))
 
     async def claim(self, instance: InstanceName) -> None:
         await self.disk.claim(instance)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from replication.storage.contract import WrittenFact
+    from replication.storage.interactions import Interaction
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
 
@@ -278,6 +279,16 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             raise
         self.commits += 1
         self.transactions += 1
+
+    def interact(self, interaction: Interaction) -> None:
+        """Run an interaction in a transaction of its own, and store what it returns; if that fails, undo all of it."""
+        try:
+            self._begin()
+            batch = interaction.run(self.session)
+        except BaseException:
+            self.rollback()
+            raise
+        self.commit(batch)
 
     def commit_together(self, batches: Sequence[Batch]) -> list[Exception | None]:
         """Store batches in one transaction, and return the outcome of each, None for success.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.interfaces import IReactorFromThreads
 
+    from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IWatch, SequenceState
@@ -201,6 +202,13 @@ class PostgresStore(SqlStore[PostgresConnection]):
         return done
 
     # ---- inside
+
+    async def _interact(self, interaction: Interaction) -> None:
+        connection = await self.acquire()
+        try:
+            await connection.run(lambda session: session.interact(interaction))
+        finally:
+            self.release_connection(connection)
 
     async def _prove(self) -> None:
         """Return if the database answers and can be written, even while transactions wait; else raise StoreError."""

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError, StoreError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replication.errors import CommitsLostError
+    from replication.storage.interactions import Interaction
     from replication.storage.sqlite.generic import Table
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
@@ -70,6 +72,7 @@ DELETE_RECEIPTS: Final = (
     "DELETE FROM append_receipts WHERE +written_at <= ? AND key IN (SELECT ? UNION ALL SELECT * FROM "  # noqa: S608 - a number
     f"(SELECT key FROM append_receipts WHERE written_at <= ? LIMIT {DELETED_AT_ONCE}))"
 )
+SHARED_TIME: Final = 0.01  # seconds after which interactions that share a transaction are committed
 ADD_RECEIPT: Final = "INSERT INTO append_receipts (key, tokens, written_at) VALUES (?, ?, ?)"
 
 
@@ -195,6 +198,33 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self.transactions += 1
         return [None] * len(batches)
 
+    def interact_together(self, interactions: Sequence[Interaction]) -> list[BaseException | None]:
+        """Run interactions in one transaction, and return the outcome of each, None for success.
+
+        Each is behind a savepoint, so one that fails is undone alone.  After SHARED_TIME the transaction is committed,
+        and the outcomes are those of the first interactions only: the others have not begun.
+        """
+        failed: dict[int, BaseException] = {}  # by index
+        batches: list[Batch] | None = None
+        while batches is None:
+            try:
+                self._begin()
+            except StoreError as error:
+                return [failed.get(index, error) for index in range(len(interactions))]
+            batches, end = self._interact(interactions, failed)
+        if not batches:
+            self.rollback()
+            return [failed[index] for index in range(end)]
+        try:
+            self._commit()
+        except StoreError as error:
+            self.rollback()
+            return [failed.get(index, error) for index in range(end)]
+        self.known.note(batches)
+        self.commits += len(batches)
+        self.transactions += 1
+        return [failed.get(index) for index in range(end)]
+
     def check(self) -> None:
         """Raise StoreError unless the file is in its place and can be written: a commit proves it."""
         if self._file != self._identity():
@@ -220,6 +250,43 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 self.rollback()
 
     # ---- inside
+
+    def _interact(
+        self, interactions: Sequence[Interaction], failed: dict[int, BaseException]
+    ) -> tuple[list[Batch] | None, int]:
+        """Run those that have not failed, and return what they have stored, and the index at which the time was over.
+
+        None: an error made SQLite undo the whole transaction, so all but those that ``failed`` must run again.
+        """
+        batches: list[Batch] = []
+        since = monotonic()
+        for index, each in enumerate(interactions):
+            if index in failed:
+                continue
+            try:
+                batches.append(self._interact_once(each))
+            except BaseException as error:  # noqa: BLE001 - the caller of that interaction receives it
+                failed[index] = error
+                if not self.session.database.in_transaction:
+                    self.session.rollback()
+                    return None, 0
+            if monotonic() - since > SHARED_TIME:
+                return batches, index + 1
+        return batches, len(interactions)
+
+    def _interact_once(self, interaction: Interaction) -> Batch:
+        """Run one interaction behind a savepoint, and store what it returns; if that fails, undo all of it."""
+        self.session.run("SAVEPOINT interaction")
+        try:
+            batch = interaction.run(self.session)
+            self._store(batch)
+        except BaseException:
+            if self.session.database.in_transaction:
+                self.session.run("ROLLBACK TO interaction")
+                self.session.run("RELEASE interaction")
+            raise
+        self.session.run("RELEASE interaction")
+        return batch
 
     def _begin(self) -> None:
         if not self.session.begun:

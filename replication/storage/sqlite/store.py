@@ -5,7 +5,8 @@ writes. A database in memory has one connection for both.  There, a read waits f
 transaction that awaits a read of the same store waits for ever.
 
 One transaction writes at a time.  A transaction with statements holds the writing connection from the first of them to
-its end.  Commits without statements wait as a group, and share one transaction of the database and one fsync.
+its end.  Commits without statements wait as a group, and share one transaction of the database and one fsync.  So do
+interactions, each behind a savepoint.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from replication.storage.sqlite.session import MEMORY
 from replication.storage.sqlite.watch import SqliteWatch
 from replication.storage.store import SqlStore
 from replication.storage.threads import ConnectionThread
+from replication.storage.transactions import CallGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
 
+    from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.history import History
     from replication.streams.interfaces import IWatch
@@ -59,6 +63,7 @@ class SqliteStore(SqlStore[SqliteConnection]):
         clock: ReceiptClock | None = None,
     ) -> None:
         super().__init__(path, reactor, table_of, read_only=read_only, clock=clock)
+        self._interactions: CallGroup[Interaction, None] = CallGroup(self._writer_lock, self._interact_together)
         self._busy_timeout = busy_timeout
         self._foreign = foreign
 
@@ -132,6 +137,13 @@ class SqliteStore(SqlStore[SqliteConnection]):
         self._writer_lock.release()
 
     # ---- inside
+
+    def _interact(self, interaction: Interaction) -> Deferred[None]:
+        return self._interactions.add(interaction)
+
+    def _interact_together(self, interactions: Sequence[Interaction]) -> Deferred[Sequence[BaseException | None]]:
+        interacting = self._checked(self._writer).run(lambda connection: connection.interact_together(interactions))
+        return interacting.addCallback(self._proof.noted, [each.batch for each in interactions])
 
     async def _prove(self) -> None:
         """Return if the file is in its place and can be written, after all earlier writes; else raise StoreError."""

@@ -8,7 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import PositionMovedError, StoreError
 from replication.storage.contract import Batch
+from replication.storage.interactions import Interaction
 from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.sqlite import connection as sqlite_connection
 from replication.storage.sqlite.connection import SqliteConnection
 from replication.storage.sqlite.generic import GenericTable
 from replication.storage.sqlite.mapped import MappedTable
@@ -18,9 +20,10 @@ from replication.wire.grammar import Token
 from tests.contract.stream_store import ME, fact, facts, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replication.storage.sqlite.generic import Table
+    from replication.streams.interfaces import ISqlExecutor
 
 
 class ConnectionTests(SynchronousTestCase):
@@ -94,6 +97,76 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(self.commit_together(self.batch(write(2, facts(2))), orphan), [StoreError] * 2)
         self.assertEqual((self.tokens(), self.connection.commits), ([], 1))
         self.assertEqual(self.commit_together(self.batch(write(2, facts(2)))), [None])
+
+    def interaction(self, token: int, *, then: Callable[[], object] = lambda: None) -> Interaction:
+        """Return one that inserts an order and calls ``then``; the contract has its other properties."""
+
+        def work(database: ISqlExecutor) -> Batch:
+            self.called.append(token)
+            database.execute("INSERT INTO mine VALUES (?)", (token,))
+            then()
+            return self.batch(write(token, facts(token)))
+
+        return Interaction(work, lambda _: None)
+
+    def interact(self, *interactions: Interaction) -> Sequence[type[BaseException] | None]:
+        """Run them with a table of their own, and check that this table and the facts agree."""
+        self.called: list[int] = []
+        self.execute("CREATE TABLE IF NOT EXISTS mine (id INTEGER PRIMARY KEY)")
+        self.connection.session.commit()
+        outcomes = self.connection.interact_together(interactions)
+        self.assertFalse(self.connection.session.database.in_transaction)
+        self.assertEqual(self.connection.session.run("SELECT id FROM mine"), [(each,) for each in self.tokens()])
+        return [None if each is None else type(each) for each in outcomes]
+
+    def test_interactions_share_one_commit_and_each_fails_alone(self) -> None:
+        bad = {3: lambda: 1 // 0, 5: lambda: self.connection.session.run("SELEKT")}
+        outcomes = self.interact(*(self.interaction(token, then=bad.get(token, lambda: None)) for token in range(2, 7)))
+        self.assertEqual(outcomes, [None, ZeroDivisionError, None, StoreError, None])
+        self.assertEqual((self.tokens(), self.called), ([2, 4, 6], [2, 3, 4, 5, 6]))
+        self.assertEqual((self.connection.commits, self.connection.transactions), (3, 1))
+
+    def test_interactions_that_all_fail_need_no_commit(self) -> None:
+        self.assertEqual(self.interact(self.interaction(2, then=lambda: 1 // 0)), [ZeroDivisionError])
+        self.assertEqual(self.connection.transactions, 0)
+
+    def test_after_an_error_that_undoes_the_transaction_the_other_interactions_run_again(self) -> None:
+        def undo() -> None:
+            self.connection.session.run("INSERT OR ROLLBACK INTO mine VALUES (2)")
+
+        outcomes = self.interact(
+            self.interaction(2), self.interaction(3), self.interaction(4, then=undo), self.interaction(5)
+        )
+        self.assertEqual(outcomes, [None, None, StoreError, None])
+        self.assertEqual((self.tokens(), self.called), ([2, 3, 5], [2, 3, 4, 2, 3, 5]))
+
+    def test_a_shared_commit_that_fails_fails_all_and_nothing_is_called_again(self) -> None:
+        self.connection.session.run("PRAGMA foreign_keys = ON")
+        parent = "parent REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"  # looked at by COMMIT
+        self.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        self.execute(f"CREATE TABLE children ({parent})")
+
+        def add_orphan() -> None:
+            self.connection.session.run("INSERT INTO children VALUES (77)")
+
+        outcomes = self.interact(
+            self.interaction(2), self.interaction(3, then=lambda: 1 // 0), self.interaction(4, then=add_orphan)
+        )
+        self.assertEqual(outcomes, [StoreError, ZeroDivisionError, StoreError])
+        self.assertEqual((self.tokens(), self.called), ([], [2, 3, 4]))
+        self.assertEqual(self.interact(self.interaction(2)), [None])
+
+    def test_a_begin_that_fails_calls_no_function(self) -> None:
+        self.interact()
+        self.connection.session.run("BEGIN")
+        outcomes = self.connection.interact_together([self.interaction(2), self.interaction(3)])
+        self.assertEqual(([type(each) for each in outcomes], self.called), ([StoreError] * 2, []))
+
+    def test_when_the_time_is_over_the_rest_is_left_for_the_next_transaction(self) -> None:
+        self.patch(sqlite_connection, "SHARED_TIME", -1.0)
+        first, second = self.interaction(2), self.interaction(3)
+        self.assertEqual((self.interact(first, second), self.called), ([None], [2]))
+        self.assertEqual((self.interact(second), self.called), ([None], [3]))
 
     def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
         for day in range(3):
