@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from replication.streams.typed_rows import Row, TypedStream
     from replication.web.site import make_site
     from replication.wire.commands import ApplicationCommand
+    from replication.writer.interaction import NewFact
     from replication.writer.master import Master
     from replication.writer.reservation import Reservation
     from replication.writer.rooms import Rooms
@@ -104,6 +105,7 @@ __all__ = [
     "LocalProtocolError",
     "Master",
     "MultiWriterToken",
+    "NewFact",
     "NotAWriterError",
     "PositionMovedError",
     "PositionTimeoutError",
@@ -148,6 +150,7 @@ _ELSEWHERE = {
     "Limits": "replication.net.protocol",
     "Master": "replication.writer.master",
     "MultiWriterToken": "replication.streams.positions",
+    "NewFact": "replication.writer.interaction",
     "Reservation": "replication.writer.reservation",
     "Rights": "replication.net.access",
     "Rooms": "replication.writer.rooms",

@@ -33,6 +33,7 @@ PUBLIC = {
     "LocalProtocolError",
     "Master",
     "MultiWriterToken",
+    "NewFact",
     "NotAWriterError",
     "PositionMovedError",
     "PositionTimeoutError",

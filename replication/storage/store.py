@@ -179,7 +179,38 @@ class KeptFactsStore:
         await run_transaction(self, lambda database: delete_follower(database, name))
 
 
-class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsReader, Generic[_Connection]):
+class InteractionStore:
+    """Runs functions of the application; ``SqlStore`` has the rest."""
+
+    _reactor: IReactorFromThreads
+    _writer: Any
+    _checked: Callable[[Any], Any]
+    _table: Callable[[StreamName], StreamTable[Any]]
+    check_statement: Callable[[str], None]
+
+    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
+        """Call ``function`` in a transaction, and commit with what it returns; see ``IStreamStore``."""
+        self._checked(self._writer)
+
+        def run(database: ISqlExecutor) -> Batch:
+            writes = function(database, self._call_reactor)
+            return Batch([(self._table(write.stream), write) for write in writes], None, 0.0, 0.0)  # without a receipt
+
+        return self._interact(Interaction(run, self.check_statement))
+
+    def _interact(self, interaction: Interaction) -> Awaitable[None]:
+        """Run an interaction, and return once it is durable."""
+        raise NotImplementedError
+
+    def _call_reactor(self, function: Callable[[], Coroutine[Deferred[Any], Any, _T]]) -> _T:
+        begin: Callable[[], Any] = lambda: Deferred.fromCoroutine(function())  # noqa: E731 (to give it a type)
+        found: _T = blockingCallFromThread(self._reactor, begin)
+        return found
+
+
+class SqlStore(
+    ApplicationReader, HistoryStore, InteractionStore, KeptFactsStore, SkippedFactsReader, Generic[_Connection]
+):
     """The base of the stores; ``name`` is the database for messages, without a password.
 
     ``table_of`` returns where the database has the facts of a stream.
@@ -279,16 +310,6 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         self._checked(self._writer)
         return self._group.add(batch)
 
-    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
-        """Call ``function`` in a transaction, and commit with what it returns; see ``IStreamStore``."""
-        self._checked(self._writer)
-        times = self._clock.read()
-
-        def run(database: ISqlExecutor) -> Batch:
-            return self._batch(function(database, self._call_reactor), None, times)
-
-        return self._interact(Interaction(run, self.check_statement))
-
     async def read(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function``, which only reads, on one snapshot."""
         return await self._read(lambda connection: connection.read(function))
@@ -302,7 +323,8 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
 
     def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
-        return self._batch(writes, receipt, self._clock.read())
+        tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
+        return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read())
 
     def check_statement(self, sql: str) -> None:
         """Raise StoreError if the application may not run this statement in a transaction."""
@@ -324,15 +346,6 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         raise NotImplementedError
 
     # ---- inside
-
-    def _batch(self, writes: Sequence[Write], receipt: Receipt | None, times: tuple[float, float]) -> Batch:
-        tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
-        return Batch(list(zip(tables, writes, strict=True)), receipt, *times)
-
-    def _call_reactor(self, function: Callable[[], Coroutine[Deferred[Any], Any, _T]]) -> _T:
-        begin: Callable[[], Any] = lambda: Deferred.fromCoroutine(function())  # noqa: E731 (to give it a type)
-        found: _T = blockingCallFromThread(self._reactor, begin)
-        return found
 
     def _report_loss(self, error: CommitsLostError) -> None:
         """Fire ``commits_lost`` on the reactor's thread, before the call fails that noticed it."""
@@ -376,10 +389,6 @@ class SqlStore(ApplicationReader, HistoryStore, KeptFactsStore, SkippedFactsRead
         writer = self._checked(self._writer)
         async with self._writer_lock:
             return await writer.run(work)
-
-    def _interact(self, interaction: Interaction) -> Awaitable[None]:
-        """Run an interaction, and return once it is durable."""
-        raise NotImplementedError
 
     def _commit_together(self, batches: Sequence[Batch]) -> Deferred[Sequence[BaseException | None]]:
         assert self._writer is not None  # noqa: S101 - commit has checked it

@@ -15,7 +15,8 @@ from replication.bench.cluster import find_binaries
 from replication.cli import bench
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
-UNITS = {"transactions/s", "x", "pairs/s", "lines/s", "rows/s", "deliveries/s", "facts/s", "s", "cores", "bytes", "queries/s"}
+RATES = {f"{each}/s" for each in ("transactions", "pairs", "lines", "rows", "deliveries", "facts", "queries")}
+UNITS = RATES | {"s", "cores", "bytes", "x"}
 
 
 def run_bench(*arguments: str) -> tuple[int | str | None, str, str]:

@@ -251,7 +251,8 @@ class PostgresSession:
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the application in a transaction; a text with two statements is refused."""
         with self.refusals():
-            with self._sending(in_pipeline=True) as connection:  # outside a pipeline the protocol allows several
+            # Without parameters, and outside a pipeline, the protocol allows several.
+            with self._sending(in_pipeline=not parameters) as connection:
                 cursor = connection.execute(sql, parameters or None, prepare=False)
             return cursor.fetchall() if cursor.description else []
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
 
+    Positions = dict[tuple[StreamName, InstanceName], tuple[int, Token]]  # the table's sign, and the token
+
 STEPS: Final = (
     (
         """
@@ -206,20 +208,20 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         """
         failed: dict[int, BaseException] = {}  # by index
         batches: list[Batch] | None = None
-        while batches is None:
-            try:
-                self._begin()
-            except StoreError as error:
-                return [failed.get(index, error) for index in range(len(interactions))]
-            batches, end = self._interact(interactions, failed)
-        if not batches:
-            self.rollback()
-            return [failed[index] for index in range(end)]
+        positions: Positions = {}
         try:
+            while batches is None:
+                positions.clear()
+                self._begin()
+                batches, end = self._interact(interactions, failed, positions)
+            if not batches:
+                self.rollback()
+                return [failed[index] for index in range(end)]
+            self._raise(positions)
             self._commit()
         except StoreError as error:
             self.rollback()
-            return [failed.get(index, error) for index in range(end)]
+            return [failed.get(index, error) for index in range(len(interactions))]
         self.known.note(batches)
         self.commits += len(batches)
         self.transactions += 1
@@ -252,41 +254,39 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     # ---- inside
 
     def _interact(
-        self, interactions: Sequence[Interaction], failed: dict[int, BaseException]
+        self, interactions: Sequence[Interaction], failed: dict[int, BaseException], positions: Positions
     ) -> tuple[list[Batch] | None, int]:
         """Run those that have not failed, and return what they have stored, and the index at which the time was over.
 
         None: an error made SQLite undo the whole transaction, so all but those that ``failed`` must run again.
+        ``positions`` are for the end.  That of an interaction that fails may be among them: its ID is complete, too.
         """
         batches: list[Batch] = []
-        since = monotonic()
+        run, end = self.session.run, len(interactions)
+        shared, since = end > 1, monotonic()
         for index, each in enumerate(interactions):
             if index in failed:
                 continue
+            if shared:
+                run("SAVEPOINT interaction")
             try:
-                batches.append(self._interact_once(each))
+                batch = each.run(self.session)
+                self._store(batch, positions)
             except BaseException as error:  # noqa: BLE001 - the caller of that interaction receives it
                 failed[index] = error
                 if not self.session.database.in_transaction:
                     self.session.rollback()
                     return None, 0
-            if monotonic() - since > SHARED_TIME:
-                return batches, index + 1
-        return batches, len(interactions)
-
-    def _interact_once(self, interaction: Interaction) -> Batch:
-        """Run one interaction behind a savepoint, and store what it returns; if that fails, undo all of it."""
-        self.session.run("SAVEPOINT interaction")
-        try:
-            batch = interaction.run(self.session)
-            self._store(batch)
-        except BaseException:
-            if self.session.database.in_transaction:
-                self.session.run("ROLLBACK TO interaction")
-                self.session.run("RELEASE interaction")
-            raise
-        self.session.run("RELEASE interaction")
-        return batch
+                if shared:
+                    run("ROLLBACK TO interaction")
+            else:
+                batches.append(batch)
+            if shared:
+                run("RELEASE interaction")
+                if monotonic() - since > SHARED_TIME:
+                    end = index + 1
+                    break
+        return batches, end
 
     def _begin(self) -> None:
         if not self.session.begun:
@@ -333,9 +333,13 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             return None
         return found.st_dev, found.st_ino
 
-    def _store(self, batch: Batch) -> None:
+    def _store(self, batch: Batch, positions: Positions | None = None) -> None:
+        """Store a batch; with ``positions``, its positions are noted there, to be stored later."""
         for table, write in batch.writes:
-            self._write(table, write)
+            noted = {} if positions is None or write.expected is not None or write.reset else positions
+            self._write(table, write, noted)
+            if noted is not positions:
+                self._raise(noted)
             if write.skipped or write.reset:
                 store_skipped(self.session, write, batch.now)
         if batch.receipt is not None:
@@ -343,7 +347,11 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))
             self.session.run(ADD_RECEIPT, receipt)
 
-    def _write(self, table: Table, write: Write) -> None:
+    def _raise(self, positions: Positions) -> None:
+        for key, (sign, upto) in positions.items():
+            self.session.run(RAISE_POSITION[sign], (*key, sign * upto))
+
+    def _write(self, table: Table, write: Write, positions: Positions) -> None:
         session, sign, upto = self.session, table.direction.sign, write.upto
         key = (write.stream, write.writer)
         if write.expected is not None:
@@ -356,4 +364,5 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         if write.facts:
             table.insert(session, [(write.writer, write.facts)])
             upto = max([upto, *[token for token, texts in write.facts if not texts]])  # these leave no row
-        session.run(RAISE_POSITION[sign], (*key, sign * upto))
+        _, noted = positions.get(key, (sign, upto))
+        positions[key] = sign, max(upto, noted)
