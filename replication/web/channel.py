@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from twisted.internet.interfaces import ITCPTransport
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel
 
@@ -55,6 +56,19 @@ class Channel(HTTPChannel):
         """Begin with the body."""
         self._part = _BODY
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
+
+    @property
+    def first_line(self) -> tuple[bytes, bytes, bytes]:
+        """Method, path and version of the request whose headers have arrived; Twisted gives them to it at its end."""
+        return self._command, self._path, self._version
+
+    def wait_for_lines(self) -> None:
+        """Let the body of this request take as long as it needs, and close the connection after it."""
+        self._part = _ANSWER
+        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        self.persistent = False
+        if ITCPTransport.providedBy(self.transport):
+            self.transport.setTcpKeepAlive(True)
 
     def allContentReceived(self) -> None:
         """End the time of the request; the answer may take as long as it needs."""

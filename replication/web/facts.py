@@ -5,9 +5,20 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from twisted.web.server import Request
+
 from replication.errors import NotAWriterError, RowError
+from replication.web.line_stream import LineStream
 from replication.web.pages import PAGE_ROWS, AddedLines, encode_page, encode_since, read_addition
-from replication.web.request import Answer, RequestError, read_key, read_limit, read_query, read_token
+from replication.web.request import (
+    MEDIA_TYPE_OF_LINES,
+    Answer,
+    RequestError,
+    read_key,
+    read_limit,
+    read_query,
+    read_token,
+)
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -47,13 +58,34 @@ def _check_writer(served: IServed, name: str, writer: str) -> None:
             raise RequestError(404, f"stream {name!r} has no writer {writer!r:.100} here; its writers: {known}")
 
 
+def open_lines(request: ApiRequest, name: str) -> LineStream:
+    """Return what appends the lines of this request while they arrive; RequestError if it cannot be used."""
+    query = read_query(request, optional=["after"])
+    if request.media_type != MEDIA_TYPE_OF_LINES:
+        raise RequestError(415, f"content type {request.media_type!r:.80} is not read here; send {MEDIA_TYPE_OF_LINES}")
+    _refuse_rooms(request, name)
+    return LineStream(request, name, read_key(request), read_token(query, "after") if "after" in query else 0)
+
+
+async def append_lines(request: ApiRequest, name: str) -> Answer:
+    """Answer with the IDs of the lines that have not been answered, and end the answer."""
+    if request.lines is None:
+        raise RequestError(400, f"lines of {name!r} are taken over HTTP 1.1 only")
+    await request.lines.end()
+    return Answer(200, b"", MEDIA_TYPE_OF_LINES, stream=Request.finish)
+
+
+def _refuse_rooms(request: ApiRequest, name: str) -> None:
+    if name in request.api.streams_of_rooms:
+        raise NotAWriterError(f"stream {name!r} has the events of rooms: POST /v1/rooms/ROOM/events")
+
+
 async def append_facts(request: ApiRequest, name: str) -> Answer:
     """Append one fact, or one of each line, and answer with the IDs."""
     read_query(request)
-    if name in request.api.streams_of_rooms:
-        raise NotAWriterError(f"stream {name!r} has the events of rooms: POST /v1/rooms/ROOM/events")
+    _refuse_rooms(request, name)
     key, body = read_key(request), request.body()
-    lines = AddedLines(BytesIO(body)) if request.media_type == "application/x-ndjson" else None
+    lines = AddedLines(BytesIO(body)) if request.media_type == MEDIA_TYPE_OF_LINES else None
     try:
         facts = [read_addition(body)] if lines is None else lines
         return Answer.json({"ids": list(await request.api.served.append_texts(name, facts, key))})

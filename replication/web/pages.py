@@ -209,15 +209,17 @@ def _read_addition_slowly(text: bytes) -> list[Any]:
 class AddedLines:
     """The facts of ``application/x-ndjson``, one per line, each parsed when it is reached; BLANK for a blank line.
 
-    ``number`` is the number of the line that was reached last, from 1.  RemoteProtocolError names a wrong line.
+    ``number`` is the number of the line that was reached last, ``before`` that of the line before the first one.
+    RemoteProtocolError names a wrong line.
     """
 
-    def __init__(self, lines: Iterable[bytes]) -> None:
+    def __init__(self, lines: Iterable[bytes], before: int = 0) -> None:
         self._lines = lines
-        self.number = 0
+        self._before = self.number = before
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rows of each line."""
+        self.number = self._before
         for line in self._lines:
             self.number += 1
             if line.isspace():

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from replication.web.line_stream import LineStream
     from replication.web.site import Api
     from replication.wire.grammar import Token
 
-BODY_TYPES: Final = ("application/json", "application/x-ndjson")
+MEDIA_TYPE_OF_LINES: Final = "application/x-ndjson"
+BODY_TYPES: Final = ("application/json", MEDIA_TYPE_OF_LINES)
 MAX_REPORT: Final = 2**20  # bytes of a body from a peer that may only read streams
 KEY_LENGTH: Final = 200  # characters
 
@@ -59,7 +61,12 @@ class RequestError(Exception):
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: object) -> None:
         """Make the answer; ``detail`` is a sentence that names what is wrong, and ``more`` are further fields."""
         super().__init__(status, detail)
-        self.answer = Answer.json({"error": HTTPStatus(status).phrase, "detail": detail, **more}, status, headers)
+        self.fields = {"error": HTTPStatus(status).phrase, "detail": detail, **more}
+        self.answer = Answer.json(self.fields, status, headers)
+
+    def line(self) -> bytes:
+        """Return the last line of an answer whose status was sent before: the fields, and the status."""
+        return grammar.encode_json({**self.fields, "status": self.answer.status}).encode() + b"\n"
 
 
 class ApiRequest(server.Request):
@@ -67,7 +74,7 @@ class ApiRequest(server.Request):
 
     ``api`` is what answers it, ``access_error`` why the sender has no access, and ``rights`` what it may do; they are
     known once all headers have arrived.  ``early_error`` is an error that was answered before the body's end.
-    ``received`` counts its bytes.
+    ``received`` counts its bytes.  ``lines`` is what takes a body of any size, of a call that answers while it arrives.
     """
 
     api: Api
@@ -77,6 +84,7 @@ class ApiRequest(server.Request):
     disconnected = False
     media_type = ""
     received = 0
+    lines: LineStream | None = None
     _stores_body = False
 
     def gotLength(self, length: int | None) -> None:
@@ -94,10 +102,20 @@ class ApiRequest(server.Request):
         if reports:
             self._limit = min(self._limit, MAX_REPORT)
         self._stores_body = self.media_type in BODY_TYPES and (reports or self.rights.may_change)
-        self._check_size(length or 0)
+        try:
+            self.lines = self.api.open_lines(self)
+        except RequestError as error:
+            self.refuse(error)
+        if self.lines is None:
+            self._check_size(length or 0)
+        else:
+            cast("Any", self.channel).wait_for_lines()
 
     def handleContentChunk(self, data: bytes) -> None:
         """Store or discard a part of the body.  Twisted's own method parses forms into memory."""
+        if self.lines is not None and self.early_error is None:
+            self.lines.received(data)
+            return
         self.received += len(data)
         self._check_size(self.received)
         if self._stores_body:
@@ -106,15 +124,30 @@ class ApiRequest(server.Request):
             self.channel.loseConnection()
 
     def _check_size(self, size: int) -> None:
-        if size <= self._limit or self.early_error is not None:
-            return
-        self.early_error = RequestError(413, f"a body of more than {self._limit} bytes; send it in parts")
+        if size > self._limit and self.early_error is None:
+            self.refuse(RequestError(413, f"a body of more than {self._limit} bytes; send it in parts"))
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer with an error before the body's end, as a last line if parts were sent; discard the rest."""
+        self.early_error = error
         self._stores_body = False
         self._body = BytesIO()
-        self.clientproto = b"HTTP/1.1"  # Twisted sets it only with the last byte of a request
         self.requestHeaders.removeHeader(b"expect")  # or Twisted sends 100 Continue after our answer
         self.channel.persistent = False
-        _write(self, self.early_error.answer, {"connection": "close"})
+        if self.disconnected:
+            return
+        if self.startedWriting:
+            self.write(error.line())  # type: ignore[no-untyped-call]
+        else:
+            self.clientproto = b"HTTP/1.1"  # Twisted sets it only with the last byte of a request
+            _write(self, error.answer, {"connection": "close"})
+
+    def send_part(self, data: bytes, content_type: str) -> None:
+        """Send a part of an answer whose length is not known, before the body's end; status 200."""
+        if not self.startedWriting:
+            self.clientproto, self.method = b"HTTP/1.1", b"POST"  # as in ``refuse``
+            _set_headers(self, Answer(200, b"", content_type), {"connection": "close"})
+        self.write(data)  # type: ignore[no-untyped-call]
 
     def body(self) -> bytes:
         """Return the body; RequestError if the API does not read its content type."""

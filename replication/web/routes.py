@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from replication.net.access import Right
+    from replication.web.line_stream import LineStream
     from replication.web.request import Answer, ApiRequest
 
 ROOM: Final = "/v1/rooms/ROOM"
@@ -27,7 +28,8 @@ class Route:
     A part of ``path`` in upper case is a parameter; one that ends with … takes the rest of the path, as a list.
     ``answer`` is called with the request and the parameters.  ``label`` is the call's name in metrics.  The
     sender needs ``right``: for the stream that is the first parameter, or for those of rooms.  A ``public`` call needs
-    no secret.  A ``browser`` is asked for the secret by HTTP Basic.
+    no secret.  A ``browser`` is asked for the secret by HTTP Basic.  ``open_lines`` is called as ``answer`` once the
+    headers have arrived, and returns what takes the body.
     """
 
     method: str
@@ -37,6 +39,7 @@ class Route:
     right: Right | None = None
     public: bool = False
     browser: bool = False
+    open_lines: Callable[..., LineStream] | None = None
     _parts: Sequence[str] = attrs.field(init=False)
 
     @_parts.default
@@ -62,6 +65,7 @@ ROUTES: Final = (
     Route("GET", "/v1/streams/NAME/updates", "updates", facts.read_updates, "read"),
     Route("GET", "/v1/streams/NAME/history", "history", facts.read_history, "read"),
     Route("POST", "/v1/streams/NAME/facts", "facts", facts.append_facts, "append"),
+    Route("POST", "/v1/streams/NAME/append", "append", facts.append_lines, "append", open_lines=facts.open_lines),
     Route("POST", "/v1/streams/NAME/skip", "skip", skips.skip_fact, "admin"),
     Route("POST", "/v1/streams/NAME/retry", "retry", skips.retry_fact, "admin"),
     Route("GET", "/v1/skipped", "skipped", skips.list_skipped, "admin"),

@@ -6,6 +6,7 @@ from collections import Counter
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from urllib.parse import parse_qs, unquote_to_bytes
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from replication.streams.merged_page import MergedPage
     from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers, ReportNote
+    from replication.web.line_stream import LineStream
     from replication.web.live.feed import Feed
     from replication.web.rooms import IRooms
     from replication.web.routes import Route
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName, Token
 
 MAX_BODY: Final = 64 * 2**20  # bytes
+LINES_PATH: Final = b"/append"  # how the path of a call with ``open_lines`` ends
 FOUND_ROUTES: Final = 64  # that are remembered; a path has 16 KiB at most
 # The first entry that has an error's class gives its status.
 STATUSES: Final[Sequence[tuple[tuple[type[errors.ReplicationError], ...], int]]] = (
@@ -288,16 +291,41 @@ class Api(Resource):
             answer = await route.answer(request, *parameters)
         except RequestError as error:
             answer = error.answer
-        except errors.FactsGoneError as error:
-            answer = RequestError(410, str(error), gone_upto=error.upto).answer
         except errors.ReplicationError as error:
-            status = next(status for classes, status in STATUSES if isinstance(error, classes))
-            answer = RequestError(status, str(error)).answer
+            answer = self.refusal(error).answer
         except Exception:  # noqa: BLE001 - whatever failed is logged, and the daemon goes on
             _log.failure("{method} {uri} failed", method=request.method, uri=request.uri)
             answer = RequestError(500, "an error on this side; the log has the traceback").answer
         self.answers[route.label, answer.status] += 1
         request.send(answer)
+
+    @staticmethod
+    def refusal(error: errors.ReplicationError) -> RequestError:
+        """Return the answer for an error."""
+        if isinstance(error, errors.FactsGoneError):
+            return RequestError(410, str(error), gone_upto=error.upto)
+        status = next(status for classes, status in STATUSES if isinstance(error, classes))
+        return RequestError(status, str(error))
+
+    def open_lines(self, request: ApiRequest) -> LineStream | None:
+        """Return what takes the body of a request whose headers have arrived; None if it is stored.
+
+        RequestError: the sender may not make this call.
+        """
+        command, target, version = cast("Channel", request.channel).first_line
+        path, _, query = target.partition(b"?")
+        if (command, version) != (b"POST", b"HTTP/1.1") or not path.endswith(LINES_PATH):
+            return None
+        parts = [unquote_to_bytes(part).decode("utf-8", "backslashreplace") for part in path[1:].split(b"/")]
+        route, parameters = self._find_route("POST", tuple(parts))
+        if route.open_lines is None:
+            return None
+        request.args = parse_qs(query, keep_blank_values=True)
+        try:
+            self._check(request, route, parameters)
+            return route.open_lines(request, *parameters)
+        except errors.ReplicationError as error:
+            raise self.refusal(error) from error
 
     def _check(self, request: ApiRequest, route: Route, parameters: Sequence[str]) -> None:
         """Raise RequestError if the sender has no access, or not the right that the call needs."""

@@ -1,0 +1,174 @@
+"""Appends whose lines arrive while the request runs: their IDs are sent as they become durable (docs/http.md).
+
+The lines that have arrived are appended as a batch, and answered with one line, the list of their IDs.  Meanwhile
+further lines wait for the next batch; while too many wait, the connection is not read.  So memory is bounded, and what
+was answered is always the beginning of what was sent.
+
+With an idempotency key each batch has a receipt under the key and the number of the facts before it.  A client that
+has received n IDs sends the rest of its lines again, with ``after=n``.  Batches that were stored are found, and
+answered with the same IDs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from replication.errors import RemoteProtocolError, ReplicationError, RowError
+from replication.web.pages import AddedLines
+from replication.web.request import MEDIA_TYPE_OF_LINES, RequestError
+from replication.wire import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.web.request import ApiRequest
+    from replication.wire.grammar import Token
+
+BATCH_LINES: Final = 2_000
+BATCH_BYTES: Final = 512 * 1024
+MAX_WAITING: Final = 2 * 2**20  # bytes of lines that wait for the next batch
+
+
+@attrs.define(eq=False, repr=False)
+class LineStream:
+    """Appends the lines of the body of ``request`` to ``stream``; ``count`` facts were answered to earlier requests."""
+
+    _log = Logger()
+
+    _request: ApiRequest
+    _stream: str
+    _key: str | None
+    _count: int
+    _number: int = attrs.field(init=False, default=0)  # of the last line that was answered
+    _lines: list[bytes] = attrs.field(init=False, factory=list)  # those that wait, without blank ones
+    _parts: list[bytes] = attrs.field(init=False, factory=list)  # of the line that is being received
+    _part_size: int = attrs.field(init=False, default=0)
+    _size: int = attrs.field(init=False, default=0)  # of the lines that wait
+    _needed: int = attrs.field(init=False, default=1)  # lines of the next batch, at least
+    _running: bool = attrs.field(init=False, default=False)
+    _paused: bool = attrs.field(init=False, default=False)
+    _failed: bool = attrs.field(init=False, default=False)
+    _ended: Deferred[None] | None = attrs.field(init=False, default=None)
+
+    def received(self, data: bytes) -> None:
+        """Take a part of the body."""
+        if self._failed:
+            return
+        first, *others = data.split(b"\n")
+        self._parts.append(first)
+        self._part_size += len(first)
+        if others:
+            *whole, rest = b"".join(self._parts), *others
+            self._add(whole)
+            self._parts, self._part_size = [rest], len(rest)
+        if self._part_size > self._request.api.max_body:
+            self._fail(RequestError(413, f"line {self._number + len(self._lines) + 1}: more than the limit of a body"))
+        self._go_on()
+
+    async def end(self) -> None:
+        """Return once all lines are answered: the body has ended."""
+        self._add([b"".join(self._parts)])
+        self._parts, self._needed = [], 1  # what is missing does not come
+        self._ended = Deferred()
+        self._go_on()
+        await self._ended
+
+    # ---- inside
+
+    def _add(self, lines: Sequence[bytes]) -> None:
+        found = [line for line in lines if line and not line.isspace()]
+        self._lines += found
+        self._size += sum(map(len, found))
+
+    def _go_on(self) -> None:
+        """Begin with the next batch, if there is one and none in progress; and read on, or not."""
+        self._pause_or_resume()
+        if not self._running:
+            if len(self._lines) >= self._needed:
+                self._running = True
+                Deferred.fromCoroutine(self._run()).addErrback(self._crashed)
+            elif self._ended is not None and not self._ended.called:
+                self._ended.callback(None)
+
+    def _pause_or_resume(self) -> None:
+        if self._request.disconnected:
+            self._lines.clear()
+        paused = self._size > MAX_WAITING and len(self._lines) >= self._needed
+        if paused != self._paused:
+            self._paused = paused
+            transport: Any = self._request.channel.transport
+            (transport.pauseProducing if paused else transport.resumeProducing)()
+
+    async def _run(self) -> None:
+        try:
+            while len(self._lines) >= self._needed:
+                await self._append(self._take())
+                self._pause_or_resume()
+        except RequestError as error:
+            self._fail(error)
+        except ReplicationError as error:
+            self._fail(self._request.api.refusal(error))
+        self._running = False
+        self._go_on()
+
+    def _take(self) -> Sequence[bytes]:
+        size = count = 0
+        for line in self._lines[:BATCH_LINES]:
+            size += len(line)
+            if count >= self._needed and size > BATCH_BYTES:
+                break
+            count += 1
+        taken = self._lines[: max(count, self._needed)]
+        del self._lines[: len(taken)]
+        self._size -= sum(map(len, taken))
+        return taken
+
+    async def _append(self, lines: Sequence[bytes]) -> None:
+        """Append a batch and answer it; of one with a wrong line, what is before that line.  The rest waits again."""
+        added = AddedLines(lines, self._number)
+        key = None if self._key is None else f"{self._key}\n{self._count}"
+        try:
+            tokens = await self._request.api.served.append_texts(self._stream, added, key)
+        except (RowError, RemoteProtocolError) as error:
+            good = added.number - self._number - 1
+            if good < 1:
+                text = str(error) if isinstance(error, RemoteProtocolError) else f"line {added.number}: {error}"
+                raise RequestError(400, text) from error
+            self._wait_again(lines[good:])
+            await self._append(lines[:good])
+            return
+        if len(tokens) > len(lines) and self._ended is None:  # a batch that was stored, of which lines are missing yet
+            self._needed = len(tokens)
+            self._wait_again(lines)
+        else:
+            self._needed = 1
+            self._answer(tokens[: len(lines)])
+            self._wait_again(lines[len(tokens) :])
+
+    def _wait_again(self, lines: Sequence[bytes]) -> None:
+        self._lines[:0] = lines
+        self._size += sum(map(len, lines))
+
+    def _answer(self, tokens: Sequence[Token]) -> None:
+        self._count += len(tokens)
+        self._number += len(tokens)
+        if tokens and not self._request.disconnected:
+            self._request.send_part(grammar.encode_json([*tokens]).encode() + b"\n", MEDIA_TYPE_OF_LINES)
+
+    def _crashed(self, failure: Any) -> None:
+        self._log.failure("the lines of {uri} could not be appended", failure, uri=self._request.uri)
+        self._fail(RequestError(500, "an error on this side; the log has the traceback"))
+        self._running = False
+        self._go_on()
+
+    def _fail(self, error: RequestError) -> None:
+        """Answer with an error, and discard all further lines."""
+        self._failed = True
+        self._lines.clear()
+        self._parts.clear()
+        self._size = self._part_size = 0
+        self._request.refuse(error)
