@@ -1,6 +1,7 @@
 """``replication append``: append rows to a stream, from the command line or from the lines of standard input.
 
-Lines are sent in batches.  Each batch has an idempotency key, so a batch whose answer was lost is sent again and
+Lines of standard input are sent in one request, and their IDs arrive while it runs.  To a server of an earlier version
+they are sent in batches.  A request has an idempotency key, so what was sent and not answered is sent again, and
 appended once (docs/http.md, Idempotency keys).  One ID is printed per line, once its fact is durable.
 """
 
@@ -14,6 +15,7 @@ import signal
 import stat
 import sys
 import uuid
+from collections import deque
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -26,6 +28,7 @@ from replication.cli.output import report
 from replication.cli.parser import Parser
 from replication.errors import RemoteProtocolError, ReplicationError
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
+from replication.web.line_upload import LineUpload
 from replication.wire import grammar
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
         if sys.stdin.isatty():
             rows = "facts" if found.facts else "rows"
             report(f"{parser.prog}: reading {rows}, one a line, until Ctrl-D")
-        batches = read_batches(sys.stdin.fileno())
+        batches = None
     else:
         line = os.fsencode(found.row)
         try:
@@ -94,8 +97,22 @@ def main(arguments: Sequence[str]) -> int:
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
     client = parser.open_client(found, patience=found.retry, on_retry=_report_retry)
     with closing(client), _progress(shown=shown) as advance, _interrupted_by_sigterm():
-        Appender(client, found.stream, template).run(batches, advance)
+        if batches is not None:
+            Appender(client, found.stream, template).run(batches, advance)
+        else:
+            append_lines(client, found.stream, template, sys.stdin.fileno(), advance)
     return 0
+
+
+def append_lines(
+    client: HttpClient, stream: str, template: bytes, source: int, advance: Callable[[int, int], None]
+) -> None:
+    """Append the lines of a file descriptor, in one request if the server has that call."""
+    appender = LineAppender(client, stream, template)
+    if appender.is_offered():
+        appender.run(read_batches(source, appender.wait_for), advance)
+    else:
+        Appender(client, stream, template).run(read_batches(source), advance)
 
 
 def _report_retry(error: UnavailableError) -> None:
@@ -119,8 +136,11 @@ def check_json(line: bytes) -> None:
         raise RemoteProtocolError(f"not UTF-8: {error}") from error
 
 
-def read_batches(source: int) -> Iterator[Batch]:
-    """Yield the lines of a file descriptor, in batches of those that can be read without waiting."""
+def read_batches(source: int, wait_for: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
+    """Yield the lines of a file descriptor, in batches of those that can be read without waiting.
+
+    ``wait_for`` is called before each read, and may wait until ``source`` can be read.
+    """
     rest, lines, number = b"", list[bytes](), 0
 
     def take() -> Batch:
@@ -136,7 +156,11 @@ def read_batches(source: int) -> Iterator[Batch]:
         number += count
         return Batch([each for each, _ in taken], [line for _, line in taken], size)
 
-    while data := os.read(source, READ_BYTES):
+    while True:
+        wait_for(source)
+        data = os.read(source, READ_BYTES)
+        if not data:
+            break
         *whole, rest = (rest + data).split(b"\n")
         lines += whole
         while len(lines) >= BATCH_LINES or (lines and not select.select([source], [], [], 0)[0]):
@@ -178,12 +202,25 @@ class Appender:
         except OSError as error:
             raise AppendError(f"cannot write to standard output: {error.strerror}; {self._so_far}") from error
 
-    def _append(self, batch: Batch) -> Sequence[int]:
-        for number, line in zip(batch.numbers, batch.lines, strict=True):
+    @staticmethod
+    def _check(batch: Batch) -> tuple[int, str]:
+        """Return the number of lines before the first one that is not JSON, and what is wrong with that line."""
+        for index, (number, line) in enumerate(zip(batch.numbers, batch.lines, strict=True)):
             try:
                 check_json(line)
             except RemoteProtocolError as error:
-                raise AppendError(f"line {number}: {error}; {self._so_far}") from error
+                return index, f"line {number}: {error}"
+        return len(batch.lines), ""
+
+    def _note(self, ids: Sequence[int], number: int) -> None:
+        """Note that facts up to line ``number`` were acknowledged."""
+        self._count += len(ids)
+        self._so_far = f"appended: {self._count}, up to {_place(number)} with ID {ids[-1]}"
+
+    def _append(self, batch: Batch) -> Sequence[int]:
+        _, wrong = self._check(batch)
+        if wrong:
+            raise AppendError(f"{wrong}; {self._so_far}")
         if not batch.lines:
             return []
         body = b"\n".join([self.template % line for line in batch.lines])
@@ -197,9 +234,63 @@ class Appender:
         except HttpError as error:
             text = re.sub(r"\bline (\d+)", lambda found: _place(batch.numbers[int(found[1]) - 1]), str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
-        self._count += len(ids)
-        self._so_far = f"appended: {self._count}, up to {_place(batch.numbers[-1])} with ID {ids[-1]}"
+        self._note(ids, batch.numbers[-1])
         return ids
+
+
+class LineAppender(Appender):
+    """Appends all batches in one request."""
+
+    def __init__(self, client: HttpClient, stream: str, template: bytes) -> None:
+        super().__init__(client, stream, template)
+        self._upload = LineUpload(client, stream, self._acknowledge)
+        self._waiting: deque[tuple[int, int]] = deque()  # of lines without an ID, their numbers and bytes
+        self._advance: Callable[[int, int], None] = lambda _facts, _bytes: None
+
+    def is_offered(self) -> bool:
+        """Whether the server has the call; HttpError as in LineUpload."""
+        try:
+            return self._upload.is_offered()
+        except HttpError as error:
+            raise AppendError(f"{error}; {self._so_far}") from error
+
+    def wait_for(self, source: int) -> None:
+        """Receive IDs until ``source`` can be read."""
+        self._upload.wait_for(source)
+
+    def run(self, batches: Iterable[Batch], advance: Callable[[int, int], None]) -> None:
+        """Append all batches, and print their IDs as they arrive; AppendError as in Appender."""
+        self._advance = advance
+        try:
+            for batch in batches:
+                good, wrong = self._check(batch)
+                lines = batch.lines[:good]
+                self._waiting.extend(zip(batch.numbers[:good], [len(line) + 1 for line in lines], strict=True))
+                self._upload.add([self.template % line for line in lines])
+                if wrong:
+                    self._upload.finish()
+                    raise AppendError(f"{wrong}; {self._so_far}")
+            self._upload.finish()
+        except KeyboardInterrupt as error:
+            raise AppendError(f"interrupted; {self._so_far}{self._unknown()}") from error
+        except UnavailableError as error:
+            raise AppendError(f"{error}; {self._so_far}{self._unknown()}") from error
+        except HttpError as error:
+            text = re.sub(r"\bline (\d+)", lambda found: self._place_in_request(int(found[1])), str(error), count=1)
+            raise AppendError(f"{text}; {self._so_far}") from error
+
+    def _acknowledge(self, ids: Sequence[int]) -> None:
+        some = [self._waiting.popleft() for _ in ids]
+        self._note(ids, some[-1][0])
+        self._print(ids)
+        self._advance(len(ids), sum([size for _, size in some]))
+
+    def _unknown(self) -> str:
+        return f"; {_place(self._waiting[0][0])} and what follows are not acknowledged" if self._waiting else ""
+
+    def _place_in_request(self, number: int) -> str:
+        """Return the place of a line that the server has counted, in the request that it has refused."""
+        return _place(self._waiting[self._upload.first + number - 1 - self._count][0])
 
 
 def _place(number: int) -> str:

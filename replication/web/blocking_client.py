@@ -38,10 +38,11 @@ _WIRE: Final = ("SERVER ", "ERROR ", "PING ")  # how the first line of a master'
 class HttpError(ReplicationError):
     """The request failed, and a retry would fail, too: the message names the URL, the reason and the cure.
 
-    ``detail`` is the API's own sentence, if it answered one.
+    ``detail`` is the API's own sentence and ``status`` that of HTTP, if it answered.
     """
 
     detail: str | None = None
+    status: int | None = None
 
 
 class UnavailableError(HttpError):
@@ -100,7 +101,7 @@ class HttpClient:
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
         """Return the decoded JSON of the answer; HttpError if there is none."""
-        text = self._retry(lambda: self.request(method, path, body, headers))
+        text = self.retry(lambda: self.request(method, path, body, headers))
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -123,7 +124,7 @@ class HttpClient:
                 raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
             return page
 
-        return self._retry(fetch)
+        return self.retry(fetch)
 
     def pages(self, stream: str, writer: str, *, after: int, upto: int) -> Iterator[Page]:
         """Yield pages until ``upto``."""
@@ -153,15 +154,37 @@ class HttpClient:
         except (OSError, HTTPException) as error:
             in_handshake = isinstance(connection, HTTPSConnection) and type(connection.sock) is socket
             connection.close()
-            raise self._failure(error, in_handshake=in_handshake) from error
+            raise self.failure(error, in_handshake=in_handshake) from error
         if response.status == HTTPStatus.OK:
             return answer
-        is_temporary = response.status in TEMPORARY or (self.stream_exists and response.status == HTTPStatus.NOT_FOUND)
-        kind = UnavailableError if is_temporary else HttpError
-        detail = self._detail(response.status, answer)
-        raise kind(f"{self.url} answers {response.status}: {detail or response.reason}", detail=detail)
+        raise self.refusal(response.status, response.reason, answer)
 
-    def _failure(self, error: Exception, *, in_handshake: bool) -> HttpError:
+    def open(self, path: str, headers: Mapping[str, str]) -> socket:
+        """Send the headers of a POST whose body follows, over a new connection, and return its socket."""
+        connection = self._connection
+        connection.close()
+        try:
+            connection.connect()
+            connection.sock.settimeout(TIMEOUT)
+            connection.putrequest("POST", self._prefix + path, skip_accept_encoding=True)
+            for name, text in {**self._headers, **headers}.items():
+                connection.putheader(name, text)
+            connection.endheaders()
+        except (OSError, HTTPException) as error:
+            in_handshake = isinstance(connection, HTTPSConnection) and type(connection.sock) is socket
+            connection.close()
+            raise self.failure(error, in_handshake=in_handshake) from error
+        return connection.sock
+
+    def refusal(self, status: int, reason: str, answer: bytes) -> HttpError:
+        """Return the error for an answer with another status than 200."""
+        is_temporary = status in TEMPORARY or (self.stream_exists and status == HTTPStatus.NOT_FOUND)
+        kind = UnavailableError if is_temporary else HttpError
+        detail = self._detail(status, answer)
+        return kind(f"{self.url} answers {status}: {detail or reason}", detail=detail, status=status)
+
+    def failure(self, error: Exception, *, in_handshake: bool = False) -> HttpError:
+        """Return the error for a connection that failed; ``in_handshake``: before its TLS was there."""
         if isinstance(error, BadStatusLine):
             if str(error).lstrip("'").startswith(_WIRE):
                 return HttpError(f"{self.url} is a wire port, not HTTP; the HTTP port is usually the next one")
@@ -196,7 +219,8 @@ class HttpClient:
             return None
         return error.get("detail") or error.get("error") if isinstance(error, dict) else None
 
-    def _retry(self, request: Callable[[], _T]) -> _T:
+    def retry(self, request: Callable[[], _T]) -> _T:
+        """Return what ``request`` returns; call it again after an UnavailableError, until the patience is over."""
         deadline, backoff = self.clock() + self.patience, Backoff(FIRST_DELAY, MAX_DELAY)
         while True:
             try:

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import signal
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +15,7 @@ from replication.cli import append
 from replication.cli.append import Appender, AppendError, Batch, read_batches
 from replication.cli.parser import Parser
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
+from tests.web.line_server import LineServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ class FakeApi(HttpClient):
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> bytes:
+        if method == "GET":  # a server of an earlier version
+            raise HttpError("there is no path", status=404)
         assert method == "POST"
         assert body is not None
         assert headers is not None
@@ -312,3 +315,72 @@ def test_a_terminal_gets_a_bar_and_the_ids_as_well(
     captured = capsys.readouterr()
     assert captured.out == "2\n3\n"
     assert "2 facts" in captured.err
+
+
+# ---- with a server that has the call for lines
+
+
+def append_lines(server: LineServer, text: bytes, patience: float = 0.0) -> list[tuple[int, int]]:
+    """Append what a pipe holds, and return the steps of the progress bar."""
+    steps: list[tuple[int, int]] = []
+    with closing(HttpClient(server.url, patience=patience, sleep=lambda _: None)) as client, piped(text) as source:
+        append.append_lines(client, "orders", b"[%b]", source, lambda facts, size: steps.append((facts, size)))
+    return steps
+
+
+def test_lines_are_sent_in_one_request_and_their_ids_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with LineServer() as server:
+        steps = append_lines(server, b"1\n\n22\n3")
+        assert server.requests == ["GET /v1/streams/orders/append", "POST /v1/streams/orders/append?after=0"]
+        assert server.stored == ["[1]", "[22]", "[3]"]
+    assert capsys.readouterr().out == "2\n3\n4\n"
+    assert (sum(facts for facts, _ in steps), sum(size for _, size in steps)) == (3, 7)
+
+
+def test_the_ids_of_first_lines_are_printed_while_the_input_is_open(capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    printed: list[str] = []
+
+    def go_on(_facts: int, _size: int) -> None:
+        printed.append(capsys.readouterr().out)
+        if len(printed) == 1:
+            os.write(writer, b"3\n")
+        else:
+            os.close(writer)
+
+    os.write(writer, b"1\n2\n")
+    with LineServer() as server, closing(HttpClient(server.url)) as client:
+        append.append_lines(client, "orders", b"[%b]", reader, go_on)
+    assert printed == ["2\n3\n", "4\n"]
+    os.close(reader)
+
+
+def test_lines_without_an_answer_are_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with LineServer("after", None, "before") as server:
+        append_lines(server, b"1\n2\n3\n", patience=60.0)
+        assert server.stored == ["[1]", "[2]", "[3]"]
+    assert capsys.readouterr().out == "2\n3\n4\n"
+
+
+def test_giving_up_names_the_first_line_without_an_answer() -> None:
+    with LineServer("before") as server, pytest.raises(AppendError) as caught:
+        append_lines(server, b"\n1\n2\n")
+    assert str(caught.value).endswith("nothing was appended; line 2 and what follows are not acknowledged")
+
+
+def test_a_line_that_is_refused_is_named_by_its_place_in_the_input() -> None:
+    refused = b'{"error": "Bad Request", "detail": "line 2: no", "status": 400}\n'
+    with LineServer(refused) as server, pytest.raises(AppendError, match=r"line 4: no; nothing was appended"):
+        append_lines(server, b"\n1\n\n2\n")
+
+
+def test_lines_before_one_that_is_not_json_are_appended() -> None:
+    with LineServer() as server, pytest.raises(AppendError, match=r"line 3: .*; appended: 2, up to line 2 with ID 3"):
+        append_lines(server, b"1\n2\nx\n4\n")
+
+
+def test_a_server_that_refuses_the_question_is_named() -> None:
+    with LineServer() as server:
+        pass
+    with pytest.raises(AppendError, match=r"cannot reach .*; nothing was appended"):
+        append_lines(server, b"1\n")

@@ -1,0 +1,193 @@
+"""The client of appends by lines: answers, cuts, refusals, and bounds."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replication.web import line_upload
+from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
+from replication.web.line_upload import AnswerParser, LineUpload
+from tests.web.line_server import LineServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ANSWER = (
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nServer: x\r\ntransfer-encoding:  chunked\r\n\r\n"
+    b"4\r\n[2]\n\r\n8;x=y\r\n[3, 4]\n[\r\n3\r\n5]\n\r\n0\r\n\r\n"
+)
+REFUSED = b'{"error": "Bad Request", "detail": "line 2: no", "status": 400}\n'
+LATER = b'{"error": "Service Unavailable", "detail": "disk full", "status": 503}\n'
+
+
+class Upload:
+    """A LineUpload to a server, and the IDs that it received."""
+
+    def __init__(self, server: LineServer, patience: float = 60.0) -> None:
+        self.now = 0.0
+        self.client = HttpClient(server.url, patience=patience, clock=lambda: self.now, sleep=self.pass_time)
+        self.ids: list[int] = []
+        self.lines = LineUpload(self.client, "orders/x", self.ids.extend)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def make_upload() -> Iterator[Callable[..., Upload]]:
+    """Make uploads that are closed after the test."""
+    with ExitStack() as stack:
+
+        def make(server: LineServer, patience: float = 60.0) -> Upload:
+            upload = Upload(server, patience)
+            stack.enter_context(closing(upload.client))
+            return upload
+
+        yield make
+
+
+@pytest.fixture
+def server() -> Iterator[LineServer]:
+    with LineServer() as found:
+        yield found
+
+
+def test_an_answer_is_parsed_however_it_is_cut() -> None:
+    for size in (1, 2, 3, 7, 50, len(ANSWER)):
+        parser = AnswerParser()
+        parts = [ANSWER[start : start + size] for start in range(0, len(ANSWER), size)]
+        assert [line for part in parts for line in parser.feed(part)] == [b"[2]", b"[3, 4]", b"[5]"], size
+        assert (parser.status, parser.reason, parser.ended, parser.rest) == (200, "OK", True, b"")
+
+
+def test_an_answer_with_a_length_is_its_rest() -> None:
+    parser = AnswerParser()
+    assert [*parser.feed(b"HTTP/1.1 503 Go Away\r\nContent-Length: 3\r\n\r\nab")] == []
+    assert not parser.ended
+    assert [*parser.feed(b"c")] == []
+    assert (parser.status, parser.reason, parser.rest, parser.ended) == (503, "Go Away", b"abc", True)
+
+
+def test_an_answer_without_a_body_has_ended_and_another_protocol_is_refused() -> None:
+    parser = AnswerParser()
+    assert [*parser.feed(b"HTTP/1.1 204 No Content\r\n\r\n")] == []
+    assert parser.ended
+    with pytest.raises(ValueError, match="SERVER"):
+        [*AnswerParser().feed(b"SERVER example.com\r\n\r\n")]
+
+
+def test_lines_are_answered_in_their_order(make_upload: Callable[..., Upload], server: LineServer) -> None:
+    upload = make_upload(server)
+    upload.lines.add([b"a"])
+    upload.lines.add([b"b", b"c"])
+    upload.lines.finish()
+    assert (server.stored, upload.ids) == (["a", "b", "c"], [2, 3, 4])
+    assert server.requests == ["POST /v1/streams/orders%2Fx/append?after=0"]
+
+
+def test_without_lines_there_is_no_request(make_upload: Callable[..., Upload], server: LineServer) -> None:
+    upload = make_upload(server)
+    upload.lines.finish()
+    assert server.requests == []
+
+
+def test_the_call_is_offered_or_not(make_upload: Callable[..., Upload], server: LineServer) -> None:
+    assert make_upload(server).lines.is_offered()
+    server.offered = False
+    assert not make_upload(server).lines.is_offered()
+    assert set(server.requests) == {"GET /v1/streams/orders%2Fx/append"}
+
+
+@pytest.mark.parametrize("cuts", [["before"], ["after"], [None, "after"], ["after", "before", "after"], [LATER]])
+def test_after_a_cut_what_has_no_answer_is_sent_again_and_stored_once(
+    make_upload: Callable[..., Upload], cuts: list[str | bytes | None]
+) -> None:
+    with LineServer(*cuts) as server:
+        upload = make_upload(server)
+        for line in (b"a", b"b", b"c"):
+            upload.lines.add([line])
+        upload.lines.finish()
+        assert (server.stored, upload.ids) == (["a", "b", "c"], [2, 3, 4])
+        assert len(server.requests) > 1
+
+
+def test_a_refusal_is_not_retried_and_counts_from_the_first_line_of_its_request(
+    make_upload: Callable[..., Upload],
+) -> None:
+    with LineServer(None, "before", REFUSED) as server:
+        upload = make_upload(server)
+        upload.lines.add([b"a"])
+        with pytest.raises(HttpError, match="answers 400: line 2: no") as caught:
+            for line in (b"b", b"c", b"d"):
+                upload.lines.add([line])
+                upload.lines.finish()
+        assert not isinstance(caught.value, UnavailableError)
+        assert (upload.ids, upload.lines.first) == ([2], 1)
+
+
+def test_a_status_is_a_refusal_too_and_a_temporary_one_is_retried_for_the_patience(
+    make_upload: Callable[..., Upload], server: LineServer
+) -> None:
+    server.status_line = b"403 Forbidden"
+    upload = make_upload(server)
+    with pytest.raises(HttpError, match="answers 403: a sentence"):
+        upload.lines.add([b"a"])
+        upload.lines.finish()
+    server.status_line = b"503 Service Unavailable"
+    upload = make_upload(server, patience=5.0)
+    with pytest.raises(UnavailableError, match="answers 503"):
+        upload.lines.add([b"a"])
+        upload.lines.finish()
+    assert upload.now == pytest.approx(5.0)
+
+
+def test_too_many_lines_without_an_answer_are_waited_for(
+    make_upload: Callable[..., Upload], server: LineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_upload, "MAX_UNANSWERED", 10)
+    upload = make_upload(server)
+    for _ in range(20):
+        upload.lines.add([b"12345"])
+        assert len(server.stored) - len(upload.ids) <= 2
+    assert len(upload.ids) >= 18
+
+
+def test_a_server_that_never_answers_is_unavailable(
+    make_upload: Callable[..., Upload], server: LineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_upload, "TIMEOUT", 0.05)
+    server.silent = True
+    upload = make_upload(server, patience=0.0)
+    with pytest.raises(UnavailableError, match="timed out"):
+        upload.lines.add([b"a"])
+        upload.lines.finish()
+
+
+def test_an_unreachable_server_is_unavailable(make_upload: Callable[..., Upload]) -> None:
+    with LineServer() as gone:
+        pass
+    upload = make_upload(gone, patience=1.0)
+    with pytest.raises(UnavailableError, match="cannot reach"):
+        upload.lines.add([b"a"])
+    assert upload.now == pytest.approx(1.0)
+
+
+def test_ids_are_received_while_a_source_is_waited_for(make_upload: Callable[..., Upload], server: LineServer) -> None:
+    reader, writer = os.pipe()
+    upload = make_upload(server)
+    upload.lines.wait_for(reader)  # nothing was sent, so nothing can be received
+    upload.lines.add([b"a"])
+
+    def take(ids: list[int]) -> None:
+        upload.ids.extend(ids)
+        os.write(writer, b"x")
+
+    upload.lines._on_ids = take  # type: ignore[assignment]
+    upload.lines.wait_for(reader)
+    assert upload.ids == [2]
+    os.close(reader)
+    os.close(writer)
