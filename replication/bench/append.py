@@ -1,7 +1,7 @@
 """Durable facts per second: one at a time, 32 callers at once, batches of 1,000; through Python and through HTTP.
 
 Each fact has one row; an append returns when its facts are durable.  HTTP requests come from another process, on
-connections that are kept, as ``replication append`` sends them.  With PostgreSQL the same is measured through Python,
+connections that are kept.  One is also measured that sends lines while it receives IDs, as ``replication append``.  With PostgreSQL the same is measured through Python,
 with a statement of the application in each transaction, and with several processes that write one stream.
 """
 
@@ -20,6 +20,7 @@ from replication.bench.daemons import STREAM, BenchMaster, MasterAddress, addres
 from replication.bench.processes import ChildProcess
 from replication.bench.series import Sample, Stopwatch, rates
 from replication.web.blocking_client import HttpClient
+from replication.web.line_upload import LineUpload
 from replication.wire.grammar import encode_row
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ WORKLOADS: Final = (
 )
 
 
+LINES: Final = 200_000  # of one request
 PROCESSES: Final = 4
 SHARED: Final = (*WORKLOADS, ("32 at once, with SQL", Workload(callers=32, batches=50, batch=1, statement=True)))
 TOGETHER: Final = WORKLOADS[1:]
@@ -64,6 +66,8 @@ def measure(options: BenchOptions) -> Iterator[Series]:
             for name, workload in _sized(WORKLOADS, options):
                 yield from rates(f"Python, {name}", "facts", options, master.call, _append, workload)
                 yield from rates(f"HTTP, {name}", "facts", options, _post, master, address, workload)
+            lines = options.size(LINES, 2_000)
+            yield from rates("HTTP, lines in one request", "facts", options, _upload, master, address, lines)
         for kind in shared:
             with ChildProcess(serve_master, kind.make()) as master:
                 for name, workload in _sized(SHARED, options):
@@ -111,6 +115,20 @@ async def _append(master: BenchMaster, workload: Workload) -> Sample:
     watch = Stopwatch()
     await gatherResults([Deferred.fromCoroutine(call()) for _ in range(workload.callers)])
     return watch.sample(workload.facts)
+
+
+def _upload(master: ChildProcess, address: MasterAddress, count: int) -> Sample:
+    lines = [f'{{"rows":[{encode_row(short_row(number))}]}}'.encode() for number in range(count)]
+    ids: list[int] = []
+    with closing(HttpClient(address.url)) as client:
+        upload = LineUpload(client, STREAM, ids.extend)
+        cpu: float = master.call(cpu_time)
+        watch = Stopwatch()
+        for start in range(0, count, 1_000):
+            upload.add(lines[start : start + 1_000])
+        upload.finish()
+        wall = watch.sample(count).wall
+        return Sample(len(ids), wall, master.call(cpu_time) - cpu)
 
 
 def _post(master: ChildProcess, address: MasterAddress, workload: Workload) -> Sample:

@@ -179,7 +179,7 @@ class KeptFactsStore:
         await run_transaction(self, lambda database: delete_follower(database, name))
 
 
-class InteractionStore:
+class Interacts:
     """Runs functions of the application; ``SqlStore`` has the rest."""
 
     _reactor: IReactorFromThreads
@@ -208,9 +208,7 @@ class InteractionStore:
         return found
 
 
-class SqlStore(
-    ApplicationReader, HistoryStore, InteractionStore, KeptFactsStore, SkippedFactsReader, Generic[_Connection]
-):
+class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, SkippedFactsReader, Generic[_Connection]):
     """The base of the stores; ``name`` is the database for messages, without a password.
 
     ``table_of`` returns where the database has the facts of a stream.
