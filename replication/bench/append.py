@@ -1,8 +1,9 @@
 """Durable facts per second: one at a time, 32 callers at once, batches of 1,000; through Python and through HTTP.
 
 Each fact has one row; an append returns when its facts are durable.  HTTP requests come from another process, on
-connections that are kept.  One is also measured that sends lines while it receives IDs, as ``replication append``.  With PostgreSQL the same is measured through Python,
-with a statement of the application in each transaction, and with several processes that write one stream.
+connections that are kept.  One is also measured that sends lines while it receives IDs, as ``replication append``.
+With PostgreSQL the same is measured through Python, with a statement of the application in each transaction, and with
+several processes that write one stream.
 """
 
 from __future__ import annotations
