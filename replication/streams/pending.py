@@ -57,6 +57,11 @@ class PendingIds:
     def reserve(self, count: int = 1) -> list[int]:
         """Open the next ``count`` IDs of the counter, and return them."""
         first = self.highest + 1
+        if count == 1:  # the usual case, in half the time
+            self.highest = first
+            self._order.append(first)
+            self._open.add(first)
+            return [first]
         self.highest += count
         ids = [*range(first, self.highest + 1)]  # a million numbers are made once, and shared
         self._order.extend(ids)
@@ -110,7 +115,10 @@ class PendingIds:
         """Complete open IDs, committed or rolled back; StreamError if one is not open."""
         open_ids, order = self._open, self._order
         left = len(open_ids) - len(ids)
-        open_ids.difference_update(ids)
+        if len(ids) == 1:  # the usual case, in half the time
+            open_ids.discard(ids[0])
+        else:
+            open_ids.difference_update(ids)
         if len(open_ids) != left:
             raise StreamError(f"IDs {list(ids)} are not all open: each is completed once")
         if not open_ids:
