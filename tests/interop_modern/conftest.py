@@ -29,19 +29,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def scene(
-    request: pytest.FixtureRequest, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Scene]:
-    """Start a homeserver, its users, and our worker beside it; all tests of this folder share them, in order."""
+def synapse(request: pytest.FixtureRequest) -> Path:
+    """Install the newest Synapse, and return its Python."""
     if shutil.which("redis-server") is None:
         if os.environ.get("CI"):
             pytest.fail(HOW_TO_GET_IT)
         pytest.skip(HOW_TO_GET_IT)
     requirements = Path(__file__).parent / "requirements-newest.txt"
     environment = request.config.cache.mkdir("synapse-newest")
-    python = make_environment(environment, sys.executable, requirements, upgrade=True)
+    return make_environment(environment, sys.executable, requirements, upgrade=True)
+
+
+@pytest.fixture(scope="session")
+def scene(synapse: Path, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Start a homeserver, its users, and our worker beside it; most tests of this folder share them, in order."""
     folder = tmp_path_factory.mktemp("homeserver")
-    with postgres.database() as name, Homeserver(python, folder, postgres.url(name)) as homeserver:
+    with postgres.database() as name, Homeserver(synapse, folder, postgres.url(name)) as homeserver:
         postgres.sql(READER_SQL, database=name)
         with Scene(folder, homeserver, postgres, name) as scene:
             yield scene

@@ -21,8 +21,9 @@ Facts = dict[int, tuple[str, list[Any]]]  # by token: the writer and the rows
 SENT_BY_ALL = {"quarantined_media", "profile_updates"}
 
 _EVENT = """
-    SELECT abs(stream_ordering), coalesce(events.instance_name, 'master'), jsonb_build_array({start})
+    SELECT abs({token}), coalesce({of}.instance_name, 'master'), jsonb_build_array({row})
     FROM events
+    {join}
     LEFT JOIN state_events USING (event_id)
     LEFT JOIN redactions USING (event_id)
     LEFT JOIN event_relations USING (event_id)
@@ -30,20 +31,26 @@ _EVENT = """
     LEFT JOIN rejections USING (event_id)
 """
 _PLACE = "event_id, events.room_id, events.type, state_events.state_key, redacts, relates_to_id"
-_EV = _EVENT.format(
-    start=f"'ev', jsonb_build_array({_PLACE}, membership, rejections.reason IS NOT NULL, events.outlier)"
-)
-_BACKFILL = _EVENT.format(start=_PLACE)
+_EV = f"'ev', jsonb_build_array({_PLACE}, membership, rejections.reason IS NOT NULL, events.outlier)"
+# An event has a second ID if it was stored outside of its room first.
+_IDS = [
+    {"token": "stream_ordering", "of": "events", "join": ""},
+    {
+        "token": "ex_outlier_stream.event_stream_ordering",
+        "of": "ex_outlier_stream",
+        "join": "JOIN ex_outlier_stream USING (event_id)",
+    },
+]
 _SIMPLE = "SELECT stream_id, coalesce(instance_name, 'master'), jsonb_build_array({row}) FROM {table} ORDER BY 1, ctid"
 # The rows of a token: those of `events` before its changes of state, all in the physical order of their table.
 SQL = {
     "events": [
-        f"{_EV} WHERE stream_ordering > 0 ORDER BY 1",
+        *[f"{_EVENT.format(row=_EV, **each)} WHERE {each['token']} > 0 ORDER BY 1" for each in _IDS],
         _SIMPLE.format(
             row="'state', jsonb_build_array(room_id, type, state_key, event_id)", table="current_state_delta_stream"
         ),
     ],
-    "backfill": [f"{_BACKFILL} WHERE stream_ordering < 0 ORDER BY 1"],
+    "backfill": [f"{_EVENT.format(row=_PLACE, **each)} WHERE {each['token']} < 0 ORDER BY 1" for each in _IDS],
     "caches": [
         _SIMPLE.format(
             # our copies mask access tokens
@@ -76,11 +83,10 @@ def in_copy(path: Path, streams: Collection[str] = tuple(SQL)) -> dict[str, Fact
     found = {}
     with closing(sqlite3.connect(path, timeout=30)) as opened:
         for stream in streams:
-            sign = -1 if stream == "backfill" else 1
             rows = opened.execute(
                 f'SELECT stream_id, instance_name, row FROM "stream_{stream}" ORDER BY stream_id, ord'
             )
-            found[stream] = _facts(stream, [(sign * at, writer, json.loads(row)) for at, writer, row in rows])
+            found[stream] = _facts(stream, [(at, writer, json.loads(row)) for at, writer, row in rows])
     return found
 
 
