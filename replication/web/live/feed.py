@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 INTERVAL: Final = 2.0  # seconds between two samples
 SHARE: Final = 20  # a sample that takes a second is taken only every 20 seconds
 PATIENCE: Final = 60.0  # seconds until the sampler ends, after the last request
+WRITES: Final = 10  # events that are written in one turn of the reactor
 SECTION_PATIENCE: Final = 2.0  # seconds that the page waits for a part of it
 BYTES_PER_SECOND: Final = 4_096  # of events, for one viewer
 CHECK_INTERVAL: Final = 10.0  # seconds between two proofs that the store can be written, and two lists of followers
@@ -227,11 +228,19 @@ class Feed:
     def _send(self, name: str, html: str, viewers: Iterable[_Viewer]) -> None:
         """Send an event to those that have not received the same before."""
         event = f"event: {name}\ndata: {json.dumps(html)}\n\n".encode()
-        for viewer in viewers:
-            if viewer.sent.get(name, "") != html and not viewer.paused and viewer in self._viewers:
-                viewer.sent[name] = html
-                viewer.due = max(viewer.due, self._clock.seconds()) + len(event) / BYTES_PER_SECOND
+        receivers = [each for each in viewers if each.sent.get(name, "") != html and not each.paused]
+        for viewer in receivers:
+            viewer.sent[name] = html
+            viewer.due = max(viewer.due, self._clock.seconds()) + len(event) / BYTES_PER_SECOND
+        self._write(event, receivers)
+
+    def _write(self, event: bytes, receivers: Sequence[_Viewer]) -> None:
+        """Write an event to a few viewers, and to the others in later turns of the reactor: followers come between."""
+        for viewer in receivers[:WRITES]:
+            if viewer in self._viewers:
                 viewer.request.write(event)  # type: ignore[no-untyped-call]
+        if len(receivers) > WRITES:
+            self._clock.callLater(0.0, self._write, event, receivers[WRITES:])
 
 
 def _grouped(viewers: Iterable[_Viewer], key: Callable[[_Viewer], _Key]) -> dict[_Key, list[_Viewer]]:

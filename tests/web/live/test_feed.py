@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -13,7 +14,7 @@ from twisted.python.failure import Failure
 
 from replication.errors import StoreError
 from replication.streams.interfaces import Page
-from replication.web.live.feed import CHECK_INTERVAL, INTERVAL, PATIENCE, SECTION_PATIENCE
+from replication.web.live.feed import CHECK_INTERVAL, INTERVAL, PATIENCE, SECTION_PATIENCE, WRITES
 from replication.wire.grammar import Token
 from tests.web.live.test_followers import Reports
 from tests.web.served import ApiTestCase, Client, fact, header
@@ -174,6 +175,21 @@ class EventsTests(ApiTestCase):
         self.clock.advance(INTERVAL)
         self.assertEqual(len(calls), 3)  # a sample, a rendering, and whether it is ready
         self.assertEqual(feed.viewers, len(clients))
+
+    def test_many_viewers_are_served_in_several_turns_of_the_reactor(self) -> None:
+        """What a follower waits for is served in between."""
+        clients = [self.open() for _ in range(2 * WRITES + 1)]
+        turns, call_later = [0], self.clock.callLater
+
+        def note(delay: float, *call: Any) -> Any:
+            turns.append(sum(bool([*self.events(each)]) for each in clients))
+            return call_later(delay, *call)
+
+        self.patch(self.clock, "callLater", note)
+        self.clock.advance(INTERVAL)
+        turns.append(sum(bool([*self.events(each)]) for each in clients))
+        self.assertEqual(turns[-1], len(clients))
+        self.assertLessEqual(max(after - before for before, after in pairwise(turns)), WRITES)
 
     def test_the_end_of_the_site_ends_the_sampler(self) -> None:
         self.open()
