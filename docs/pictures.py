@@ -60,10 +60,15 @@ def arrows() -> dict[str, set[str]]:
                 names = below or [each.name for each in node.names]
             elif isinstance(node, ast.Import):
                 names = [each.name.split(".")[1] for each in node.names if each.name.startswith("replication.")]
-            elif isinstance(node, ast.Constant) and re.fullmatch(r"replication\.[\w.]+", str(node.value)):
+            elif isinstance(node, ast.Constant) and is_module(str(node.value)):
                 names = [str(node.value).split(".")[1]]  # imported by its name when it is needed
             found[source] |= {each for each in names if each in known and each != source}
     return {name: found[name] for name in known}
+
+
+def is_module(name: str) -> bool:
+    """Whether a text is the name of a module of the package."""
+    return bool(re.fullmatch(r"replication(\.\w+)+", name)) and (ROOT / f"{name.replace('.', '/')}.py").exists()
 
 
 def layers() -> list[list[str]]:
@@ -126,8 +131,7 @@ WAYS: dict[str, list[str]] = {
         "writer/publisher.py:encode_within",
         "session/encoder.py:encode_facts = lines",
         "net/broadcast.py:Broadcast.publish > flush = the end of the reactor turn",
-        "net/broadcast.py:Broadcast.flush > _write",
-        "net/broadcast.py:Broadcast._write",
+        "net/broadcast.py:Broadcast.flush",
         "net/protocol.py:ReplicationProtocol.write = the wire",
         "# follower",
         "net/protocol.py:ReplicationProtocol.dataReceived > _receive",

@@ -106,6 +106,14 @@ class _MemoryNotes:
         self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
         self._known_followers: dict[InstanceName, KnownFollower] = {}
 
+    async def mark_truncated(
+        self,
+        writer: InstanceName,
+        published: Mapping[StreamName, Token],
+    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
+        """Do nothing: there is no SQL here."""
+        return {}
+
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer; empty if there is none."""
         self.check_open()
@@ -277,14 +285,6 @@ class MemoryStore(_MemoryNotes):
             for end in [each for each in found.slices.get(writer, ()) if 0 < each <= upto]:
                 del found.slices[writer][end]
             self.land([Write(stream, writer, upto)], None)
-
-    async def mark_truncated(
-        self,
-        writer: InstanceName,
-        published: Mapping[StreamName, Token],
-    ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:
-        """Do nothing: there is no SQL here."""
-        return {}
 
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int

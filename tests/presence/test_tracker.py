@@ -69,6 +69,7 @@ class SyncingTests(MasterCase):
         self.master.syncing.max_bytes = 1_000
         with logged() as lines:
             self.connect(*[f"USER_SYNC p{number} @u{number} start 5" for number in range(100)])
+            self.net.run(1)
         self.assertLess(len(self.master.syncing), 10)
         (line,) = lines
         self.assertIn("the users that sync take 1000 bytes, so no further user counts", line)
@@ -77,7 +78,9 @@ class SyncingTests(MasterCase):
 
     def test_instance_ids_of_processes_without_users_are_not_kept(self) -> None:
         self.connect(*[f"USER_SYNC p{number} @u {state} 5" for number in range(100) for state in ("start", "end")])
+        self.net.run(1)
         self.connect(*[f"USER_SYNC p{number} @u start 5" for number in range(100)])
+        self.net.run(1)
         self.connect(*[f"CLEAR_USER_SYNC p{number}" for number in range(100)])
         self.net.run(6)
         tracker = self.master._presence

@@ -271,6 +271,8 @@ MATRIX: dict[tuple[str, str], str] = {
     ("GET", "/v1/streams/orders/history?instance=master"): "sr*",
     ("POST", FACTS): "sw*",
     ("POST", FACTS.replace("orders", "caches")): "s*",
+    ("POST", "/v1/streams/orders/append"): "sw*",
+    ("POST", "/v1/streams/caches/append"): "s*",
     ("POST", "/v1/streams/orders/skip"): "sa",
     ("POST", "/v1/streams/orders/retry"): "sa",
     ("GET", "/v1/skipped"): "sa",
@@ -334,11 +336,10 @@ class RightsTests(ApiTestCase):
         rooms = cast("Any", SimpleNamespace(streams=("events", "backfill")))
         access = Access(GRANTS)
         self.site = make_site(self.served, secret="s", access=access, reactor=self.clock, rooms=rooms)
-        self.client = Client(self.site)
 
     def ask(self, method: str, path: str, secret: str) -> Received:
         headers = [("Authorization", f"Bearer {secret}"), JSON]
-        return self.client.ask(method, path, b'{"rows": [["a", "new"]]}' if method == "POST" else None, headers)
+        return Client(self.site).ask(method, path, b'{"rows": [["a", "new"]]}' if method == "POST" else None, headers)
 
     def test_every_call_needs_its_right_and_no_other(self) -> None:
         self.flushLoggedErrors()
