@@ -336,6 +336,7 @@ class RightsTests(ApiTestCase):
         rooms = cast("Any", SimpleNamespace(streams=("events", "backfill")))
         access = Access(GRANTS)
         self.site = make_site(self.served, secret="s", access=access, reactor=self.clock, rooms=rooms)
+        self.client = Client(self.site)
 
     def ask(self, method: str, path: str, secret: str) -> Received:
         headers = [("Authorization", f"Bearer {secret}"), JSON]
