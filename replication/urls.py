@@ -17,7 +17,7 @@ _WELL_FORMED: Final = re.compile(
 _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
 _SECRET: Final = r"(?:password|secret|key|token|signature)\w*"  # how the name of an option with a secret ends
-_ASSIGNED: Final = re.compile(r"(?i)(\w*(?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
+_ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
 _ARGUMENTS: Final = slice(45, 47)  # of /proc/self/stat behind the name: where the arguments begin and end in memory
 
 
