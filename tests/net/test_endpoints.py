@@ -105,7 +105,7 @@ class ServerEndpointTests(SynchronousTestCase):
         self.addCleanup(reactor.disconnectAll)
         accepted: list[object] = []
         endpoint = server_endpoint(reactor, "tcp:0:interface=127.0.0.1")
-        factory = Factory.forProtocol(lambda: accepted.append(None) or Protocol())
+        factory = Factory.forProtocol(lambda: (accepted.append(None), Protocol())[1])
         port: Any = self.successResultOf(endpoint.listen(factory))
         for _ in range(2 * ACCEPTED_AT_ONCE + 1):
             self.addCleanup(socket.create_connection(("127.0.0.1", port.getHost().port)).close)

@@ -294,10 +294,10 @@ class WorkerHost(Host):
                 if self.mode(stream) is not FollowMode.POSITION_ONLY:
                     for fact in self.applied_by(stream, master.name).lacks():
                         yield f"{self} lacks {fact} of {stream}"
-        for status in self.worker.served.stream_statuses():
-            for writer in status.writers:
-                if writer.state != "live" or writer.error:
-                    yield f"{self}: {status.definition.name} of {writer.instance} is {writer.state}: {writer.error}"
+        for followed in self.worker._followed:
+            for status in map(followed.status, followed.cursors):
+                if status.state != "live" or status.error:
+                    yield f"{self}: {followed.name} of {status.instance} is {status.state}: {status.error}"
 
     def check(self) -> None:
         """Check what must be true at any time."""

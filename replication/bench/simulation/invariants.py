@@ -7,6 +7,7 @@ connection.  A :class:`FollowerHistory` records what a follower has durably appl
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from replication.streams.facts import Fact
@@ -77,6 +78,11 @@ class WriterHistory:
         assert list(page.facts) == want, f"I1: {self.name}: a page of ({after}, {page.upto}] has {page.facts} of {want}"
 
 
+@lru_cache(10_000)  # the runs of a process send the same lines again and again
+def _parse(line: bytes) -> Command:
+    return parse_line(line.decode())
+
+
 class WireCheck:
     """Checks the lines that a writer or a relay sends on one connection; ``histories`` are those of each writer."""
 
@@ -95,7 +101,7 @@ class WireCheck:
         """Check the lines that ``data`` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            command = parse_line(line.decode())
+            command = _parse(line)
             if not isinstance(command, Ping):
                 self.lines += 1
                 self._trace.append(f"{self._where} {line[:100].decode()}")
