@@ -131,7 +131,7 @@ WAYS: dict[str, list[str]] = {
         "writer/publisher.py:encode_within",
         "session/encoder.py:encode_facts = lines",
         "net/broadcast.py:Broadcast.publish > flush = the end of the reactor turn",
-        "net/broadcast.py:Broadcast.flush",
+        "net/broadcast.py:Broadcast.flush > write",
         "net/protocol.py:ReplicationProtocol.write = the wire",
         "# follower",
         "net/protocol.py:ReplicationProtocol.dataReceived > _receive",
