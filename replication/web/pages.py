@@ -157,7 +157,8 @@ def _decode_page(body: bytes, *, foreign: bool) -> tuple[_Updates[Any], Callable
     except grammar.NOT_DECODED:
         # the standard library accepts more: lone surrogates
         return msgspec.convert(grammar.read_json(body.decode()), _Updates[Any]), _encode_decoded
-    is_canonical = not foreign and body.isascii() and b"\x7f" not in body
+    # A line feed can only be white space between values; in a row, it would end the line that a relay sends.
+    is_canonical = not foreign and body.isascii() and not any(each in body for each in (b"\x7f", b"\n", b"\r"))
     return answer, _raw_texts if is_canonical else _encode_again
 
 

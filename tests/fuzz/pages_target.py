@@ -44,6 +44,7 @@ def check_page(data: bytes, *, foreign: bool) -> None:
     assert tokens == sorted(set(tokens))
     assert all(AFTER < each <= page.upto for each in tokens)
     grammar.read_rows(texts_of(page.facts))
+    assert not any("\n" in text or "\r" in text for text in texts_of(page.facts))  # a relay makes lines of them
     again = read_page(encode_page(page), after=AFTER, upto=UPTO)
     assert (again.upto, again.limited, tokens_of(again.facts)) == (page.upto, page.limited, tokens)
     assert [*map(grammar.read_json, texts_of(again.facts))] == [*map(grammar.read_json, texts_of(page.facts))]
