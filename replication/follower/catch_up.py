@@ -297,6 +297,11 @@ class CatchUpSources:
         for source in self._sources.values():
             await source.close()
 
+    def source_of(self, stream: StreamName, writer: InstanceName) -> str | None:
+        """Return where a long catch-up fetches facts from; None if there is none."""
+        long = self._long.get((stream, writer))
+        return None if long is None else long.source
+
     def _in_order(self, step: CatchUp) -> list[Url | None]:
         """Return the URLs of the sources to try; None is the writer's HTTP."""
         folders = [url for url in self._urls if is_folder(url)]

@@ -178,7 +178,10 @@ class ServedStreams:
         statuses = {status.definition.name: status for status in written}
         followers = [each for each in [self._followed.get(only)] if each] if only else self._followed
         for follower in followers:
-            followed = [follower.status(writer) for writer in follower.cursors]
+            followed = [
+                attrs.evolve(follower.status(writer), source=self._sources.source_of(follower.name, writer))
+                for writer in follower.cursors
+            ]
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]

@@ -448,7 +448,7 @@ class WriterStatus:
     token of the fact that a function cannot take now.  ``skipped`` is the number of facts that are left out.
     ``audited`` is the ID up to which the audit has compared: no fact is found below it later.  It is None without an
     audit.  ``late`` is the number of facts that were applied below the position.  ``gone`` is the ID up to which this
-    process has deleted facts.
+    process has deleted facts.  ``source`` is where a long catch-up fetches facts from.
     """
 
     instance: InstanceName
@@ -462,6 +462,7 @@ class WriterStatus:
     audited: Token | None = None
     late: int = 0
     gone: int = 0
+    source: str | None = None
 
     @property
     def lag(self) -> int:

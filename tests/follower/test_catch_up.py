@@ -403,6 +403,7 @@ class SourcesTests(SourcesCase):
         with logged(LogLevel.info) as messages:
             now(sources.fetch("tcp:here:9092", ORDERS, MASTER, step, 10))
         self.assertEqual(messages, ["fetching orders of master from its own HTTP: 100098 IDs to go"])
+        self.assertEqual(sources.source_of(ORDERS, MASTER), "its own HTTP")
 
     def test_the_end_of_a_long_catch_up_is_logged_with_its_rows_ids_and_seconds(self) -> None:
         upto = LARGE_GAP + 99
@@ -414,6 +415,7 @@ class SourcesTests(SourcesCase):
             reactor.advance(2.5)
             now(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(LARGE_GAP), Token(upto)), 10))
             now(sources.fetch(None, ORDERS, MASTER, CatchUp(Token(upto), Token(upto + 5)), 10))
+        self.assertIsNone(sources.source_of(ORDERS, MASTER))
         self.assertEqual(
             messages,
             [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from replication.errors import (
     NotAWriterError,
     StoreError,
     UnknownStreamError,
 )
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.streams import FollowedStreams
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
@@ -161,6 +163,8 @@ class ServedTests(WorkerCase):
         self.assertEqual(self.worker.served.stream_statuses("no name"), [])
         (writer,) = status.writers
         self.assertEqual((writer.instance, writer.position, writer.published, writer.state), ("master", 5, 5, "live"))
+        with patch.object(CatchUpSources, "source_of", lambda _, stream, of: f"{stream} of {of}"):
+            self.assertEqual(self.worker.served.stream_statuses()[0].writers[0].source, "orders of master")
         (peer,) = self.worker.served.peer_statuses()
         self.assertEqual((peer.name, peer.address, peer.last_command), ("example.com", "127.0.0.1:9092", "POSITION"))
         self.net.cut()

@@ -109,6 +109,8 @@ def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> l
     name, samples = stream.definition.name, curves.of((stream.definition.name, writer.instance))
     speed = rate(samples)
     state = text(writer.state)
+    if writer.state == "catching up" and writer.source:
+        state += f" from {text(writer.source)}"
     if writer.state == "catching up" and speed and writer.lag:
         state += f": {100 * writer.position / max(writer.published, 1):.0f} %, {_duration(writer.lag / speed)} left"
     oldest = stream.oldest_open

@@ -30,6 +30,12 @@ class TablesTests(ApiTestCase):
             'The function cannot take <a href="?stream=orders&amp;id=8">fact 8</a>. Mend what it uses', self.page()
         )
 
+    def test_a_writer_that_is_catching_up_has_the_source(self) -> None:
+        (orders, *_) = self.served.stream_statuses()
+        behind = attrs.evolve(orders.writers[0], state="catching up", source="<its own HTTP>")
+        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[behind])]  # type: ignore[method-assign]
+        self.assertIn("catching up from &lt;its own HTTP&gt;", self.page())
+
     def test_a_writer_that_is_not_connected_needs_attention(self) -> None:
         self.served.unreachable = ["tcp:master:9092 (Connection refused)"]
         self.assertIn("<li>no connection to the writer at tcp:master:9092 (Connection refused): ", self.page())
