@@ -103,10 +103,14 @@ class ServerEndpointTests(SynchronousTestCase):
         """With Twisted's own limit of 100 the others would wait for all of them."""
         reactor: Any = SelectReactor()
         self.addCleanup(reactor.disconnectAll)
-        accepted: list[object] = []
+        accepted: list[Protocol] = []
+
+        def accept() -> Protocol:
+            accepted.append(Protocol())
+            return accepted[-1]
+
         endpoint = server_endpoint(reactor, "tcp:0:interface=127.0.0.1")
-        factory = Factory.forProtocol(lambda: (accepted.append(None), Protocol())[1])
-        port: Any = self.successResultOf(endpoint.listen(factory))
+        port: Any = self.successResultOf(endpoint.listen(Factory.forProtocol(accept)))
         for _ in range(2 * ACCEPTED_AT_ONCE + 1):
             self.addCleanup(socket.create_connection(("127.0.0.1", port.getHost().port)).close)
         counts = []
