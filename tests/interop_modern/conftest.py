@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the lengths of ``mixed_faults.py`` and ``lag.py``."""
     parser.addoption("--minutes", type=float, default=60.0, help="how long mixed_faults.py makes faults")
     parser.addoption("--seconds", type=float, default=30.0, help="how long each of the eight phases of lag.py is")
+    parser.addoption("--spare", action="store_true", help="lag.py: run our workers only while a processor is free")
 
 
 @pytest.fixture(scope="session")
