@@ -166,11 +166,11 @@ class StreamWriter:
         for rows in facts:
             if type(rows) is list and len(rows) == 1:  # the usual case, in half the time
                 try:
-                    fact = (text,) = (encode(rows[0]),)
-                    check_size(fact)
+                    text = encode(rows[0])
+                    check_size((text,))
                 except RowError as error:
                     raise self._refusal(len(texts), str(error)) from error
-                texts.append(fact)
+                texts.append((text,))
                 left -= 2 * FACT_BYTES + len(text)
             elif rows is BLANK:
                 left -= FACT_BYTES
