@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import numpy as np
@@ -133,7 +133,7 @@ class LineEncoder:
         return Lines(tokens, pc.if_else(pa.array(replaced), at_last_row, lines), replaced)
 
     def _check(self, tokens: IntArray, rows: pa.Array) -> None:
-        data = np.frombuffer(_data_of(rows), np.uint8)
+        data: Any = np.frombuffer(_data_of(rows), np.uint8)
         try:
             if data.max(initial=0) >= NOT_ASCII:
                 rows.validate(full=True)
