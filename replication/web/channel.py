@@ -37,6 +37,7 @@ class Channel(HTTPChannel):
     _part = _HEADERS  # what is received now; the first headers are due from the connection on
     _timed = _IDLE  # the part that the timer is for
     _timer: IDelayedCall | None = None
+    _lines_wait = False  # whether so many lines wait that no more are read
 
     def connectionMade(self) -> None:
         """Begin to wait for the first headers, and for TLS."""
@@ -69,6 +70,20 @@ class Channel(HTTPChannel):
         self.persistent = False
         if ITCPTransport.providedBy(self.transport):
             self.transport.setTcpKeepAlive(True)
+
+    def read_lines(self, *, wanted: bool) -> None:
+        """Read further lines, or not.  While the client does not read its answers, it is not read either."""
+        self._lines_wait = not wanted
+        if not wanted:
+            self._networkProducer.pauseProducing()
+        elif not self._waitingForTransport:
+            self._networkProducer.resumeProducing()
+
+    def resumeProducing(self) -> None:
+        """Read on: the client has read its answers.  Not so while too many lines wait."""
+        super().resumeProducing()  # type: ignore[no-untyped-call]
+        if self._lines_wait:
+            self._networkProducer.pauseProducing()
 
     def allContentReceived(self) -> None:
         """End the time of the request; the answer may take as long as it needs."""

@@ -100,8 +100,8 @@ class LineStream:
         paused = self._size > MAX_WAITING and len(self._lines) >= self._needed
         if paused != self._paused:
             self._paused = paused
-            transport: Any = self._request.channel.transport
-            (transport.pauseProducing if paused else transport.resumeProducing)()
+            channel: Any = self._request.channel
+            channel.read_lines(wanted=not paused)
 
     async def _run(self) -> None:
         try:

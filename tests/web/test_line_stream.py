@@ -212,6 +212,27 @@ class LineStreamTests(ApiTestCase):
         self.assertEqual(self.client.transport.producerState, "producing")
         self.assertEqual(self.answers(), [[2], [3]])
 
+    def test_a_client_that_does_not_read_its_answers_is_not_read(self) -> None:
+        self.patch(line_stream, "MAX_WAITING", 100)
+        self.served.gate = gate = Deferred[None]()
+        self.send("first")
+        self.send("x" * 99)
+        self.client.protocol.pauseProducing()  # as a transport does whose buffer is full
+        self.served.gate = None
+        gate.callback(None)
+        self.assertEqual(self.client.transport.producerState, "paused")
+        self.client.protocol.resumeProducing()
+        self.assertEqual(self.client.transport.producerState, "producing")
+
+    def test_a_client_that_reads_its_answers_again_is_not_read_while_many_lines_wait(self) -> None:
+        self.patch(line_stream, "MAX_WAITING", 100)
+        self.served.gate = Deferred[None]()
+        self.send("first")
+        self.send("x" * 99)
+        self.client.protocol.pauseProducing()
+        self.client.protocol.resumeProducing()
+        self.assertEqual(self.client.transport.producerState, "paused")
+
     def test_a_body_may_take_as_long_as_it_needs(self) -> None:
         self.send("a")
         self.clock.advance(100_000)
