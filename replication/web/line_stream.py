@@ -49,6 +49,7 @@ class LineStream:
     _part_size: int = attrs.field(init=False, default=0)
     _size: int = attrs.field(init=False, default=0)  # of the lines that wait
     _needed: int = attrs.field(init=False, default=1)  # lines of the next batch, at least
+    _known: Sequence[Token] = attrs.field(init=False, default=())  # the IDs of the next batch, if it was stored before
     _running: bool = attrs.field(init=False, default=False)
     _paused: bool = attrs.field(init=False, default=False)
     _failed: bool = attrs.field(init=False, default=False)
@@ -72,7 +73,7 @@ class LineStream:
     async def end(self) -> None:
         """Return once all lines are answered: the body has ended."""
         self._add([b"".join(self._parts)])
-        self._parts, self._needed = [], 1  # what is missing does not come
+        self._parts, self._needed = [], max(1, min(len(self._known), len(self._lines)))  # what is missing does not come
         self._ended = Deferred()
         self._go_on()
         await self._ended
@@ -83,6 +84,14 @@ class LineStream:
         found = [line for line in lines if line and not line.isspace()]
         self._lines += found
         self._size += sum(map(len, found))
+        self._empty_known()
+
+    def _empty_known(self) -> None:
+        """Drop what the lines of a stored batch contain: only their number counts."""
+        if self._known:
+            count = min(len(self._known), len(self._lines))
+            self._size -= sum(map(len, self._lines[:count]))
+            self._lines[:count] = [b""] * count
 
     def _go_on(self) -> None:
         """Begin with the next batch, if there is one and none in progress; and read on, or not."""
@@ -129,6 +138,10 @@ class LineStream:
 
     async def _append(self, lines: Sequence[bytes]) -> None:
         """Append a batch and answer it; of one with a wrong line, what is before that line.  The rest waits again."""
+        known, self._known = self._known, ()
+        if known:
+            self._answer_batch(known, lines)
+            return
         added = AddedLines(lines, self._number)
         key = None if self._key is None else f"{self._key}\n{self._count}"
         try:
@@ -142,12 +155,17 @@ class LineStream:
             await self._append(lines[:good])
             return
         if len(tokens) > len(lines) and self._ended is None:  # a batch that was stored, of which lines are missing yet
-            self._needed = len(tokens)
+            self._known, self._needed = tokens, len(tokens)
             self._wait_again(lines)
+            self._empty_known()
         else:
-            self._needed = 1
-            self._answer(tokens[: len(lines)])
-            self._wait_again(lines[len(tokens) :])
+            self._answer_batch(tokens, lines)
+
+    def _answer_batch(self, tokens: Sequence[Token], lines: Sequence[bytes]) -> None:
+        """Answer those of ``lines`` that are stored; the rest waits again."""
+        self._needed = 1
+        self._answer(tokens[: len(lines)])
+        self._wait_again(lines[len(tokens) :])
 
     def _wait_again(self, lines: Sequence[bytes]) -> None:
         self._lines[:0] = lines

@@ -44,11 +44,13 @@ class KeyedServed(FakeServed):
         self.stored: list[Any] = []
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
+        first = len(self.stored)
+        new = await super().append_texts(stream, facts, key)  # which refuses wrong lines
         known = self.receipts.get(key or "")
         if known is not None:
+            self.appended.pop()
             return known
-        first = len(self.stored)
-        tokens = [type(token)(token + first) for token in await super().append_texts(stream, facts, key)]
+        tokens = [type(token)(token + first) for token in new]
         if self.gate is not None:
             await self.gate
         self.stored += self.appended[-1][1]
@@ -276,6 +278,31 @@ class LineStreamTests(ApiTestCase):
         self.assertEqual(self.answers(), [])
         self.end()
         self.assertEqual(self.answers(), [[2, 3]])
+
+    def test_lines_of_a_stored_batch_are_answered_whatever_they_are(self) -> None:
+        """The stream may refuse them now; they were read for ever."""
+        self.begin("k")
+        self.send("a", "b", "c")
+        self.begin("k")
+        self.send("a", ["bad"])
+        self.assertEqual(self.answers(), [])
+        self.client.send(chunk(b"no JSON\n"))
+        self.assertEqual(self.answers(), [[2, 3, 4]])
+        self.send("d")
+        self.assertEqual(self.answers(), [[2, 3, 4], [5]])
+        self.assertEqual(self.served.stored, [["a"], ["b"], ["c"], ["d"]])
+
+    def test_lines_of_a_stored_batch_need_no_memory(self) -> None:
+        self.patch(line_stream, "MAX_WAITING", 100)
+        self.begin("k")
+        self.send("a", "b", "c")
+        self.begin("k")
+        self.send("a")
+        self.send("x" * 200)
+        kept = self.client.protocol.requests[-1].lines._lines
+        self.assertEqual(sum(map(len, kept)), 0)
+        self.send("x" * 200, "d")
+        self.assertEqual(self.answers(), [[2, 3, 4], [5]])
 
     def test_a_key_of_lines_is_none_of_another_append(self) -> None:
         self.begin("k")
