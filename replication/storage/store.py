@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 _C = TypeVar("_C", bound=ICloses)
 _Connection = TypeVar("_Connection", bound=SqlConnection[Any])
 
-_FIRST_WORDS: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
+_FIRST_WORDS: Final = re.compile(r"(?:[\s\ufeff;]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
 
 
 class ApplicationReader:

@@ -758,7 +758,7 @@ class SqlTransactionContract(UsesStore):
     def test_an_application_may_not_begin_or_end_transactions_itself(self) -> None:
         transaction = self.store.transaction()
         self.wait(transaction.execute(self.insert, (1, "placed")))
-        for sql in ("COMMIT", " begin", "-- so\n/* or\nso */ ;Rollback", "SAVEPOINT a", "release a", "END;"):
+        for sql in ("COMMIT", " begin", "-- so\n/* or\nso */ ;Rollback", "SAVEPOINT a", "release a", "END;", "\ufeffEND"):
             self.assertRaises(StoreError, self.wait, transaction.execute(sql))
         self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
         self.wait(transaction.rollback())
@@ -805,7 +805,7 @@ class SqlTransactionContract(UsesStore):
     def test_a_function_may_not_end_the_transaction(self) -> None:
         def work(database: ISqlExecutor, _: object) -> Sequence[Write]:
             database.execute(self.insert, (1, "placed"))
-            for sql in ("COMMIT", "RELEASE interaction", "ROLLBACK"):
+            for sql in ("COMMIT", "RELEASE interaction", "ROLLBACK", ";\ufeff;COMMIT"):
                 self.assertRaises(StoreError, database.execute, sql)
                 self.assertRaises(StoreError, database.executemany, sql, [()])
             raise ZeroDivisionError
