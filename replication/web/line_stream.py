@@ -73,7 +73,7 @@ class LineStream:
     async def end(self) -> None:
         """Return once all lines are answered: the body has ended."""
         self._add([b"".join(self._parts)])
-        self._parts, self._needed = [], max(1, min(len(self._known), len(self._lines)))  # what is missing does not come
+        self._parts, self._needed = [], self._all_that_come()
         self._ended = Deferred()
         self._go_on()
         await self._ended
@@ -85,6 +85,10 @@ class LineStream:
         self._lines += found
         self._size += sum(map(len, found))
         self._empty_known()
+
+    def _all_that_come(self) -> int:
+        """Return how many lines the next batch needs once the body has ended: what is missing does not come."""
+        return max(1, min(len(self._known), len(self._lines)))
 
     def _empty_known(self) -> None:
         """Drop what the lines of a stored batch contain: only their number counts."""
@@ -106,6 +110,8 @@ class LineStream:
     def _pause_or_resume(self) -> None:
         if self._request.disconnected:
             self._lines.clear()
+            self._size = 0
+            return
         paused = self._size > MAX_WAITING and len(self._lines) >= self._needed
         if paused != self._paused:
             self._paused = paused
@@ -154,10 +160,11 @@ class LineStream:
             self._wait_again(lines[good:])
             await self._append(lines[:good])
             return
-        if len(tokens) > len(lines) and self._ended is None:  # a batch that was stored, of which lines are missing yet
-            self._known, self._needed = tokens, len(tokens)
+        if len(tokens) > len(lines):  # a batch that was stored, of which more lines wait or are missing yet
+            self._known = tokens
             self._wait_again(lines)
             self._empty_known()
+            self._needed = len(tokens) if self._ended is None else self._all_that_come()
         else:
             self._answer_batch(tokens, lines)
 

@@ -758,7 +758,8 @@ class SqlTransactionContract(UsesStore):
     def test_an_application_may_not_begin_or_end_transactions_itself(self) -> None:
         transaction = self.store.transaction()
         self.wait(transaction.execute(self.insert, (1, "placed")))
-        for sql in ("COMMIT", " begin", "-- so\n/* or\nso */ ;Rollback", "SAVEPOINT a", "release a", "END;", "\ufeffEND"):
+        comments = "-- so\n/* or\nso */ ;Rollback"
+        for sql in ("COMMIT", " begin", comments, "SAVEPOINT a", "release a", "END;", "\ufeffEND"):
             self.assertRaises(StoreError, self.wait, transaction.execute(sql))
         self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
         self.wait(transaction.rollback())

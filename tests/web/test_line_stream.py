@@ -44,6 +44,8 @@ class KeyedServed(FakeServed):
         self.stored: list[Any] = []
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
+        if self.gate is not None:
+            await self.gate
         first = len(self.stored)
         new = await super().append_texts(stream, facts, key)  # which refuses wrong lines
         known = self.receipts.get(key or "")
@@ -51,8 +53,6 @@ class KeyedServed(FakeServed):
             self.appended.pop()
             return known
         tokens = [type(token)(token + first) for token in new]
-        if self.gate is not None:
-            await self.gate
         self.stored += self.appended[-1][1]
         if key is not None:
             self.receipts[key] = tokens
@@ -255,6 +255,16 @@ class LineStreamTests(ApiTestCase):
         gate.callback(None)
         self.assertEqual(self.served.stored, [["a"]])
 
+    def test_a_cut_while_many_lines_wait_is_no_error(self) -> None:
+        self.patch(line_stream, "MAX_WAITING", 100)
+        self.served.gate = gate = Deferred[None]()
+        self.send("a")
+        self.send("x" * 99)
+        self.cut()
+        gate.callback(None)
+        self.assertEqual(self.served.stored, [["a"]])
+        self.assertEqual(self.flushLoggedErrors(), [])
+
     def test_with_a_key_what_was_stored_before_a_cut_is_stored_once(self) -> None:
         """The answers to the second and third batch were lost; the client cuts its lines in another way then."""
         self.begin("k")
@@ -289,6 +299,19 @@ class LineStreamTests(ApiTestCase):
         self.client.send(chunk(b"no JSON\n"))
         self.assertEqual(self.answers(), [[2, 3, 4]])
         self.send("d")
+        self.assertEqual(self.answers(), [[2, 3, 4], [5]])
+        self.assertEqual(self.served.stored, [["a"], ["b"], ["c"], ["d"]])
+
+    def test_a_stored_batch_is_answered_whole_if_the_end_arrives_while_it_is_read(self) -> None:
+        self.begin("k")
+        self.send("a", "b", "c")
+        self.begin("k")
+        self.served.gate = gate = Deferred[None]()
+        self.send("a")
+        self.send("b", "c", "d")
+        self.end()
+        self.served.gate = None
+        gate.callback(None)
         self.assertEqual(self.answers(), [[2, 3, 4], [5]])
         self.assertEqual(self.served.stored, [["a"], ["b"], ["c"], ["d"]])
 
