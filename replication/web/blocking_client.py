@@ -219,13 +219,22 @@ class HttpClient:
             return None
         return error.get("detail") or error.get("error") if isinstance(error, dict) else None
 
-    def retry(self, request: Callable[[], _T]) -> _T:
-        """Return what ``request`` returns; call it again after an UnavailableError, until the patience is over."""
-        deadline, backoff = self.clock() + self.patience, Backoff(FIRST_DELAY, MAX_DELAY)
+    def retry(self, request: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
+        """Return what ``request`` returns; call it again after an UnavailableError, until the patience is over.
+
+        The patience begins anew if ``progress`` has changed.
+        """
+        deadline, backoff, reached = self.clock() + self.patience, Backoff(FIRST_DELAY, MAX_DELAY), progress()
         while True:
             try:
                 return request()
             except UnavailableError as error:
+                if progress() != reached:
+                    deadline, backoff, reached = (
+                        self.clock() + self.patience,
+                        Backoff(FIRST_DELAY, MAX_DELAY),
+                        progress(),
+                    )
                 left = deadline - self.clock()
                 if left <= 0:
                     raise

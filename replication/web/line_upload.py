@@ -169,9 +169,11 @@ class LineUpload:
                 raise
             except (OSError, ValueError) as error:
                 self._close()
+                if not self._unanswered:
+                    return  # nothing is missing: the next lines are sent over another connection
                 raise self._client.failure(error) from error
 
-        self._client.retry(exchange)
+        self._client.retry(exchange, lambda: self._answered)
 
     def _connected(self) -> socket:
         if self._socket is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
+from socket import SHUT_RD
 from typing import TYPE_CHECKING
 
 import pytest
@@ -174,6 +175,41 @@ def test_an_unreachable_server_is_unavailable(make_upload: Callable[..., Upload]
     with pytest.raises(UnavailableError, match="cannot reach"):
         upload.lines.add([b"a"])
     assert upload.now == pytest.approx(1.0)
+
+
+def test_the_patience_begins_anew_with_progress() -> None:
+    now, calls = [0.0], []
+    client = HttpClient("http://127.0.0.1:1", patience=60.0, clock=lambda: now[0], sleep=lambda _: None)
+
+    def request() -> str:
+        calls.append(None)
+        now[0] += 100.0
+        if len(calls) < 4:
+            raise UnavailableError("cut")
+        return "done"
+
+    with pytest.raises(UnavailableError):
+        client.retry(request)
+    calls.clear()
+    assert client.retry(request, lambda: len(calls)) == "done"
+
+
+def test_a_connection_that_ends_while_no_line_waits_is_no_error(
+    make_upload: Callable[..., Upload], server: LineServer
+) -> None:
+    reader, writer = os.pipe()
+    upload = make_upload(server, patience=0.0)
+    upload.lines.add([b"a"])
+    upload.lines._exchange(lambda: upload.ids == [2])
+    connection = upload.lines._socket
+    assert connection is not None
+    connection.shutdown(SHUT_RD)  # as if the server had ended, hours later
+    upload.lines.wait_for(reader)
+    upload.lines.add([b"b"])
+    upload.lines.finish()
+    assert (server.stored, upload.ids) == (["a", "b"], [2, 3])
+    os.close(reader)
+    os.close(writer)
 
 
 def test_ids_are_received_while_a_source_is_waited_for(make_upload: Callable[..., Upload], server: LineServer) -> None:
