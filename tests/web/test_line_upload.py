@@ -178,7 +178,8 @@ def test_an_unreachable_server_is_unavailable(make_upload: Callable[..., Upload]
 
 
 def test_the_patience_begins_anew_with_progress() -> None:
-    now, calls = [0.0], []
+    now = [0.0]
+    calls: list[None] = []
     client = HttpClient("http://127.0.0.1:1", patience=60.0, clock=lambda: now[0], sleep=lambda _: None)
 
     def request() -> str:
