@@ -179,7 +179,7 @@ class Appender:
     stream: str
     template: bytes
     _count: int = 0
-    _so_far: str = "nothing was appended"
+    _so_far: str = "nothing is acknowledged"
 
     def run(self, batches: Iterable[Batch], advance: Callable[[int, int], None]) -> None:
         """Append all batches and print their IDs; AppendError states the reason and what was appended.

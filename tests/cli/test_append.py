@@ -174,7 +174,7 @@ def test_a_refusal_is_not_retried_and_names_the_line_of_the_input() -> None:
 def test_a_line_that_is_not_json_is_named_before_anything_of_its_batch_is_sent() -> None:
     api = FakeApi()
     for bad in (b"{", b"1],[2", b"\xff", b"1 2"):
-        with pytest.raises(AppendError, match=r"^line 2: not .*; nothing was appended$"):
+        with pytest.raises(AppendError, match=r"^line 2: not .*; nothing is acknowledged$"):
             run(api, batch(b"1", bad))
     assert api.facts == []
 
@@ -273,7 +273,7 @@ def test_an_argument_that_is_not_json_is_wrong_usage(
 
 def test_a_refused_argument_is_called_row(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeApi(HttpError("h answers 400: line 1: a row of 'orders' is [id]"))
-    with pytest.raises(AppendError, match=r"^h answers 400: ROW: a row of 'orders' is .*; nothing was appended$"):
+    with pytest.raises(AppendError, match=r"^h answers 400: ROW: a row of 'orders' is .*; nothing is acknowledged$"):
         main(monkeypatch, api, "orders", "1")
 
 
@@ -365,12 +365,12 @@ def test_lines_without_an_answer_are_sent_again(capsys: pytest.CaptureFixture[st
 def test_giving_up_names_the_first_line_without_an_answer() -> None:
     with LineServer("before") as server, pytest.raises(AppendError) as caught:
         append_lines(server, b"\n1\n2\n")
-    assert str(caught.value).endswith("nothing was appended; line 2 and what follows are not acknowledged")
+    assert str(caught.value).endswith("nothing is acknowledged; line 2 and what follows are not acknowledged")
 
 
 def test_a_line_that_is_refused_is_named_by_its_place_in_the_input() -> None:
     refused = b'{"error": "Bad Request", "detail": "line 2: no", "status": 400}\n'
-    with LineServer(refused) as server, pytest.raises(AppendError, match=r"line 4: no; nothing was appended"):
+    with LineServer(refused) as server, pytest.raises(AppendError, match=r"line 4: no; nothing is acknowledged"):
         append_lines(server, b"\n1\n\n2\n")
 
 
@@ -382,5 +382,5 @@ def test_lines_before_one_that_is_not_json_are_appended() -> None:
 def test_a_server_that_refuses_the_question_is_named() -> None:
     with LineServer() as server:
         pass
-    with pytest.raises(AppendError, match=r"cannot reach .*; nothing was appended"):
+    with pytest.raises(AppendError, match=r"cannot reach .*; nothing is acknowledged"):
         append_lines(server, b"1\n")
