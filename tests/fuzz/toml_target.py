@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import tomllib
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
+from unittest.mock import patch
 
 from twisted.internet.testing import MemoryReactorClock
 
@@ -41,17 +42,22 @@ def guarded_import(name: str) -> ModuleType:
     raise ModuleNotFoundError(f"No module named {name!r}")
 
 
-for module in (config, address):
-    cast("Any", module).read_text = guarded_read
-cast("Any", config).import_module = guarded_import
-
-
 def check(data: bytes) -> None:
-    """Load a file with this content, as each role."""
+    """Load a file with this content, as each role, without another file and without a new import."""
     try:
         FILES[FILE] = data.decode()
     except UnicodeDecodeError:
         return  # read_text refuses it
+    with (
+        patch.object(config, "read_text", guarded_read),
+        patch.object(address, "read_text", guarded_read),
+        patch.object(config, "import_module", guarded_import),
+    ):
+        check_file()
+
+
+def check_file() -> None:
+    """Load the file, as each role."""
     for role in ROLES:
         try:
             found = config.load(role, FILE)
