@@ -143,7 +143,7 @@ def test_a_status_is_a_refusal_too_and_a_temporary_one_is_retried_for_the_patien
     with pytest.raises(UnavailableError, match="answers 503"):
         upload.lines.add([b"a"])
         upload.lines.finish()
-    assert upload.now == pytest.approx(5.0)
+    assert 5.0 <= upload.now < 10.0  # the patience of one method, or of two: a server that does not read cuts both
 
 
 def test_too_many_lines_without_an_answer_are_waited_for(
