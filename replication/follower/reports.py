@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CHECK_INTERVAL: Final = 5.0  # seconds, before the first report
 LONGEST_INTERVAL: Final = 60.0  # seconds until a process that was not followed before receives its first report
+UNCHANGED_AFTER: Final = 600.0  # seconds between reports while nothing changes and nothing is missing
 RETRY_AFTER: Final = 60.0  # seconds, if a writer does not answer
 UNKNOWN_AFTER: Final = 3_600.0  # seconds, if it does not have the call
 
@@ -56,6 +57,7 @@ class PositionReports:
     _followers: Iterable[StreamFollower]
     _lifetime: Lifetime
     _due: dict[HttpCatchUp, float] = attrs.field(init=False, factory=dict)  # when each process receives the next report
+    _reported: dict[HttpCatchUp, tuple[Positions, float]] = attrs.field(init=False, factory=dict)  # the last, and when
     _troubles: dict[HttpCatchUp, TroubleLog] = attrs.field(init=False, factory=dict)
 
     def start(self) -> None:
@@ -75,10 +77,20 @@ class PositionReports:
             if self._lifetime.ended or not positions:
                 continue
             for process in self._processes():
-                if self._due.get(process, 0.0) <= self._lifetime.clock.seconds():
+                if self._due.get(process, 0.0) > self._lifetime.clock.seconds():
+                    continue
+                if self._is_known(process, positions):
+                    self._due[process] = self._lifetime.clock.seconds() + LONGEST_INTERVAL
+                else:
                     await self._report(process, positions)
             next_due = min(self._due.values(), default=0.0) - self._lifetime.clock.seconds()
             pause = max(CHECK_INTERVAL, min(next_due, LONGEST_INTERVAL))
+
+    def _is_known(self, process: HttpCatchUp, positions: Positions) -> bool:
+        """Whether the last report is still true, and so new that it need not be repeated."""
+        reported, at = self._reported.get(process, ({}, 0.0))
+        new = self._lifetime.clock.seconds() - at < UNCHANGED_AFTER
+        return new and reported == positions and all(each.is_live() for each in self._followers)
 
     async def _report(self, process: HttpCatchUp, positions: Positions) -> None:
         trouble = self._troubles.setdefault(process, TroubleLog(self.log, LogLevel.info))
@@ -89,9 +101,11 @@ class PositionReports:
             return
         except CatchUpError as error:
             following = RETRY_AFTER
+            self._reported.pop(process, None)
             trouble.report("positions cannot be reported, so a retention may not wait for them: {error}", error=error)
         else:
             trouble.end("positions are reported again")
+            self._reported[process] = positions, self._lifetime.clock.seconds()
         wait = UNKNOWN_AFTER if following is None else following
         self._due[process] = self._lifetime.clock.seconds() + wait
 

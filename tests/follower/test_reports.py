@@ -12,7 +12,14 @@ from replication import __version__
 from replication.deferreds import Lifetime
 from replication.errors import CatchUpError, StoreError, StreamError
 from replication.follower import reports as module
-from replication.follower.reports import CHECK_INTERVAL, RETRY_AFTER, UNKNOWN_AFTER, PositionReports, RelayedReports
+from replication.follower.reports import (
+    CHECK_INTERVAL,
+    RETRY_AFTER,
+    UNCHANGED_AFTER,
+    UNKNOWN_AFTER,
+    PositionReports,
+    RelayedReports,
+)
 from replication.follower.stream import FollowMode
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, Token
@@ -64,8 +71,15 @@ class Follower:
     name, mode = ORDERS, FollowMode.APPLIED
     cursors = (MASTER,)
 
+    def __init__(self) -> None:
+        self.position = 5
+        self.live = False
+
+    def is_live(self) -> bool:
+        return self.live
+
     def positions(self) -> dict[str, int]:
-        return {MASTER: 5}
+        return {MASTER: self.position}
 
 
 class TimeTests(SynchronousTestCase):
@@ -76,12 +90,13 @@ class TimeTests(SynchronousTestCase):
 
     def start(self, process: Process) -> None:
         self.clock = Clock()
+        self.follower = Follower()
         lifetime = Lifetime(self.clock)
         self.addCleanup(lifetime.end)
         PositionReports(
             instance_name=InstanceName("worker1"),
             processes=lambda: [process],  # type: ignore[list-item]
-            followers=[Follower()],  # type: ignore[list-item]
+            followers=[self.follower],  # type: ignore[list-item]
             lifetime=lifetime,
         ).start()
 
@@ -90,6 +105,28 @@ class TimeTests(SynchronousTestCase):
         self.start(process)
         self.assertEqual([self.after(process, each) for each in (5, 25, 5, 95, 5)], [1, 1, 2, 2, 3])
         self.assertEqual(process.reports[0], ("worker1", {ORDERS: {MASTER: 5}}))
+
+    def test_what_a_writer_knows_is_repeated_after_ten_minutes_only(self) -> None:
+        process = Process(*[60.0] * 6)
+        self.start(process)
+        self.follower.live = True
+        self.assertEqual(self.after(process, CHECK_INTERVAL), 1)
+        self.assertEqual(self.after(process, UNCHANGED_AFTER - 60.0), 1)
+        self.assertEqual(self.after(process, 60.0), 2)
+        self.follower.position = 6
+        self.assertEqual(self.after(process, 60.0), 3)
+        self.follower.live = False  # the lag changes, though the position does not
+        self.assertEqual(self.after(process, 120.0), 5)
+
+    def test_after_a_writer_did_not_answer_the_report_is_repeated(self) -> None:
+        process = Process(60.0, CatchUpError("down"), 60.0, 60.0)
+        self.start(process)
+        self.follower.live = True
+        self.after(process, CHECK_INTERVAL)
+        self.follower.position = 6
+        self.assertEqual(self.after(process, 60.0), 2)
+        self.follower.position = 5
+        self.assertEqual(self.after(process, RETRY_AFTER), 3)
 
     def test_a_writer_without_the_call_is_left_alone(self) -> None:
         process = Process(None, None)
