@@ -90,7 +90,7 @@ class PositionReports:
         """Whether the last report is still true, and so new that it need not be repeated."""
         reported, at = self._reported.get(process, ({}, 0.0))
         new = self._lifetime.clock.seconds() - at < UNCHANGED_AFTER
-        return new and reported == positions and all(each.is_live() for each in self._followers)
+        return new and reported == positions and all(map(_is_live, self._followers))
 
     async def _report(self, process: HttpCatchUp, positions: Positions) -> None:
         trouble = self._troubles.setdefault(process, TroubleLog(self.log, LogLevel.info))
@@ -113,6 +113,10 @@ class PositionReports:
         """Return what is stored here, of the streams that are applied or copied."""
         stored = [each for each in self._followers if each.mode is not FollowMode.POSITION_ONLY and each.cursors]
         return {each.name: each.positions() for each in stored}
+
+
+def _is_live(follower: StreamFollower) -> bool:
+    return all(follower.status(each).state == "live" for each in follower.cursors)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

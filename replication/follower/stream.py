@@ -250,10 +250,6 @@ class StreamFollower:
         """Return the position of each writer, stored or applied."""
         return {**(self._positions or {}), **self.positions()}
 
-    def is_live(self) -> bool:
-        """Whether all facts that were published are applied."""
-        return self.error is None and not self.errors and all(each.live for each in self.cursors.values())
-
     def status(self, writer: InstanceName) -> WriterStatus:
         """Return the status of one writer."""
         cursor = self.cursors[writer]

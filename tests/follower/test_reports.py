@@ -21,6 +21,7 @@ from replication.follower.reports import (
     RelayedReports,
 )
 from replication.follower.stream import FollowMode
+from replication.streams.interfaces import WriterStatus
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, Token
 from replication.writer import retention
@@ -73,10 +74,10 @@ class Follower:
 
     def __init__(self) -> None:
         self.position = 5
-        self.live = False
+        self.state = "catching up"
 
-    def is_live(self) -> bool:
-        return self.live
+    def status(self, writer: InstanceName) -> WriterStatus:
+        return WriterStatus(writer, Token(self.position), Token(self.position), self.state)
 
     def positions(self) -> dict[str, int]:
         return {MASTER: self.position}
@@ -109,19 +110,19 @@ class TimeTests(SynchronousTestCase):
     def test_what_a_writer_knows_is_repeated_after_ten_minutes_only(self) -> None:
         process = Process(*[60.0] * 6)
         self.start(process)
-        self.follower.live = True
+        self.follower.state = "live"
         self.assertEqual(self.after(process, CHECK_INTERVAL), 1)
         self.assertEqual(self.after(process, UNCHANGED_AFTER - 60.0), 1)
         self.assertEqual(self.after(process, 60.0), 2)
         self.follower.position = 6
         self.assertEqual(self.after(process, 60.0), 3)
-        self.follower.live = False  # the lag changes, though the position does not
+        self.follower.state = "catching up"  # the lag changes, though the position does not
         self.assertEqual(self.after(process, 120.0), 5)
 
     def test_after_a_writer_did_not_answer_the_report_is_repeated(self) -> None:
         process = Process(60.0, CatchUpError("down"), 60.0, 60.0)
         self.start(process)
-        self.follower.live = True
+        self.follower.state = "live"
         self.after(process, CHECK_INTERVAL)
         self.follower.position = 6
         self.assertEqual(self.after(process, 60.0), 2)

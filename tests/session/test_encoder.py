@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from replication.session import encoder as module
 from replication.session.connection import Fault, ReplicationConnection, Role, Rows
-from replication.session.encoder import FACTS_A_CHUNK, EncodedLines, encode_facts, encode_position
+from replication.session.encoder import (
+    FACTS_A_CHUNK,
+    PIECE_BYTES,
+    EncodedLines,
+    encode_facts,
+    encode_position,
+    join_lines,
+)
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
@@ -154,3 +161,20 @@ def test_lines_within_the_limit_are_encoded_at_once(monkeypatch: pytest.MonkeyPa
     facts = [fact(5, "1"), fact(6, "2", "33")]
     expected = ["RDATA orders master 5 1", "RDATA orders master batch 2", "RDATA orders master 6 33"]
     assert lines(encode(facts, 4, 6, line_limit=max(map(len, expected)))) == expected
+
+
+@pytest.mark.parametrize(("wanted", "joined"), [(None, b"A\nB\nA\n"), ({ORDERS}, b"A\nA\n"), ((), b"")])
+def test_the_lines_of_the_wanted_streams_are_joined(wanted: set[StreamName] | None, joined: bytes) -> None:
+    a, b = EncodedLines(b"A\n", 1), EncodedLines(b"B\n", 1)
+    pieces = [*join_lines([(ORDERS, a), (StreamName("b"), b), (ORDERS, a)], wanted)]
+    assert pieces == ([EncodedLines(joined, joined.count(b"\n"))] if joined else [])
+
+
+def test_joined_lines_are_divided_into_pieces() -> None:
+    half = EncodedLines(b"x" * (PIECE_BYTES // 2), 3)
+    pieces = [*join_lines([(ORDERS, half)] * 5, None)]
+    assert [(len(each.data), each.lines) for each in pieces] == [
+        (PIECE_BYTES, 6),
+        (PIECE_BYTES, 6),
+        (PIECE_BYTES // 2, 3),
+    ]

@@ -997,3 +997,14 @@ class TestAudit:
         made.link_lost(LINK)
         assert not made.settled(Token(9))
         assert made.step() is None
+
+
+def test_a_part_of_a_step_ends_at_its_last_fact() -> None:
+    step = Apply([fact(6), fact(7), fact(9)], Token(5), Token(12))
+    assert step.first(2) == Apply([fact(6), fact(7)], Token(5), Token(7))
+    assert step.first(3) is step
+
+
+def test_a_part_of_late_facts_keeps_the_position() -> None:
+    part = Apply([fact(3), fact(4)], Token(5), Token(5)).first(1)
+    assert (part, part.late_upto) == (Apply([fact(3)], Token(5), Token(5)), 3)

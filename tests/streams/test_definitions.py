@@ -42,6 +42,8 @@ def test_a_good_stream_name_is_accepted(name: str) -> None:
         ({"table": "events", "row": ["a", "b;"]}, "'b;'"),
         ({"table": "events", "row": ["a"], "id_column": ""}, "''"),
         ({"table": "events", "row": ["a"], "instance_column": "1"}, "'1'"),
+        ({"retention": "1d", "table": "events", "row": ["a"]}, "only facts of a generic table have a retention"),
+        ({"retention": "1 fortnight"}, "write 30d"),
         ({"row": "order_id"}, "'order_id'"),
         ({"writers": "master"}, "'master'"),
         ({"key": ["a"]}, "key names a, which row lacks"),
@@ -149,6 +151,18 @@ def test_only_named_writers_may_write_and_without_names_every_instance() -> None
     assert ORDERS.written_by(InstanceName("master"))
     assert not ORDERS.written_by(InstanceName("worker1"))
     assert StreamDefinition("orders").written_by(InstanceName("worker1"))
+
+
+def test_a_stream_has_a_retention_and_is_stored_under_its_own_name_unless_another_is_given() -> None:
+    assert StreamDefinition("orders", retention="1d").retention == "1d"
+    assert StreamDefinition("orders").stored_name == "orders"
+    assert StreamDefinition("orders", position_name="o").stored_name == "o"
+    assert StreamDefinition("orders", position_name="").stored_name is None
+
+
+def test_the_ids_of_a_stream_are_its_own_or_those_of_the_one_that_it_shares() -> None:
+    assert StreamDefinition("orders").generator == "orders"
+    assert StreamDefinition("orders", shares="events").generator == "events"
 
 
 def test_a_registry_keeps_the_order_of_declaration() -> None:
