@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = page("architecture.md")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAMED = {*code(re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE))}
 
 
@@ -53,14 +55,25 @@ def test_a_module_that_is_named_is_there(path: str) -> None:
     assert any(each.endswith(f"/{path.rstrip('/')}") for each in PLACES)
 
 
+@cache
+def definitions() -> dict[str, list[ast.stmt]]:
+    """Return the statements at the first level of all modules that define each name."""
+    found: dict[str, list[ast.stmt]] = {}
+    for path in (CHECKOUT / "replication").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            for name in [node.name] if isinstance(node, ast.ClassDef) else names:
+                found.setdefault(name, []).append(node)
+    return found
+
+
 @pytest.mark.parametrize("name", sorted(each for each in NAMED if re.fullmatch(r"[A-Z][a-z]\w+(?:\.\w+)?", each)))
 def test_a_class_or_method_that_is_named_is_there(name: str) -> None:
     owner, _, method = name.partition(".")
-    for path in (CHECKOUT / "replication").rglob("*.py"):
-        found = re.search(rf"^(?:class )?{owner}\b.*(?:\n(?:    .*)?)*", path.read_text(), re.MULTILINE)
-        if found and (not method or re.search(rf"^    (?:async )?def {method}\b", found[0], re.MULTILINE)):
-            return
-    pytest.fail(f"there is no {name}")
+    found = definitions()[owner]
+    methods = {each.name for node in found for each in getattr(node, "body", []) if isinstance(each, FUNCTIONS)}
+    assert not method or method in methods
 
 
 def imports_of(path: Path) -> set[str]:
