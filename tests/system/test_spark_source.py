@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "open sesame"
-ROWS = 200  # that a running query has to write before the next thing happens to it
+ROWS = 100  # that a running query has to write before the next thing happens to it
 
 QUERY = """
 import sys
@@ -79,7 +79,7 @@ def appending(http: str) -> Iterator[Callable[[], None]]:
     ended = threading.Event()
 
     def work() -> None:
-        while not ended.wait(0.1):
+        while not ended.wait(0.4):  # so that little waits for a query that starts
             try:
                 append(http, "visits", FACTS, SECRET)
             except HTTPError:
