@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # An accepted connection that sends more at once is processed in turns, between which others have theirs.
 TURN_BYTES: Final = 1024  # a turn takes about 0.5 ms of CPU time
+LATE: Final = 0.01  # seconds that a timer may be late; the clock moves while one is set
 REST: Final = 0.0025  # seconds between two turns, times the number of connections that wait for one
 
 
@@ -356,7 +357,7 @@ class ReplicationProtocol(_QuietConnection):
             self._owner.commands_received(self, received)
         if isinstance(fault, Fault):
             self.fail(fault)
-        elif not self._ended and self._timer is not None and self.session.wake_at() < self._timer.getTime():
+        elif not self._ended and self._timer is not None and self.session.wake_at() < self._timer.getTime() - LATE:
             self._set_timer(self.session.wake_at())  # the peer's first PING: from now on silence counts
 
     def _write_now(self, lines: bytes, count: int) -> None:

@@ -261,6 +261,31 @@ class KeepaliveTests(ProtocolCase):
         self.assertTrue(self.wire.aborted)
 
 
+class MovingClock(Clock):
+    """A clock that moves whenever it is read, as a real one does."""
+
+    def seconds(self) -> float:
+        self.rightNow += 1e-6
+        return super().seconds()
+
+
+class TimerTests(ProtocolCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.wire.lose()
+        self.clock, self.owner = MovingClock(), Owner()
+        self.protocol = ReplicationProtocol(self.role, self.owner, self.clock, self.limits)
+        self.wire = Wire(self.protocol, room=100)
+
+    def test_a_line_that_changes_nothing_leaves_the_timer(self) -> None:
+        self.send("PING 1")
+        (timer,) = self.clock.getDelayedCalls()
+        for number in range(5):
+            self.clock.advance(0.1)
+            self.send(f"PING {number}")
+            self.assertEqual(self.clock.getDelayedCalls(), [timer])
+
+
 class ShortKeepaliveTests(ProtocolCase):
     limits = Limits(keepalive=Keepalive(ping_after=100.0, give_up_after=2.0))
 
