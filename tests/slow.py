@@ -9,20 +9,25 @@ if TYPE_CHECKING:
     import pytest
 
 TESTS = Path(__file__).parent
-# Real processes, servers that are killed, Spark, and the programs of the documents.
+# Real processes, servers that are killed, Spark, whole recordings, and the programs of the documents.
 SLOW = [
     TESTS / each
     for each in (
         "bench",
+        "cli/test_completion.py",
         "docs/test_pages.py",
+        "docs/test_pictures.py",
         "docs/test_readme.py",
         "docs/test_types.py",
+        "follower/test_audit.py",
+        "rooms/test_graph.py",
         "simulation/test_planted_faults.py",
         "simulation/test_seeds.py",
         "spark",
         "storage/postgres",
         "storage/tables/test_rooms.py",
         "system",
+        "transcripts",
         "writer/test_two_masters.py",
     )
 ]
