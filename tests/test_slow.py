@@ -32,7 +32,7 @@ def test_plain_pytest_leaves_out_all_that_is_slow() -> None:
         (["tests/streams"], []),
         (["tests/system"], []),
         (["tests/system/test_kills.py::test_nothing"], []),
-        (["tests/docs", "tests/docs/test_types.py"], ["tests/docs/test_pages.py", "tests/docs/test_readme.py"]),
+        (["tests/writer", "tests/writer/test_two_masters.py"], []),
         (["tests/writer"], ["tests/writer/test_two_masters.py"]),
     ],
 )
