@@ -23,6 +23,8 @@ ALIASES: Final = "m.room.aliases"
 
 _LEVELS: Final = {"ban": 50, "kick": 50, "redact": 50, "invite": 0, "state_default": 50, "events_default": 0}
 CREATOR_POWER: Final = 100
+# The first room version that has each join rule.  Any other rule, such as "private", lets no user join.
+_JOIN_RULES: Final[Mapping[str, int]] = {"public": 1, "invite": 1, "knock": 7, "restricted": 8, "knock_restricted": 10}
 
 
 def auth_keys(event: Event, room_version: str) -> set[StateKey]:
@@ -39,7 +41,7 @@ def auth_keys(event: Event, room_version: str) -> set[StateKey]:
             if isinstance(token, str):
                 keys.add((THIRD_PARTY_INVITE, token))
         vouching = event.content.get("join_authorised_via_users_server")
-        if event.membership == "join" and isinstance(vouching, str) and _has_restricted_joins(room_version):
+        if event.membership == "join" and isinstance(vouching, str) and _has_rule(room_version, "restricted"):
             keys.add((MEMBER, vouching))
     return keys
 
@@ -122,8 +124,7 @@ def _member_allowed(event: Event, auth: Auth, create: Event, room_version: str) 
         case "ban":
             return sender_joined and power >= _level(auth, "ban") and power_of(target, auth) < power
         case "knock":
-            rules = ("knock", "knock_restricted") if _number(room_version) >= 10 else ("knock",)  # noqa: PLR2004
-            known = _number(room_version) >= 7 and rule in rules  # noqa: PLR2004
+            known = rule in ("knock", "knock_restricted") and _has_rule(room_version, rule)
             return known and sender == target and now not in ("ban", "invite", "join")
     return False
 
@@ -136,18 +137,14 @@ def _join_allowed(event: Event, auth: Auth, create: Event, room_version: str) ->
     if event.prev_event_ids == (create.event_id,) and user == creator and (MEMBER, user) not in auth:
         return True
     now, rule = _membership(auth, user), _join_rule(auth)
-    if now == "ban":
+    if now == "ban" or not _has_rule(room_version, rule):
         return False
-    if rule == "public":
+    if rule == "public" or now in ("invite", "join"):
         return True
-    if now in ("invite", "join"):
-        return rule in ("invite", "knock", "restricted", "knock_restricted", "private")
-    if rule in ("restricted", "knock_restricted") and _has_restricted_joins(room_version):
-        vouching = event.content.get("join_authorised_via_users_server")
-        if not isinstance(vouching, str) or _membership(auth, vouching) != "join":
-            return False
-        return power_of(vouching, auth) >= _level(auth, "invite")
-    return False
+    vouching = event.content.get("join_authorised_via_users_server")
+    if rule not in ("restricted", "knock_restricted") or not isinstance(vouching, str):
+        return False
+    return _membership(auth, vouching) == "join" and power_of(vouching, auth) >= _level(auth, "invite")
 
 
 def _third_party_allowed(event: Event, auth: Auth) -> bool:
@@ -236,8 +233,8 @@ def _join_rule(auth: Auth) -> str:
     return rule if isinstance(rule, str) else "invite"
 
 
-def _has_restricted_joins(room_version: str) -> bool:
-    return _number(room_version) >= 8  # noqa: PLR2004
+def _has_rule(room_version: str, join_rule: str) -> bool:
+    return join_rule in _JOIN_RULES and _number(room_version) >= _JOIN_RULES[join_rule]
 
 
 def _number(room_version: str) -> int:
