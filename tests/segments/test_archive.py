@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 
-from replication.errors import CatchUpError
+from replication.errors import CatchUpError, FactsGoneError
 from replication.follower.sources import SegmentCatchUp
 from replication.segments import archive as archives
 from replication.segments.archive import Archive
@@ -145,8 +145,9 @@ def test_a_missing_chain_is_named(tmp_path: Path) -> None:
 def test_a_range_before_the_first_segment_is_an_error(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
     write_manifest(folder, Manifest([write_segment(folder, HISTORY[5:], after=10)]))
-    with pytest.raises(CatchUpError, match="begin after 10"):
+    with pytest.raises(FactsGoneError, match="begin after 10") as gone:
         page(Archive(folder), 9, 58)
+    assert (gone.value.stream, gone.value.writer, gone.value.upto) == (STREAM, MASTER, 10)
     assert page(Archive(folder), 10, 58).facts == HISTORY[5:]
 
 

@@ -61,6 +61,12 @@ def test_a_path_may_have_characters_that_urls_escape(tmp_path: Path) -> None:
         assert len(read_positions(database) or ()) == 1
 
 
+def test_a_server_that_does_not_answer_is_named() -> None:
+    pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
+    with pytest.raises(StoreError, match=r"^database 'postgresql://me@127\.0\.0\.1:1/db': .*refused"):
+        open_database("postgresql://me@127.0.0.1:1/db")
+
+
 def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("no database at all" * 100)
     url = f"sqlite:///{tmp_path}/x.db"

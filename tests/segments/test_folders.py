@@ -168,6 +168,18 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
     assert "hidden" not in str(caught.value)
 
 
+def test_a_colon_in_a_path_is_not_a_secret() -> None:
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    assert open_folder("abfs://container@account.dfs.core.windows.net/a:b@c").url.endswith("/a:b@c")
+
+
+def test_a_slash_at_the_end_of_a_url_is_not_part_of_it(tmp_path: Path) -> None:
+    fs = pytest.importorskip("pyarrow.fs", reason="pip install '.[spark]' in the checkout")
+    folder = RemoteFolder(f"file://{tmp_path}/out//", fs.LocalFileSystem())
+    write(folder, "a", b"one")
+    assert (folder.url, folder.names()) == (f"file://{tmp_path}/out", ["a"])
+
+
 def test_the_container_of_an_azure_url_is_not_a_secret() -> None:
     pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
     assert open_folder("abfs://container@account.dfs.core.windows.net/out").url.startswith("abfs://container@account")

@@ -21,6 +21,7 @@ from replication.segments.manifest import (
     remove_leftovers,
     write_manifest,
 )
+from replication.streams.retention import SegmentChain
 from replication.wire.grammar import InstanceName, Token
 from tests import strategies
 from tests.segments.histories import (
@@ -100,6 +101,14 @@ def test_a_manifest_sorts_its_segments() -> None:
     assert manifest.encode() == Manifest(some[::-1]).encode()
     assert [*manifest.chains()] == [(STREAM, MASTER), (STREAM, OTHER)]
     assert manifest.chains()[STREAM, MASTER] == [some[1], some[0]]
+
+
+def test_a_summary_has_the_range_the_rows_and_the_bytes_of_each_chain() -> None:
+    some = [make(2, 5, rows=3, stored_size=40), make(5, 9, rows=2, stored_size=50), make(0, 7, OTHER, rows=9)]
+    assert Manifest(some).summary("s3://bucket/out") == [
+        SegmentChain("s3://bucket/out", STREAM, InstanceName(MASTER), Token(2), Token(9), 5, 90),
+        SegmentChain("s3://bucket/out", STREAM, InstanceName(OTHER), Token(0), Token(7), 9, 0),
+    ]
 
 
 def test_a_gap_or_overlap_in_a_chain_is_a_fault() -> None:
