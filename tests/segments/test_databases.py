@@ -67,6 +67,12 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         open_database("postgresql://me@127.0.0.1:1/db")
 
 
+def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adbc_driver_manager", None)
+    with pytest.raises(ConfigError, match=r"^history in PostgreSQL needs adbc_driver_manager: .*\.\[spark\]"):
+        open_database("postgresql://me@127.0.0.1:1/db")
+
+
 def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_text("no database at all" * 100)
     url = f"sqlite:///{tmp_path}/x.db"

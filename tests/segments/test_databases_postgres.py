@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("psycopg", reason="pip install '.[postgres]' in the checkout")
 
-from replication.errors import StoreError, UnknownStreamError
+from replication.errors import ConfigError, StoreError, UnknownStreamError
 from replication.segments import databases
 from replication.segments.databases import open_database
 from replication.segments.files import verify
@@ -212,3 +213,14 @@ def test_the_handle_of_a_server_survives_a_restart(database: Database) -> None:
     finally:
         database.server.start()
     assert read() == before
+
+
+def test_a_mapped_table_without_psycopg_names_the_extra(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "replication.storage.postgres.session")
+    monkeypatch.delattr("replication.storage.postgres.session")
+    definition = StreamDefinition("items", table="items", row=["item"], id_column="id")
+    with closing(open_database(database.url)) as opened, pytest.raises(ConfigError) as error:
+        opened.pages(definition)
+    assert str(error.value).startswith("mapped tables in PostgreSQL need psycopg: ")
+    assert ".[postgres]" in str(error.value)
