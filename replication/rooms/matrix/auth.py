@@ -59,7 +59,7 @@ def is_allowed(event: Event, auth: Auth, room_version: str) -> bool:
         return _member_allowed(event, auth, create, room_version)
     if _membership(auth, event.sender) != "join":
         return False
-    power = power_of(event.sender, auth)
+    power = power_of(event.sender, auth, room_version)
     if event.type == THIRD_PARTY_INVITE:
         return power >= _level(auth, "invite")
     if power < _level_to_send(event, auth):
@@ -74,14 +74,17 @@ def is_allowed(event: Event, auth: Auth, room_version: str) -> bool:
     return True
 
 
-def power_of(user: str, auth: Auth) -> int:
+def power_of(user: str, auth: Auth, room_version: str) -> int:
     """Return a user's power level; in a room without power levels, 100 for the creator and 0 for others."""
-    levels = auth.get((POWER_LEVELS, ""))
-    if levels is None:
-        create = auth.get((CREATE, ""))
-        creators = () if create is None else (create.content.get("creator"), create.sender)
-        return CREATOR_POWER if user in creators else 0
-    return level_in(levels, user)
+    levels, create = auth.get((POWER_LEVELS, "")), auth.get((CREATE, ""))
+    if levels is not None:
+        return level_in(levels, user)
+    return CREATOR_POWER if create is not None and user == creator_of(create, room_version) else 0
+
+
+def creator_of(create: Event, room_version: str) -> object:
+    """Return the creator of a room: the sender of ``m.room.create`` or, up to version 10, the user that it names."""
+    return create.sender if _number(room_version) >= 11 else create.content.get("creator")  # noqa: PLR2004
 
 
 def level_in(levels: Event, user: str) -> int:
@@ -105,7 +108,7 @@ def _member_allowed(event: Event, auth: Auth, create: Event, room_version: str) 
     target, sender = event.state_key, event.sender
     if target is None:
         return False
-    now, power = _membership(auth, target), power_of(sender, auth)
+    now, power = _membership(auth, target), power_of(sender, auth, room_version)
     sender_joined = _membership(auth, sender) == "join"
     rule = _join_rule(auth)
     match event.membership:
@@ -120,9 +123,9 @@ def _member_allowed(event: Event, auth: Auth, create: Event, room_version: str) 
                 return now in (("invite", "join", "knock") if _number(room_version) >= 7 else ("invite", "join"))  # noqa: PLR2004
             if not sender_joined or (now == "ban" and power < _level(auth, "ban")):
                 return False
-            return power >= _level(auth, "kick") and power_of(target, auth) < power
+            return power >= _level(auth, "kick") and power_of(target, auth, room_version) < power
         case "ban":
-            return sender_joined and power >= _level(auth, "ban") and power_of(target, auth) < power
+            return sender_joined and power >= _level(auth, "ban") and power_of(target, auth, room_version) < power
         case "knock":
             known = rule in ("knock", "knock_restricted") and _has_rule(room_version, rule)
             return known and sender == target and now not in ("ban", "invite", "join")
@@ -133,8 +136,8 @@ def _join_allowed(event: Event, auth: Auth, create: Event, room_version: str) ->
     user = event.state_key
     if user is None or event.sender != user:
         return False
-    creator = create.content.get("creator", create.sender)
-    if event.prev_event_ids == (create.event_id,) and user == creator and (MEMBER, user) not in auth:
+    first = event.prev_event_ids == (create.event_id,) and (MEMBER, user) not in auth
+    if first and user == creator_of(create, room_version):
         return True
     now, rule = _membership(auth, user), _join_rule(auth)
     if now == "ban" or not _has_rule(room_version, rule):
@@ -144,7 +147,7 @@ def _join_allowed(event: Event, auth: Auth, create: Event, room_version: str) ->
     vouching = event.content.get("join_authorised_via_users_server")
     if rule not in ("restricted", "knock_restricted") or not isinstance(vouching, str):
         return False
-    return _membership(auth, vouching) == "join" and power_of(vouching, auth) >= _level(auth, "invite")
+    return _membership(auth, vouching) == "join" and power_of(vouching, auth, room_version) >= _level(auth, "invite")
 
 
 def _third_party_allowed(event: Event, auth: Auth) -> bool:

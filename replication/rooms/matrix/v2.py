@@ -9,7 +9,15 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from replication.rooms.event import CREATE, MEMBER
-from replication.rooms.matrix.auth import CREATOR_POWER, JOIN_RULES, POWER_LEVELS, auth_keys, is_allowed, level_in
+from replication.rooms.matrix.auth import (
+    CREATOR_POWER,
+    JOIN_RULES,
+    POWER_LEVELS,
+    auth_keys,
+    creator_of,
+    is_allowed,
+    level_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -27,7 +35,7 @@ def resolve_v2(states: Sequence[StateMap], fetch: Fetch, room_version: str) -> S
     full = events.stored(conflicted | _auth_difference(states, events))
     powerful = _power_events(full, events)
     state: dict[StateKey, str] = dict(agreed)
-    _iterative_auth_checks(_power_order(powerful, events), state, events, room_version)
+    _iterative_auth_checks(_power_order(powerful, events, room_version), state, events, room_version)
     rest = full - powerful
     _iterative_auth_checks(_mainline_order(rest, state.get((POWER_LEVELS, "")), events), state, events, room_version)
     return {**state, **agreed}
@@ -97,9 +105,9 @@ def _is_power_event(event: Event) -> bool:
     return event.type == MEMBER and event.membership in ("leave", "ban") and event.sender != event.state_key
 
 
-def _power_order(event_ids: set[str], events: _Events) -> list[str]:
+def _power_order(event_ids: set[str], events: _Events, room_version: str) -> list[str]:
     """Return the reverse topological power ordering: auth events first; then by power, then by age."""
-    weight = {each: _weight(each, events) for each in event_ids}
+    weight = {each: _weight(each, events, room_version) for each in event_ids}
     auth_ids = {each: _auth_ids(each, events) & event_ids for each in event_ids}
     dependents: dict[str, list[str]] = {}
     for each, below in auth_ids.items():
@@ -119,13 +127,13 @@ def _power_order(event_ids: set[str], events: _Events) -> list[str]:
     return order
 
 
-def _weight(event_id: str, events: _Events) -> tuple[int, int, str]:
+def _weight(event_id: str, events: _Events, room_version: str) -> tuple[int, int, str]:
     event = events.get(event_id)
     assert event is not None  # noqa: S101 - the caller has checked
-    return (-_sender_power(event, events), event.origin_server_ts, event_id)
+    return (-_sender_power(event, events, room_version), event.origin_server_ts, event_id)
 
 
-def _sender_power(event: Event, events: _Events) -> int:
+def _sender_power(event: Event, events: _Events, room_version: str) -> int:
     """Return the power level of an event's sender, by the event's auth events."""
     create = None
     events.load(event.auth_event_ids)
@@ -135,8 +143,7 @@ def _sender_power(event: Event, events: _Events) -> int:
             return level_in(found, event.sender)
         if found is not None and found.key == (CREATE, ""):
             create = found
-    creator = None if create is None else create.content.get("creator", create.sender)
-    return CREATOR_POWER if creator == event.sender else 0
+    return CREATOR_POWER if create is not None and creator_of(create, room_version) == event.sender else 0
 
 
 def _auth_ids(event_id: str, events: _Events) -> set[str]:

@@ -181,16 +181,14 @@ def test_the_creator_joins_first_directly_after_the_create_event() -> None:
     assert not is_allowed(right, state(CREATE, member(ALICE, "leave")), "9"), "has joined before"
 
 
-def test_the_creator_is_the_one_that_the_create_event_names_or_its_sender() -> None:
-    def joins(user: str, create: Event) -> bool:
+def test_the_creator_is_the_one_that_the_create_event_names_and_from_version_11_on_its_sender() -> None:
+    def joins(user: str, version: str) -> bool:
         content = {"membership": "join"}
-        return is_allowed(
-            event("m.room.member", user, user, content=content, prev_event_ids=[create.event_id]), state(create), "11"
-        )
+        first = event("m.room.member", user, user, content=content, prev_event_ids=[named.event_id])
+        return is_allowed(first, state(named), version)
 
     named = event("m.room.create", ALICE, "", content={"creator": BOB})
-    unnamed = event("m.room.create", ALICE, "", content={})
-    assert [joins(user, create) for create in (named, unnamed) for user in (ALICE, BOB)] == [False, True, True, False]
+    assert [joins(user, version) for version in ("10", "11") for user in (ALICE, BOB)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -287,23 +285,24 @@ def test_auth_keys_of_an_event() -> None:
 
 
 def test_without_power_levels_only_the_creator_has_power() -> None:
-    assert power_of(ALICE, state(CREATE)) == 100
-    assert power_of(BOB, state(CREATE)) == 0
-    assert power_of(ALICE, {}) == 0
+    assert power_of(ALICE, state(CREATE), "9") == 100
+    assert power_of(BOB, state(CREATE), "9") == 0
+    assert power_of(ALICE, {}, "9") == 0
     named = event("m.room.create", ALICE, "", content={"creator": BOB})
-    assert [power_of(user, state(named)) for user in (ALICE, BOB, CAROL)] == [100, 100, 0]
+    assert [power_of(user, state(named), "10") for user in (ALICE, BOB)] == [0, 100]
+    assert [power_of(user, state(named), "11") for user in (ALICE, BOB)] == [100, 0]
     odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: True}, "users_default": "7"})
-    assert power_of(BOB, state(CREATE, odd)) == 7
+    assert power_of(BOB, state(CREATE, odd), "9") == 7
 
 
 @pytest.mark.parametrize(("level", "power"), [("x", 0), (1e999, 0), (7.9, 7), ([], 0), (None, 0), (" 12 ", 12)])
 def test_power_levels_of_old_rooms_are_converted(level: object, power: int) -> None:
     odd = event("m.room.power_levels", ALICE, "", content={"users": {BOB: 5}, "users_default": 0, "ban": 50})
-    assert power_of(BOB, state(CREATE, odd)) == 5
+    assert power_of(BOB, state(CREATE, odd), "9") == 5
     content = Event.from_text(odd.text, depth=1).content
     content["users"][BOB] = level  # what a JSON body can hold, whatever Event.read takes
     changed = Event(event_id="$odd", room_id="!r", type="m.room.power_levels", state_key="", content=content)
-    assert power_of(BOB, state(CREATE, changed)) == power
+    assert power_of(BOB, state(CREATE, changed), "9") == power
 
 
 def test_a_room_without_federation_accepts_only_its_own_server() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from replication.rooms.event import Event
 from replication.rooms.matrix.v2 import resolve_v2
 from tests.rooms.matrix.events import ALICE, BOB, CAROL, CREATE, LEVELS, POWER, event, rules
@@ -40,7 +42,7 @@ def by(sender: Event, kind: str, when: int, name: str, **more: Any) -> Event:
     return event(kind, user, auth_event_ids=ids, origin_server_ts=when, event_id=name, **more)
 
 
-def resolve(*branches: list[Event], first: list[Event] = FIRST) -> dict[Any, str]:
+def resolve(*branches: list[Event], first: list[Event] = FIRST, version: str = "9") -> dict[Any, str]:
     """Resolve branches that begin with the common state ``first``."""
     known = {each.event_id: each for branch in [first, *branches] for each in branch}
     states = [{each.key: each.event_id for each in [*first, *branch] if each.key} for branch in branches]
@@ -48,7 +50,7 @@ def resolve(*branches: list[Event], first: list[Event] = FIRST) -> dict[Any, str
     def fetch(ids: Any) -> dict[str, Event]:
         return {each: known[each] for each in ids if each in known}
 
-    return dict(resolve_v2(states, fetch, "9"))
+    return dict(resolve_v2(states, fetch, version))
 
 
 def test_equal_states_are_returned_unchanged() -> None:
@@ -82,9 +84,11 @@ def test_power_events_are_ordered_by_power_before_age() -> None:
     assert resolve([demoted], [grabbed])["m.room.power_levels", ""] == "$alice"
 
 
-def test_the_creator_has_power_before_there_are_power_levels() -> None:
+@pytest.mark.parametrize(("sender", "named", "version"), [(BOB, ALICE, "9"), (BOB, ALICE, "10"), (ALICE, BOB, "11")])
+def test_the_creator_has_power_before_there_are_power_levels(sender: str, named: str, version: str) -> None:
     """Without them anyone may set the first ones: those of the creator come first, although they are younger."""
-    create, alice_in = CREATE.event_id, ALICE_IN.event_id
+    created = event("m.room.create", sender, "", content={"creator": named})
+    create, alice_in = created.event_id, ALICE_IN.event_id
     public = {"join_rule": "public"}
     open_room = event("m.room.join_rules", ALICE, "", content=public, auth_event_ids=[create, alice_in])
     bob_in = event("m.room.member", BOB, BOB, content=JOIN, auth_event_ids=[create, open_room.event_id])
@@ -98,8 +102,8 @@ def test_the_creator_has_power_before_there_are_power_levels() -> None:
         )
         for user, joined, when, name in ((ALICE, alice_in, 9, "$alice"), (BOB, bob_in.event_id, 1, "$bob"))
     )
-    first = [CREATE, ALICE_IN, open_room, bob_in]
-    assert resolve([mine], [grabbed], first=first)["m.room.power_levels", ""] == "$alice"
+    first = [created, ALICE_IN, open_room, bob_in]
+    assert resolve([mine], [grabbed], first=first, version=version)["m.room.power_levels", ""] == "$alice"
 
 
 def test_events_under_newer_power_levels_come_later() -> None:
