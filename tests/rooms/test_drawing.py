@@ -8,18 +8,46 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 
-from replication.rooms.drawing import FORWARD, KINDS, EventMark, _columns, encode_dot, encode_svg, with_missing
+from replication.rooms.drawing import FORWARD, KINDS, EventMark, _columns, encode_dot, encode_svg, mark_of, with_missing
+from replication.rooms.event import Event
+from replication.rooms.views import StoredEvent
 from tests.rooms.recorded import DATA
 from tests.rooms.stories import Step, stories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def mark(name: str, depth: int, *prev: str, kind: str = "plain") -> EventMark:
     return EventMark(name, f"type of {name}", depth, depth, prev, kind, is_state=kind == "state")
+
+
+@pytest.mark.parametrize(
+    ("state_key", "flags", "label", "kind", "is_state"),
+    [
+        (None, (), "m.room.topic", "plain", False),
+        ("", (), "m.room.topic", "state", True),
+        ("@a:here", (), "m.room.topic @a:here", "state", True),
+        (None, ("outlier",), "m.room.topic", "outlier", False),
+        (None, ("outlier", "soft_failed"), "m.room.topic", "soft_failed", False),
+        ("", ("outlier", "soft_failed", "rejected"), "m.room.topic", "rejected", True),
+    ],
+)
+def test_a_mark_draws_an_event_of_http(
+    state_key: str | None, flags: Collection[str], label: str, kind: str, *, is_state: bool
+) -> None:
+    event = Event("$e", "!r:here", "m.room.topic", state_key, "@a:here", prev_event_ids=("$b", "$c"))
+    stored = StoredEvent(
+        *(event, 7, -3, "master"),
+        outlier="outlier" in flags,
+        rejected="no" if "rejected" in flags else None,
+        soft_failed="soft_failed" in flags,
+        out_of_band_membership=False,
+        state_group=None,
+    )
+    assert mark_of(stored.to_json()) == EventMark("$e", label, 7, -3, ("$b", "$c"), kind, is_state)
 
 
 def test_a_missing_event_is_drawn_below_the_lowest_event_that_names_it() -> None:
