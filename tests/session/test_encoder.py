@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 
 from replication.session import encoder as module
 from replication.session.connection import Fault, ReplicationConnection, Role, Rows
-from replication.session.encoder import (
-    FACTS_A_CHUNK,
-    PIECE_BYTES,
-    EncodedLines,
-    encode_facts,
-    encode_position,
-    join_lines,
-)
+from replication.session.encoder import FACTS_A_CHUNK, EncodedLines, encode_facts, encode_position, join_lines
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
@@ -163,18 +156,20 @@ def test_lines_within_the_limit_are_encoded_at_once(monkeypatch: pytest.MonkeyPa
     assert lines(encode(facts, 4, 6, line_limit=max(map(len, expected)))) == expected
 
 
-@pytest.mark.parametrize(("wanted", "joined"), [(None, b"A\nB\nA\n"), ({ORDERS}, b"A\nA\n"), ((), b"")])
-def test_the_lines_of_the_wanted_streams_are_joined(wanted: set[StreamName] | None, joined: bytes) -> None:
-    a, b = EncodedLines(b"A\n", 1), EncodedLines(b"B\n", 1)
-    pieces = [*join_lines([(ORDERS, a), (StreamName("b"), b), (ORDERS, a)], wanted)]
-    assert pieces == ([EncodedLines(joined, joined.count(b"\n"))] if joined else [])
-
-
-def test_joined_lines_are_divided_into_pieces() -> None:
-    half = EncodedLines(b"x" * (PIECE_BYTES // 2), 3)
-    pieces = [*join_lines([(ORDERS, half)] * 5, None)]
-    assert [(len(each.data), each.lines) for each in pieces] == [
-        (PIECE_BYTES, 6),
-        (PIECE_BYTES, 6),
-        (PIECE_BYTES // 2, 3),
+def test_the_lines_of_the_wanted_streams_are_joined_in_order() -> None:
+    caches = StreamName("caches")
+    published = [
+        (ORDERS, EncodedLines(b"1\n2\n", 2)),
+        (caches, EncodedLines(b"3\n", 1)),
+        (ORDERS, EncodedLines(b"4\n", 1)),
     ]
+    assert list(join_lines(published, None)) == [EncodedLines(b"1\n2\n3\n4\n", 4)]
+    assert list(join_lines(published, {ORDERS})) == [EncodedLines(b"1\n2\n4\n", 3)]
+    assert list(join_lines(published, {caches})) == [EncodedLines(b"3\n", 1)]
+    assert list(join_lines(published, ())) == []
+
+
+def test_a_joined_piece_ends_once_it_has_the_bytes_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 6)
+    published = [(ORDERS, EncodedLines(data, data.count(b"\n"))) for data in (b"1\n2\n", b"3\n", b"4\n", b"5\n6\n7\n")]
+    assert list(join_lines(published, None)) == [EncodedLines(b"1\n2\n3\n", 3), EncodedLines(b"4\n5\n6\n7\n", 4)]
