@@ -42,19 +42,19 @@ from replication.wire.commands import RemoteServerUp
 def register(worker):
     syncing = []  # an open context ends with its last reference
 
-    def speak():
+    def send():
         if worker.remote_server_up(f"{worker.instance_name}.example"):
             worker.federation_ack(2)
             worker.user_ip("@seen:h", "token", "192.0.2.1")
             if not worker.served.users_syncing():
                 syncing.append(worker.user_syncing("@syncs:h"))
                 syncing[-1].__enter__()
-    LoopingCall(speak).start(0.2)
+    LoopingCall(send).start(0.2)
 
     @worker.on_command(RemoteServerUp)
-    def up(command, peer):
-        with open(f"{worker.instance_name}-heard", "a") as heard:
-            print(command.server, file=heard)
+    def store(command, peer):
+        with open(f"{worker.instance_name}-servers", "a") as servers:
+            print(command.server, file=servers)
 """
 
 
@@ -64,7 +64,7 @@ def send(http: str, stream: str, *rows: Any) -> list[int]:
 
 
 def page(http: str, stream: str, after: int = 0, upto: int = 10**9) -> list[Any]:
-    """Return the rows that are kept, as a Synapse asks for them."""
+    """Return the facts in memory, as a Synapse requests them."""
     query = f"?from_token={after}&upto_token={upto}"
     answer = get_json(f"http://{http}", f"/_synapse/replication/get_repl_stream_updates/{stream}/x{query}")
     assert isinstance(answer["updates"], list)
@@ -78,7 +78,7 @@ def tables(database: Path) -> list[str]:
 
 
 def is_so(ask: Callable[[], object], wanted: object) -> bool:
-    """Whether the answer is that now."""
+    """Whether the answer is the wanted one now."""
     return ask() == wanted
 
 
@@ -90,13 +90,13 @@ def master(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp_path: Path) -> None:
-    """No follower stands still, is reset, or ignores new facts; one that was killed receives what is in memory."""
+    """No follower stops, is reset, or ignores new facts; one that was killed receives the facts in memory."""
     (tmp_path / "master.toml").write_text(MASTER)
     copy = tmp_path / "replication-copy.db"
 
     def copied() -> list[int]:
         if "stream_typing" not in tables(copy):
-            return []  # the worker has connected, and makes its table now
+            return []  # the worker has connected, and creates its table now
         with closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True, timeout=30)) as database:
             return [token for (token,) in database.execute("SELECT stream_id FROM stream_typing ORDER BY stream_id")]
 
@@ -105,7 +105,7 @@ def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp
         wire, http = stack.enter_context(fixed_ports(daemon))
         follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         worker = stack.enter_context(Daemon(tmp_path, "worker", "--instance-name=copy", *follow))
-        until(lambda: "following" in worker.log, "it follows")
+        until(lambda: "following" in worker.log, "the worker follows")
         tokens: list[int] = []
         for number in range(3):
             tokens += send(http, "typing", ["!a", [f"@{number}"]], ["!b", []])
@@ -126,24 +126,24 @@ def test_trap_29_a_stream_without_a_table_goes_on_when_its_writer_was_killed(tmp
 
 
 def test_commands_of_workers_reach_the_master_and_the_other_workers_once(tmp_path: Path, master: Daemon) -> None:
-    (tmp_path / "talk.py").write_text(APP)
+    (tmp_path / "sender.py").write_text(APP)
     wire, http = master.address("the wire"), master.address("HTTP")
     send(http, "federation", ["e", {}], ["e", {}])
-    follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", "--app=talk")
+    follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", "--app=sender")
     with Daemon(tmp_path, "worker", "--instance-name=one", *follow, name="one") as one:
         until(lambda: get_json(f"http://{http}", "/v1/users")["users"], "a user syncs")
         with Daemon(tmp_path, "worker", "--instance-name=two", *follow, name="two") as two:
-            until(lambda: received(tmp_path, "one"), "one hears of the other's server")
-            until(lambda: received(tmp_path, "two"), "and two of the one's")
+            until(lambda: received(tmp_path, "one"), "one receives the server of two")
+            until(lambda: received(tmp_path, "two"), "two receives the server of one")
             assert received(tmp_path, "one") == {"two.example"}
             assert received(tmp_path, "two") == {"one.example"}
             until(lambda: len(syncing(http)) == 2, "the user syncs at both")
             assert [token for token, _ in page(http, "federation")] == [3]
             assert two.terminate() == 0
-        until(lambda: len(syncing(http)) == 1, "who stops cleanly says that nobody syncs there")
+        until(lambda: len(syncing(http)) == 1, "a worker that stops cleanly ends its syncs")
         until(lambda: get_json(f"http://{http}", "/v1/users/@seen:h")["seen"], "the user was seen")
         one.kill()
-    assert len(syncing(http)) == 1, "a process that vanishes may be back in a moment"
+    assert len(syncing(http)) == 1, "a worker that was killed may start again soon"
     assert master.terminate() == 0
     with closing(sqlite3.connect(tmp_path / "replication.db")) as database:
         seen = database.execute("SELECT user_id, access_token, ip, device_id FROM users_last_seen").fetchall()
@@ -151,26 +151,26 @@ def test_commands_of_workers_reach_the_master_and_the_other_workers_once(tmp_pat
 
 
 def received(folder: Path, instance: str) -> set[str]:
-    """Return the servers that an instance has received; its file may still be empty."""
-    file = folder / f"{instance}-heard"
+    """Return the servers that an instance has received; its file may be missing or empty."""
+    file = folder / f"{instance}-servers"
     return set(file.read_text().split()) if file.exists() else set()
 
 
 def syncing(http: str) -> dict[str, int]:
-    """Return where the user of APP syncs."""
+    """Return the instances at which the user of APP syncs."""
     where: dict[str, int] = get_json(f"http://{http}", "/v1/users/@syncs:h")["syncing"]
     return where
 
 
-def test_commands_that_are_odd_but_right_do_no_harm(master: Daemon) -> None:
+def test_unusual_valid_commands_do_no_harm(master: Daemon) -> None:
     wire, http = master.address("the wire"), master.address("HTTP")
     send(http, "federation", ["e", {}], ["e", {}])
-    until(lambda: len(page(http, "federation")) == 2, "they are told")
+    until(lambda: len(page(http, "federation")) == 2, "the master has both facts")
     with Peer(wire) as peer, Peer(wire) as other:
-        other.read_until("PING")  # else it may come too late
+        other.read_until("PING")  # a command that is sent before the peer is registered does not reach it
         odd = [json.dumps([text, text, text, None, 2**63 - 1]) for text in ("\0", "\ud800", "é" * 500, "", "%s")]
         peer.send("".join(f"USER_IP @odd:h {each}\n" for each in odd).encode())
-        peer.send(b"USER_SYNC abcde @u:h end 1\nCLEAR_USER_SYNC nobody\nCLEAR_USER_SYNC \n")
+        peer.send(b"USER_SYNC abcde @u:h end 1\nCLEAR_USER_SYNC unknown\nCLEAR_USER_SYNC \n")
         peer.send(b"USER_SYNC abcde @odd:h start -9223372036854775808\n" * 1_000)
         peer.send(
             b"FEDERATION_ACK s -5\nFEDERATION_ACK s 9223372036854775807\nREMOTE_SERVER_UP \nREMOTE_SERVER_UP %s\n"

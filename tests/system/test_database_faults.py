@@ -1,7 +1,7 @@
-"""A master and a worker over a real PostgreSQL that fails in every way it can.
+"""A master and a worker over a real PostgreSQL that fails in each of several ways.
 
-Facts are committed and sent, or neither; the daemons stay up, ``/health`` says what is wrong, and when it is over, all
-goes on without anybody's help.
+Each fact is committed and published, or neither. The daemons stay up, and ``/health`` names the fault. After the fault,
+both work again without a restart.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Pair:
         until(lambda: server.sql(table, database=self.copy), "the worker has begun its copy")
 
     def append(self, number: int) -> tuple[int, str]:
-        """Append a fact of one row; returns the status and what was said."""
+        """Append a fact of one row; return the status and the body of the answer."""
         status, body = ask(
             f"{self.http}/v1/streams/events/facts",
             b'{"rows":[%d]}' % number,
@@ -72,16 +72,16 @@ class Pair:
         return status, str(body)
 
     def health(self) -> tuple[int, str]:
-        """Ask the master how it is."""
+        """Return the answer of the master's ``/health``."""
         return self.probe("/health")
 
     def probe(self, path: str) -> tuple[int, str]:
-        """Return what one of its probes answers."""
+        """Return the answer of one of the master's probes."""
         status, body = ask(f"{self.http}{path}")
         return status, str(body)
 
     def sql(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Ask the master's database."""
+        """Run SQL in the master's database."""
         return self.server.sql(sql, *parameters, database=self.here)
 
     def sessions(self) -> list[int]:
@@ -89,19 +89,19 @@ class Pair:
         return [pid for (pid,) in self.server.sql(f"SELECT pid {SESSIONS}", self.here)]
 
     def end_sessions(self) -> None:
-        """Let the master begin new sessions, which have the settings of now."""
+        """Let the master begin new sessions, which have the current settings."""
         self.server.sql(f"SELECT pg_terminate_backend(pid, 60000) {SESSIONS}", self.here)
 
     def configure(self, setting: str, value: str) -> None:
-        """Change what the master's sessions begin with, and begin new ones."""
+        """Change a setting of new sessions, and let the master begin new ones."""
         self.server.sql(f"ALTER DATABASE {self.here} {setting} {value}")
         self.end_sessions()
 
     def goes_on(self, number: int) -> None:
-        """Check that the next append works, that no ID is stuck, and that the worker has what is committed."""
+        """Check that the next append works, that no ID stays open, and that the worker has each committed fact."""
         assert until(lambda: self.append(number)[0] == 200, "an append works again")
         assert until(lambda: self.health()[0] == 200, "it is healthy again")
-        until(lambda: self.waiting() == (0, 0), "nothing is open, and all is announced")
+        until(lambda: self.waiting() == (0, 0), "no ID is open, and all are published")
         until(
             lambda: self.server.sql(TABLE, database=self.copy) == self.sql(TABLE), "the copy has just what is committed"
         )
@@ -109,12 +109,12 @@ class Pair:
         assert (self.master.starts, self.worker.starts) == (1, 1)
 
     def waiting(self) -> tuple[int, int]:
-        """Return how many IDs are open at the master, and how many are settled and not announced."""
+        """Return the number of open IDs at the master, and of settled IDs that are not published."""
         stream = get_json(self.http, "/v1/streams/events")
         return stream["open"], stream["writers"][0]["lag"]
 
     def rows(self) -> set[int]:
-        """Return what the worker has."""
+        """Return the rows that the worker has."""
         return {int(row) for *_, row in self.server.sql(TABLE, database=self.copy)}
 
 
@@ -124,7 +124,7 @@ def pair(tmp_path: Path, postgres: PostgresServer) -> Iterator[Pair]:
         yield Pair(stack, tmp_path, postgres)
 
 
-# ---- troubles; each is there while its block runs
+# ---- faults; each lasts while its block runs
 
 
 @contextmanager
@@ -145,15 +145,15 @@ def read_only(pair: Pair) -> Iterator[None]:
 
 @contextmanager
 def no_session_left(pair: Pair) -> Iterator[None]:
-    """Whoever else there is has taken all that the server gives."""
+    """Other clients have all connections that the server allows."""
     taken: list[psycopg.Connection] = []
     with ExitStack() as stack:
-        until(lambda: take_all(pair, taken, stack), "they are all taken")
+        until(lambda: take_all(pair, taken, stack), "all connections are taken")
         yield
 
 
 def take_all(pair: Pair, taken: list[psycopg.Connection], stack: ExitStack) -> bool:
-    """End the master's sessions and take their places, whichever it has not got back meanwhile."""
+    """End the master's sessions, and open sessions until the server refuses; return whether the master has none."""
     if not taken:
         pair.end_sessions()
     try:
@@ -166,7 +166,7 @@ def take_all(pair: Pair, taken: list[psycopg.Connection], stack: ExitStack) -> b
 
 @contextmanager
 def statements_time_out(pair: Pair) -> Iterator[None]:
-    """Somebody holds the table, and nobody may wait for it for long."""
+    """Another session has a lock on the table, and a statement may wait for 1 s."""
     pair.configure("SET", "statement_timeout = '1s'")
     with psycopg.connect(pair.server.url(pair.here), options="-c statement_timeout=0") as holder:
         holder.execute("LOCK TABLE stream_events IN EXCLUSIVE MODE")
@@ -176,7 +176,7 @@ def statements_time_out(pair: Pair) -> Iterator[None]:
 
 @contextmanager
 def disk_full(pair: Pair) -> Iterator[None]:
-    """No file of the server grows beyond 16 MiB, which the table has already."""
+    """No file of the server may grow beyond 16 MiB, and the table is larger."""
     pair.sql("INSERT INTO stream_events SELECT -n, 0, 'filler', '7' FROM generate_series(1, 330000) n")
     ((size,),) = pair.sql("SELECT pg_relation_size('stream_events')")
     assert size > 2**24
@@ -187,12 +187,12 @@ def disk_full(pair: Pair) -> Iterator[None]:
         yield
     finally:
         limit_files(pair.server, limited, "unlimited:")
-        pair.end_sessions()  # those that were begun meanwhile have the limit, too
+        pair.end_sessions()  # the sessions of the fault have the limit, too
         pair.sql("DELETE FROM stream_events WHERE instance_name = 'filler'")
 
 
 def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None:
-    """Limit how large a file these processes of the server may make, as the user whose they are."""
+    """Limit the size of the files of these processes, as the user of the server."""
     folder = server.folder.stat()
     owner: dict[str, Any] = {"user": folder.st_uid, "group": folder.st_gid, "extra_groups": []}
     for pid in pids:
@@ -201,7 +201,7 @@ def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"),
+    ("fault", "words"),
     [
         (server_away, "start the server"),
         (read_only, "takes no writes"),
@@ -210,15 +210,15 @@ def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None
         (disk_full, "No space left|File too large|make room"),
     ],
 )
-def test_f14_what_fails_is_neither_committed_nor_sent_and_the_rest_goes_on(
-    pair: Pair, trouble: Callable[[Pair], Any], words: str
+def test_f14_an_append_that_fails_is_neither_committed_nor_sent_and_later_appends_work(
+    pair: Pair, fault: Callable[[Pair], Any], words: str
 ) -> None:
     pair.goes_on(1)
-    with trouble(pair):
-        failed = until(lambda: (said := pair.append(2))[0] != 200 and said, "an append fails")
+    with fault(pair):
+        failed = until(lambda: (answer := pair.append(2))[0] != 200 and answer, "an append fails")
         assert failed[0] == 503
         assert any(each in failed[1] for each in words.split("|")), failed
-        until(lambda: pair.health()[0] == 503, "health says so")
+        until(lambda: pair.health()[0] == 503, "/health answers 503")
         for path in ("/health", "/health/ready"):
             status, why = pair.probe(path)
             assert (status, any(each in why for each in words.split("|"))) == (503, True), why
@@ -259,7 +259,7 @@ def test_f14_a_server_that_stops_while_a_master_starts_is_waited_for(tmp_path: P
 
 
 def test_f14_a_server_that_sends_nothing_is_waited_for_and_health_does_not_wait(pair: Pair) -> None:
-    """It is stopped, not ended: what was asked is answered when it goes on."""
+    """The server's processes are stopped by SIGSTOP; after SIGCONT the append is answered."""
     outcome: list[tuple[int, str]] = []
     append = Thread(target=lambda: outcome.append(pair.append(1)))
     frozen = pair.sessions()
@@ -280,7 +280,7 @@ def test_f14_a_server_that_sends_nothing_is_waited_for_and_health_does_not_wait(
 
 
 def test_f10_what_was_committed_when_the_connection_broke_is_found_out_and_sent(pair: Pair) -> None:
-    """The server ends the session after the commit is on its disk, and before it has said so."""
+    """The server ends the session after the commit is on its disk, and before it answers."""
     outcome: list[tuple[int, str]] = []
     append = Thread(target=lambda: outcome.append(pair.append(1)))
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND datname = current_database()"
@@ -288,7 +288,7 @@ def test_f10_what_was_committed_when_the_connection_broke_is_found_out_and_sent(
         append.start()
         ((pid,), *_) = until(lambda: pair.sql(waiting), "the commit waits for a standby")
         pair.server.sql("SELECT pg_terminate_backend(%s)", pid)
-        until(lambda: (pid,) not in pair.sql(waiting), "its session has ended")
+        until(lambda: (pid,) not in pair.sql(waiting), "the session has ended")
     append.join()
     assert outcome[0][0] == 200
     pair.goes_on(2)
@@ -297,10 +297,10 @@ def test_f10_what_was_committed_when_the_connection_broke_is_found_out_and_sent(
 
 @contextmanager
 def no_standby(server: PostgresServer) -> Iterator[None]:
-    """Let every COMMIT wait, when it is on the disk already, for a standby that there is not."""
-    server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    """Let each COMMIT wait, after it is on the disk, for a standby that does not exist."""
+    server.sql("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
     server.sql("SELECT pg_reload_conf()")
-    until(lambda: server.sql("SHOW synchronous_standby_names") == [("nobody",)], "the server has read it")
+    until(lambda: server.sql("SHOW synchronous_standby_names") == [("missing",)], "the server has read it")
     try:
         yield
     finally:

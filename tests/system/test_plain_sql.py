@@ -1,4 +1,4 @@
-"""Programs that know nothing of us write into a mapped table; who follows misses no row and is never ahead of one."""
+"""External writers insert into a mapped table. A follower receives each row, and passes no ID before its commit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ table = "events"
 id_column = "id"
 row = ["name"]
 """
-# Keeps what it saw under a key: a fact that is applied twice fails.
+# Stores what it applies under a primary key, so that a fact that is applied twice fails.
 APP = """
 def register(worker):
     @worker.on("events")
@@ -47,8 +47,8 @@ def register(worker):
 """
 
 
-class Ear(threading.Thread):
-    """A follower that notes when each line of the stream came; it never pings, so its silence means nothing."""
+class Follower(threading.Thread):
+    """A follower that stores each line with its time. It sends no PING, so the master does not time it out."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
@@ -69,12 +69,12 @@ class Ear(threading.Thread):
         return [int(line.split(" ")[3]) for _, line in self.received if line.startswith("RDATA")]
 
     @property
-    def reached(self) -> int:
-        """How far a follower has come by now."""
+    def position(self) -> int:
+        """The position after the last line."""
         return max([token for _, token in self.positions()], default=0)
 
     def positions(self) -> Iterator[tuple[float, int]]:
-        """Yield how far each line takes a follower, and when."""
+        """Yield the time of each line, and the position after it."""
         for at, line in self.received:
             words = line.split(" ")
             if words[0] in ("RDATA", "POSITION") and words[3] != "batch":
@@ -83,7 +83,7 @@ class Ear(threading.Thread):
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
-    """Return the URL of a database with a table that hands out IDs."""
+    """Return the URL of a database with a mapped table whose IDs come from a sequence."""
     with postgres.database() as name:
         postgres.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)", database=name)
         yield postgres.url(name)
@@ -125,21 +125,21 @@ def test_eight_writers_with_plain_sql(
         follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}")
         for name, more in (("copy", ()), ("seen", ("--app=account",))):
             stack.enter_context(Daemon(tmp_path, "worker", f"--instance-name={name}", *follow, *more, name=name))
-        ears = [Ear(wire)]  # each ends with the master
-        until(lambda: any(line.startswith("POSITION") for _, line in ears[0].received), "the master has begun")
+        followers = [Follower(wire)]  # each ends with the master
+        until(lambda: any(line.startswith("POSITION") for _, line in followers[0].received), "the master has begun")
         writers = start_writers(stack, database, transactions)
-        log: list[tuple[list[int], float | None]] = []  # the IDs of each transaction, and when its COMMIT was asked for
-        until(lambda: len(ears[0].rows) > 100, "they are writing")
-        ears.append(Ear(wire))  # somebody who comes in the middle
+        log: list[tuple[list[int], float | None]] = []  # the IDs of each transaction, and the time of its COMMIT
+        until(lambda: len(followers[0].rows) > 100, "more than 100 rows are published")
+        followers.append(Follower(wire))  # connects while they write
         for writer in writers:
-            said, _ = writer.communicate(timeout=PATIENCE * 8)
+            output, _ = writer.communicate(timeout=PATIENCE * 8)
             assert writer.returncode == 0
-            log += [(ids, at) for ids, at in map(json.loads, said.splitlines())]
+            log += [(ids, at) for ids, at in map(json.loads, output.splitlines())]
         committed = {id_: at for ids, at in log if at is not None for id_ in ids}
         last = max(id_ for ids, _ in log for id_ in ids)
         assert len(log) == 8 * transactions
         assert any(at is None for _, at in log)
-        until(lambda: all(ear.reached >= last for ear in ears), "all have been told")
+        until(lambda: all(follower.position >= last for follower in followers), "each follower has the last position")
         for name, kept in (("copy", "stream_events"), ("seen", "seen")):
             count = f"SELECT count(*) FROM {kept}"
             path = tmp_path / f"replication-{name}.db"
@@ -147,14 +147,14 @@ def test_eight_writers_with_plain_sql(
         tokens = [(each,) for each in sorted(committed)]
         assert rows_of(tmp_path / "replication-copy.db", "SELECT stream_id FROM stream_events ORDER BY 1") == tokens
         assert rows_of(tmp_path / "replication-seen.db", "SELECT token FROM seen ORDER BY 1") == tokens
-        assert ears[0].rows == sorted(committed)
-        first = min(ears[1].rows, default=last + 1)
-        assert ears[1].rows == [each for each in sorted(committed) if each >= first]
+        assert followers[0].rows == sorted(committed)
+        first = min(followers[1].rows, default=last + 1)
+        assert followers[1].rows == [each for each in sorted(committed) if each >= first]
         order = sorted(committed.items(), key=lambda each: each[1])
-        assert [id_ for id_, _ in order] != sorted(committed), "they were to commit out of order"
-        for ear in ears:
+        assert [id_ for id_, _ in order] != sorted(committed), "no transaction has committed out of order"
+        for follower in followers:
             reached, ascending = 0, deque(sorted(committed.items()))
-            for at, position in ear.positions():
+            for at, position in follower.positions():
                 assert position >= reached
                 reached = position
                 while ascending and ascending[0][0] <= position:
@@ -162,12 +162,14 @@ def test_eight_writers_with_plain_sql(
                     assert asked <= at, f"at {position} before {id_} was committed"
         until(lambda: get_json(f"http://{http}", "/v1/streams")["streams"][0]["open"] == 0, "nothing is open")
         master.kill()
-        for ear in ears:
-            ear.join()
+        for follower in followers:
+            follower.join()
 
 
-def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, request: pytest.FixtureRequest) -> None:
-    """A bulk that commits at once never sits in the master's memory: who follows fetches it in pages."""
+def test_appends_over_http_among_external_writers_and_a_bulk(
+    tmp_path: Path, database: str, request: pytest.FixtureRequest
+) -> None:
+    """The master never has a bulk that commits at once in its memory: followers fetch it in pages."""
     full = bool(request.config.getoption("--full"))
     appends, transactions, bulk = (20_000, 500, 1_000_000) if full else (1_500, 30, 400_000)
     with ExitStack() as stack:
@@ -177,15 +179,15 @@ def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, 
         stack.enter_context(worker)
         until(lambda: "worker1" in str(get_json(f"http://{http}", "/v1/connections")), "the worker follows")
         writers = start_writers(stack, database, transactions)
-        ours = subprocess.run(
+        appended = subprocess.run(
             ["replication", "append", "events", "-", f"--http=http://{http}"],
-            input="".join(f'["ours {number}"]\n' for number in range(appends)),
+            input="".join(f'["appended {number}"]\n' for number in range(appends)),
             env=environment(),
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         ).stdout
-        assert len(ours.split()) == appends
+        assert len(appended.split()) == appends
         for writer in writers:
             writer.communicate(timeout=PATIENCE * 8)
             assert writer.returncode == 0
@@ -200,13 +202,13 @@ def test_appends_of_ours_among_theirs_and_a_bulk(tmp_path: Path, database: str, 
         count = "SELECT count(*) FROM stream_events"
         until(partial(has, copy, count, [(len(rows),)]), "the worker has all rows", PATIENCE * 4)
         assert table(copy, "events") == rows
-        assert {id_ for id_, _, _, row in rows if "ours" in row} == {int(each) for each in ours.split()}
+        assert {id_ for id_, _, _, row in rows if "appended" in row} == {int(each) for each in appended.split()}
         grown = memory(master, "VmHWM") - before
         assert grown < 96 * 2**20, f"the master grew by {grown} bytes"
 
 
 @pytest.fixture
-def modest(postgres: PostgresServer, database: str) -> Iterator[str]:
+def limited_url(postgres: PostgresServer, database: str) -> Iterator[str]:
     """Return the URL of that database for a user who has no rights there yet."""
     name = database.rpartition("/")[2]
     postgres.sql("CREATE ROLE modest LOGIN")
@@ -216,11 +218,11 @@ def modest(postgres: PostgresServer, database: str) -> Iterator[str]:
 
 
 def test_a_user_with_the_rights_that_the_readme_names(
-    tmp_path: Path, postgres: PostgresServer, database: str, modest: str
+    tmp_path: Path, postgres: PostgresServer, database: str, limited_url: str
 ) -> None:
-    """Those are enough; ``check`` and the start name the one that is missing, and what it names helps."""
+    """The rights are enough. ``check`` and the start name each missing right, and the SQL that grants it."""
     name = database.rpartition("/")[2]
-    start_master(tmp_path, modest)  # writes its configuration
+    start_master(tmp_path, limited_url)  # writes its configuration
 
     def run(*command: str) -> str:
         done = run_command(*command, folder=tmp_path)
@@ -232,59 +234,59 @@ def test_a_user_with_the_rights_that_the_readme_names(
     postgres.sql("GRANT CREATE ON SCHEMA public TO modest", database=name)
     assert "permission denied for table events" in check()
     postgres.sql("GRANT SELECT ON events TO modest", database=name)
-    said = check().removeprefix("events: ")
-    assert said in run("twistd", "-n", "--pidfile=", "replication", "master", "--config=master.toml", *LOCAL)
-    grant = said.partition(" by modest: ")[2]
+    error = check().removeprefix("events: ")
+    assert error in run("twistd", "-n", "--pidfile=", "replication", "master", "--config=master.toml", *LOCAL)
+    grant = error.partition(" by modest: ")[2]
     assert grant == "GRANT SELECT, UPDATE ON SEQUENCE events_id_seq TO modest\n"
     postgres.sql(grant, database=name)
     assert "of stream" not in check()
-    with start_master(tmp_path, modest) as master, psycopg.connect(database) as open_one:
-        ear, http = Ear(master.address("the wire")), master.address("HTTP")
-        until(lambda: ear.reached == 1, "it is told where the stream is")
+    with start_master(tmp_path, limited_url) as master, psycopg.connect(database) as open_one:
+        follower, http = Follower(master.address("the wire")), master.address("HTTP")
+        until(lambda: follower.position == 1, "the follower has the position of the stream")
         open_one.execute("INSERT INTO events (name) VALUES ('slow')")
         postgres.sql("INSERT INTO events (name) VALUES ('quick')", database=name)
         waits = f"wait for session {open_one.info.backend_pid} of postgres"
-        until(lambda: waits in str(get_json(f"http://{http}", "/v1/streams")), "it says whom it waits for")
-        assert ear.rows == []
+        until(lambda: waits in str(get_json(f"http://{http}", "/v1/streams")), "the master names the session")
+        assert follower.rows == []
         open_one.commit()
-        until(lambda: ear.rows == [2, 3], "all is told")
+        until(lambda: follower.rows == [2, 3], "both rows are published")
         open_one.execute("INSERT INTO events (name) VALUES ('nothing')")
         open_one.rollback()
-        until(lambda: ear.reached == 4, "a rollback is passed")
-        append = ("replication", "append", "events", '["ours"]', f"--http=http://{http}", "--retry=0")
+        until(lambda: follower.position == 4, "the position passes the rollback")
+        append = ("replication", "append", "events", '["appended"]', f"--http=http://{http}", "--retry=0")
         assert "permission denied for table events" in run(*append)
         postgres.sql("GRANT INSERT ON events TO modest", database=name)
-        ours = int(run(*append))
-        until(lambda: ear.rows == [2, 3, ours], "what is appended is told, too")
-    ear.join()
+        token = int(run(*append))
+        until(lambda: follower.rows == [2, 3, token], "the appended fact is published, too")
+    follower.join()
 
 
 def test_another_process_writes_into_the_file(tmp_path: Path) -> None:
-    """SQLite lets one write at a time, so what can be seen is complete."""
+    """SQLite has one writer at a time, so all IDs below a visible one are settled."""
     with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as database:
         database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
         database.execute("INSERT INTO events (name) VALUES ('before')")
         with start_master(tmp_path, "sqlite:///app.db") as master:
             wire, http = master.address("the wire"), master.address("HTTP")
-            ear = Ear(wire)
-            until(lambda: ear.reached == 1, "it is told where the stream is")
+            follower = Follower(wire)
+            until(lambda: follower.position == 1, "the follower has the position of the stream")
             database.execute("BEGIN IMMEDIATE")
             database.executemany("INSERT INTO events (name) VALUES (?)", [("a",), ("b",)])
             time.sleep(0.2)
-            assert ear.rows == []
+            assert follower.rows == []
             database.execute("COMMIT")
-            until(lambda: ear.rows == [2, 3], "the rows are told")
-            append = ["replication", "append", "events", '["ours"]', f"--http=http://{http}"]
+            until(lambda: follower.rows == [2, 3], "the rows are published")
+            append = ["replication", "append", "events", '["appended"]', f"--http=http://{http}"]
             assert run_command(*append).stdout == "4\n"
-            until(lambda: ear.rows == [2, 3, 4], "ours is told")
+            until(lambda: follower.rows == [2, 3, 4], "the appended fact is published")
             database.execute("DELETE FROM events WHERE id > 2")
             database.execute("INSERT INTO events (name) VALUES ('after')")
-            until(lambda: ear.rows == [2, 3, 4, 5], "ours and theirs are told in order")
-        ear.join()
+            until(lambda: follower.rows == [2, 3, 4, 5], "rows of both writers are published in order")
+        follower.join()
 
 
 def memory(daemon: Daemon, which: str) -> int:
-    """Return the resident memory of a process in bytes: VmRSS what it is, VmHWM the most that it was."""
+    """Return the resident memory of a process in bytes: VmRSS is the current size, VmHWM the largest so far."""
     for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines():
         if line.startswith(f"{which}:"):
             return int(line.split()[1]) * 1024

@@ -1,0 +1,176 @@
+"""Writers of one stream in PostgreSQL join, leave, change their names and come back, while other writers append."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack, closing
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from replication.bench.cluster import free_ports
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.system.daemons import Daemon, append, get_json, until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.postgres import PostgresServer
+
+NAMES = ("anna", "ben", "carl", "dora")
+TABLE = "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1, 2"
+
+
+class Cluster:
+    """Writers and followers of one stream; each has fixed ports. It stores the rows that were acknowledged."""
+
+    def __init__(self, folder: Path, database: str) -> None:
+        self.folder, self.database = folder, database
+        ports = free_ports(2 * len(NAMES))
+        self._ports = {name: (ports[2 * n], ports[2 * n + 1]) for n, name in enumerate(NAMES)}
+        self.written: list[tuple[int, int, str, str]] = []
+
+    def writer(self, name: str, writers: Sequence[str]) -> Daemon:
+        """Return a master with these ``writers``; with none, each instance may write."""
+        wire, http = self._ports[name]
+        self._configure(
+            name,
+            f'instance_name = "{name}"',
+            f'database = "{self.database}"',
+            f'listen = ["tcp:{wire}:interface=127.0.0.1"]',
+            f'http = "tcp:{http}:interface=127.0.0.1"',
+            "[[streams]]",
+            'name = "orders"',
+            f"writers = {[*writers]}" if writers else "",
+        )
+        return Daemon(self.folder, "master", f"--config={name}.toml", name=name)
+
+    def follower(self, name: str, writers: Sequence[str]) -> Daemon:
+        """Return a worker that follows these writers, and keeps a copy."""
+        connections = [
+            line
+            for each in writers
+            for line in (
+                f"[writers.{each}]",
+                f'connect = "tcp:127.0.0.1:{self._ports[each][0]}"',
+                f'http = "http://127.0.0.1:{self._ports[each][1]}"',
+            )
+        ]
+        self._configure(name, f'instance_name = "{name}"', *connections)
+        return Daemon(self.folder, "worker", f"--config={name}.toml", name=name)
+
+    def _configure(self, name: str, *lines: str) -> None:
+        (self.folder / f"{name}.toml").write_text("\n".join(lines))
+
+    def write(self, name: str, count: int) -> None:
+        """Append facts of two rows, all in one call."""
+        start = len(self.written)
+        facts = [Fact(Token(0), (f'["{name}",{start + n}]', "[null]")) for n in range(count)]
+        tokens = append(f"127.0.0.1:{self._ports[name][1]}", "orders", facts)
+        for token, fact in zip(tokens, facts, strict=True):
+            self.written += [(token, n, name, text) for n, text in enumerate(fact.texts)]
+
+    def positions(self, name: str) -> dict[str, Any]:
+        """Return the positions of all writers, as one writer reports them."""
+        found: dict[str, Any] = get_json(f"http://127.0.0.1:{self._ports[name][1]}", "/v1/streams/orders")["positions"]
+        return found
+
+    def copy(self, follower: str) -> list[tuple[Any, ...]]:
+        """Return the rows that a follower has."""
+        path = self.folder / f"replication-{follower}.db"
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as database:
+                return database.execute(TABLE).fetchall()
+        except sqlite3.OperationalError:  # the database does not exist yet, or has no table
+            return []
+
+    def has_all(self, follower: str) -> bool:
+        """Whether a follower has each acknowledged row once, under the right writer."""
+        return self.copy(follower) == sorted(self.written)
+
+
+def test_f17_a_writer_joins_under_load_leaves_is_renamed_and_comes_back(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Followers from the start, and new ones, miss no row. No writer waits for an instance that does not run."""
+    cluster = Cluster(tmp_path, postgres.url())
+    ending = Event()
+
+    def append_repeatedly() -> None:
+        while not ending.wait(0.01):
+            cluster.write("anna", 3)
+
+    first, later = NAMES[:2], NAMES[:3]
+    with ExitStack() as stack:
+        anna, ben = (stack.enter_context(cluster.writer(*each)) for each in (("anna", later), ("ben", first)))
+        stack.enter_context(cluster.follower("early", later))
+        for each in (anna, ben):
+            each.address("the wire")
+        cluster.write("ben", 10)
+        until(lambda: cluster.has_all("early"), "the follower has the first rows")
+        load = Thread(target=append_repeatedly)
+        load.start()
+        try:
+            carl = stack.enter_context(cluster.writer("carl", later))  # joins under load
+            carl.address("the wire")
+            for name in ("carl", "ben", "carl"):
+                cluster.write(name, 5)
+            assert ben.terminate() == 0  # leaves
+            cluster.write("carl", 5)
+        finally:
+            ending.set()
+            load.join()
+        until(lambda: cluster.has_all("early"), "the follower has all rows")
+        assert (anna.terminate(), carl.terminate()) == (0, 0)
+
+    new = ("anna", "dora")  # carl has the name dora from now on; ben does not run
+    with cluster.writer("anna", new) as anna, cluster.writer("dora", new) as dora:
+        for each in (anna, dora):
+            each.address("the wire")
+        for name in ("dora", "anna", "dora"):
+            cluster.write(name, 200)
+        newest = max(token for token, *_ in cluster.written)
+        until(lambda: cluster.positions("anna").get("anna") == newest, "anna waits for neither ben nor carl")
+        with cluster.follower("late", new):
+            until(lambda: cluster.has_all("late"), "a new follower receives the rows of ben and carl, too")
+        assert (dora.terminate(), anna.terminate()) == (0, 0)
+
+    back = ("anna", "ben")  # a month later
+    with cluster.writer("anna", back) as anna, cluster.writer("ben", back) as ben:
+        for each in (anna, ben):
+            each.address("the wire")
+        until(lambda: cluster.positions("ben").get("ben") == newest, "ben has the position of the others")
+        cluster.write("ben", 5)
+        cluster.write("anna", 5)
+        with cluster.follower("early", back), cluster.follower("late", back):
+            for name in ("early", "late"):
+                until(lambda name=name: cluster.has_all(name), f"{name} has all rows")  # type: ignore[misc]
+
+
+def test_f17_a_sole_writer_is_renamed_while_its_follower_does_not_run(tmp_path: Path, postgres: PostgresServer) -> None:
+    """No ``writers`` are configured. Each of two writers sends its own facts, in either order of their starts."""
+    with postgres.database() as name:
+        _rename(Cluster(tmp_path, postgres.url(name)))
+
+
+def _rename(cluster: Cluster) -> None:
+    with cluster.writer("anna", ()) as anna:
+        anna.address("the wire")
+        with cluster.follower("one", ("anna",)):
+            cluster.write("anna", 3)
+            until(lambda: cluster.has_all("one"), "the follower has the rows of its run")
+        cluster.write("anna", 3)
+        assert anna.terminate() == 0
+    with cluster.writer("ben", ()) as ben:
+        ben.address("the wire")
+        cluster.write("ben", 3)
+        with cluster.follower("one", ("ben",)):
+            until(lambda: cluster.has_all("one"), "ben sends what anna wrote meanwhile")
+        with cluster.writer("anna", ()) as anna:  # comes back
+            anna.address("the wire")
+            with cluster.follower("one", ("anna", "ben")), cluster.follower("both", ("anna", "ben")):
+                for name in ("anna", "ben", "anna"):
+                    cluster.write(name, 3)
+                    for each in ("one", "both"):
+                        until(lambda each=each: cluster.has_all(each), f"{each} has all rows")  # type: ignore[misc]
