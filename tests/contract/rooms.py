@@ -172,7 +172,7 @@ class RoomTablesContract(_Case):
         self.assertEqual(self.reads.between(ROOM, ["end"], ["d"], 9).events, ())
         cut = self.reads.between(ROOM, [], ["d"], 2)
         self.assertEqual((cut.events, cut.limited), (("c", "d"), True))
-        self.assertEqual(self.reads.between(ROOM, ["nobody knows it"], ["b"], 9).events, ("a", "b"))
+        self.assertEqual(self.reads.between(ROOM, ["unknown"], ["b"], 9).events, ("a", "b"))
 
     def test_a_new_event_follows_the_deepest_extremities(self) -> None:
         self.keeper.take(ROOM, [event("a"), *[event(f"b{each:02}", "a", depth=each) for each in range(2, 16)]])

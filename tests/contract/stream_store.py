@@ -293,7 +293,7 @@ class StreamStoreContract(KeptFactsContract):
         self.commit(write(5, facts(2, 5)), write(4, facts(3, 4), writer=OTHER))
         self.assertEqual(self.tokens(), [2, 5])
         self.assertEqual(self.tokens(writer=OTHER), [3, 4])
-        self.assertEqual(self.tokens(writer=InstanceName("nobody")), [])
+        self.assertEqual(self.tokens(writer=InstanceName("unknown")), [])
 
     def test_each_stream_has_its_own_facts(self) -> None:
         self.declare("orders.old-2")
@@ -557,17 +557,17 @@ class StreamStoreContract(KeptFactsContract):
 
     def test_a_follower_keeps_its_positions_in_a_stream_that_is_not_declared(self) -> None:
         self.assertEqual(self.applied(), {})
-        self.commit(write(5, stream="theirs", expected=0, follower=FOLLOWER))
-        self.commit(write(7, stream="theirs", writer=OTHER, expected=0, follower=FOLLOWER))
-        self.commit(write(9, stream="theirs", expected=5, follower=FOLLOWER))
+        self.commit(write(5, stream="copied", expected=0, follower=FOLLOWER))
+        self.commit(write(7, stream="copied", writer=OTHER, expected=0, follower=FOLLOWER))
+        self.commit(write(9, stream="copied", expected=5, follower=FOLLOWER))
         self.assertEqual(self.applied(), {ME: 9, OTHER: 7})
         with self.assertRaisesRegex(PositionMovedError, "is 9, not 5"):
-            self.commit(write(10, stream="theirs", expected=5, follower=FOLLOWER))
-        self.commit(write(3, stream="theirs", reset=True, follower=FOLLOWER))
+            self.commit(write(10, stream="copied", expected=5, follower=FOLLOWER))
+        self.commit(write(3, stream="copied", reset=True, follower=FOLLOWER))
         self.assertEqual(self.applied(), {ME: 3, OTHER: 7})
 
     def applied(self, follower: InstanceName | None = None) -> Mapping[InstanceName, Token]:
-        return self.wait(self.store.applied_positions(StreamName("theirs"), follower or FOLLOWER))
+        return self.wait(self.store.applied_positions(StreamName("copied"), follower or FOLLOWER))
 
     def test_a_table_may_be_claimed_again_by_its_writer(self) -> None:
         for _ in range(2):

@@ -89,7 +89,7 @@ class HasDatabase(_Case):
     @contextmanager
     def standby_missing(self) -> Iterator[None]:
         """Let every COMMIT wait, when it is on disk already, for a missing standby (``SyncRep``)."""
-        self.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
         self.sql("SELECT pg_reload_conf()")
         until(self._commits_wait, "the server has read it")
         try:

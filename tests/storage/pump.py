@@ -51,7 +51,7 @@ class Pump:
 
 
 def threads_of(name: str) -> list[str]:
-    """Return which threads with ``name`` in theirs do not end; one may be there for a moment after its last word."""
+    """Return the names of the threads that do not end, of those with ``name`` in their name."""
     mine = [each for each in threading.enumerate() if name in each.name]
     for each in mine:
         each.join(PATIENCE)

@@ -51,7 +51,7 @@ def test_options_of_sqlite_are_refused_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("x.db", "write sqlite:///relative.db"),
         ("mysql://here/x", "write sqlite:///relative.db"),
@@ -61,11 +61,11 @@ def test_options_of_sqlite_are_refused_and_not_shown() -> None:
         ("postgres://me@here/x", "or postgresql://user@host:port/database"),
     ],
 )
-def test_any_other_url_is_refused_by_name(url: str, said: str) -> None:
+def test_any_other_url_is_refused_by_name(url: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         open_store(url, Pump())
     assert repr(url) in str(refused.value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -34,13 +34,13 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertIn("there is no table of that name", other.error or "")
         self.assertEqual(self.sql("SELECT to_regclass('replication_schema')"), [(None,)])
 
-    def test_a_sequence_of_no_use_is_named_before_a_master_starts(self) -> None:
+    def test_a_sequence_with_a_cache_is_reported_before_a_master_starts(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
         self.sql("ALTER SEQUENCE events_id_seq CACHE 10")
-        said = check(self.url, [EVENTS])[0].error or ""
-        self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", said)
+        message = check(self.url, [EVENTS])[0].error or ""
+        self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", message)
 
-    def said(self, **options: Any) -> list[str]:
+    def warnings(self, **options: Any) -> list[str]:
         """Return the warnings about the stream, except the one about the trigger."""
         (found,) = check(self.url, [StreamDefinition("events", **{**options_of(EVENTS), **options})])
         self.assertIsNone(found.error)
@@ -52,37 +52,37 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         for default in ("nextval('numbers'::text)", "next_id()"):
             self.sql("DROP TABLE IF EXISTS events")
             self.sql(f"CREATE TABLE events (id bigint PRIMARY KEY DEFAULT {default}, name text)")
-            (said,) = self.said()
-            self.assertIn("stream 'events': table 'events' fills 'id' by a DEFAULT whose sequence is unknown", said)
-            self.assertIn("name that sequence", said)
-            self.assertEqual(self.said(sequence="numbers"), [])
+            (warning,) = self.warnings()
+            self.assertIn("stream 'events': table 'events' fills 'id' by a DEFAULT whose sequence is unknown", warning)
+            self.assertIn("name that sequence", warning)
+            self.assertEqual(self.warnings(sequence="numbers"), [])
 
-    def test_ids_of_the_column_itself_need_no_words(self) -> None:
+    def test_ids_of_the_column_itself_cause_no_warning(self) -> None:
         for kind in ("bigserial", "bigint GENERATED ALWAYS AS IDENTITY", "bigint"):
             self.sql("DROP TABLE IF EXISTS events")
             self.sql(f"CREATE TABLE events (id {kind} PRIMARY KEY, name text)")
-            self.assertEqual(self.said(), [])
+            self.assertEqual(self.warnings(), [])
 
     def test_rows_above_the_sequence_are_a_warning(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
         self.sql("INSERT INTO events (name) VALUES ('a'), ('b')")
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.warnings(), [])
         self.sql("INSERT INTO events VALUES (50, 'by hand')")
-        (said,) = self.said()
-        self.assertIn("stream 'events': has rows up to ID 50, but sequence events_id_seq has given 2", said)
-        self.assertIn("as sequence in [[streams]]", said)
-        self.assertEqual(self.said(where="name LIKE '%b'"), [])
+        (warning,) = self.warnings()
+        self.assertIn("stream 'events': has rows up to ID 50, but sequence events_id_seq has given 2", warning)
+        self.assertIn("as sequence in [[streams]]", warning)
+        self.assertEqual(self.warnings(where="name LIKE '%b'"), [])
         self.sql("SELECT setval('events_id_seq', 50)")
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.warnings(), [])
 
     def test_rows_without_a_sequence_are_a_warning(self) -> None:
         self.sql("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
         self.sql("INSERT INTO events VALUES (1, 'a')")
-        self.assertEqual(self.said(), [], "a start uses ID 1 up")
+        self.assertEqual(self.warnings(), [], "a start uses ID 1 up")
         self.sql("INSERT INTO events VALUES (3, 'a')")
-        self.assertIn('has rows up to ID 3, but sequence "stream_events_seq" has given 0', *self.said())
+        self.assertIn('has rows up to ID 3, but sequence "stream_events_seq" has given 0', *self.warnings())
         self.sql("INSERT INTO events VALUES (-7, 'a')")
-        self.assertIn("has rows up to ID 7,", *self.said(negative=True))
+        self.assertIn("has rows up to ID 7,", *self.warnings(negative=True))
 
     def test_an_id_that_no_follower_receives_is_an_error_unless_another_stream_has_it(self) -> None:
         self.sql("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
@@ -93,22 +93,22 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertEqual([each.error for each in check(self.url, [EVENTS, past])], [None, None])
         self.assertIsNone(check(self.url, [EVENTS], [past])[0].error)
 
-    def test_a_table_without_an_index_is_not_read_for_that(self) -> None:
+    def test_a_table_without_an_index_is_reported_and_not_read(self) -> None:
         self.sql("CREATE TABLE events (id bigserial, name text)")
         self.sql("INSERT INTO events VALUES (50, 'by hand')")
-        (said,) = self.said()
-        self.assertIn("has no index on 'id'", said)
+        (warning,) = self.warnings()
+        self.assertIn("has no index on 'id'", warning)
 
     def test_a_joined_table_with_a_default_id_needs_a_named_sequence(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
         self.sql("CREATE TABLE more (id bigint PRIMARY KEY, name text)")
         tables = [SourceTable(table=each, id_column="id", row=["name"]) for each in ("events", "more")]
         options = {"table": None, "id_column": "stream_id", "tables": tables}
-        (said,) = self.said(**options)
-        self.assertIn("table 'events' fills 'id' from events_id_seq, and the stream has another sequence", said)
-        self.assertEqual(self.said(**options, sequence="events_id_seq"), [])
+        (warning,) = self.warnings(**options)
+        self.assertIn("table 'events' fills 'id' from events_id_seq, and the stream has another sequence", warning)
+        self.assertEqual(self.warnings(**options, sequence="events_id_seq"), [])
         self.sql("INSERT INTO more VALUES (7, 'a')")
-        self.assertIn("has rows up to ID 7,", *self.said(**options, sequence="events_id_seq"))
+        self.assertIn("has rows up to ID 7,", *self.warnings(**options, sequence="events_id_seq"))
 
     def test_a_sequence_of_a_default_is_not_shared(self) -> None:
         self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
@@ -138,7 +138,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertRaises(StoreError, install_trigger, self.url, [EVENTS, MISSING])
 
 
-def test_tables_of_a_file(tmp_path: Path) -> None:
+def test_tables_of_a_sqlite_file_are_checked(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.db")) as database:
         database.execute("CREATE TABLE events (id INTEGER, name TEXT)")
     url = f"sqlite:///{tmp_path}/app.db"
@@ -149,7 +149,7 @@ def test_tables_of_a_file(tmp_path: Path) -> None:
         install_trigger(url, [EVENTS])
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_database_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="unable to open"):
         check(f"sqlite:///{tmp_path}/none.db", [EVENTS])
     with pytest.raises(ConfigError, match="in memory"):

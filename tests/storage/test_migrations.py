@@ -69,8 +69,8 @@ class MigrateTests(SynchronousTestCase):
 
     def test_a_database_from_the_future_is_refused_and_left_alone(self) -> None:
         upgrade_file(self.path, [FIRST, SECOND])
-        said = str(self.assertRaises(SchemaError, upgrade_file, self.path, [FIRST]))
-        self.assertIn("version 2, this program has 1", said)
+        message = str(self.assertRaises(SchemaError, upgrade_file, self.path, [FIRST]))
+        self.assertIn("version 2, this program has 1", message)
         self.assertEqual(self.version(), 2)
 
     def test_a_database_that_may_only_be_read_must_be_up_to_date(self) -> None:

@@ -15,7 +15,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
 
-TYPING, NOBODY = StreamName("typing"), InstanceName("")
+TYPING, NO_WRITER = StreamName("typing"), InstanceName("")
 
 
 class NoTableContract(SynchronousTestCase):
@@ -30,12 +30,12 @@ class NoTableContract(SynchronousTestCase):
 
     def check(self) -> None:
         self.assertEqual(self.pump.wait(self.store.positions(TYPING)), {})
-        self.pump.wait(self.store.transaction().commit([Write(TYPING, NOBODY, Token(10))]))
-        self.pump.wait(self.store.transaction().commit([Write(TYPING, NOBODY, Token(4), reset=True)]))
-        self.assertEqual(self.pump.wait(self.store.positions(TYPING)), {NOBODY: 4})
+        self.pump.wait(self.store.transaction().commit([Write(TYPING, NO_WRITER, Token(10))]))
+        self.pump.wait(self.store.transaction().commit([Write(TYPING, NO_WRITER, Token(4), reset=True)]))
+        self.assertEqual(self.pump.wait(self.store.positions(TYPING)), {NO_WRITER: 4})
         for refused in (
-            self.store.transaction().commit([Write(TYPING, NOBODY, Token(5), [Fact(Token(5), ("1",))])]),
-            self.store.facts(TYPING, NOBODY, after=Token(0), upto=Token(4), limit=1),
+            self.store.transaction().commit([Write(TYPING, NO_WRITER, Token(5), [Fact(Token(5), ("1",))])]),
+            self.store.facts(TYPING, NO_WRITER, after=Token(0), upto=Token(4), limit=1),
         ):
             with pytest.raises(StoreError, match="facts of stream 'typing' are only in the memory of their writer"):
                 self.pump.wait(refused)

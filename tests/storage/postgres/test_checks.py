@@ -21,67 +21,69 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         self.sql("CREATE TABLE events (id bigint, writer text, name text)")
         self.sql("CREATE INDEX events_id ON events (id)")
 
-    def said(self, **options: Any) -> list[str]:
+    def warnings(self, **options: Any) -> list[str]:
         """Declare the mapped stream, and return the warnings."""
         self.store.warnings.clear()
         options = {"table": "events", "id_column": "id", "row": ["name"], **options}
         self.wait(self.store.declare(StreamDefinition(EVENTS, **options)))
         return [each for each in self.store.warnings if "sequence" not in each]
 
-    def only(self, **options: Any) -> str:
-        (said,) = self.said(**options)
-        self.assertTrue(said.startswith("stream 'events': table 'events' "), said)
-        return said
+    def only_warning(self, **options: Any) -> str:
+        (warning,) = self.warnings(**options)
+        self.assertTrue(warning.startswith("stream 'events': table 'events' "), warning)
+        return warning
 
-    def test_a_table_in_order_needs_no_words(self) -> None:
+    def test_a_table_in_order_causes_no_warning(self) -> None:
         self.sql("INSERT INTO events VALUES (2, 'a', 'x'), (2, 'a', 'y'), (3, NULL, 'z')")
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.warnings(), [])
 
-    def test_rows_without_an_id(self) -> None:
+    def test_rows_without_an_id_are_reported(self) -> None:
         self.sql("INSERT INTO events VALUES (NULL, 'a', 'x')")
-        said = self.only()
-        self.assertIn("has rows without an ID, which no follower receives", said)
+        warning = self.only_warning()
+        self.assertIn("has rows without an ID, which no follower receives", warning)
         self.sql("UPDATE events SET id = 2")
-        self.sql(said.partition(", then ")[2])
-        self.assertEqual(self.said(), [])
+        self.sql(warning.partition(", then ")[2])
+        self.assertEqual(self.warnings(), [])
 
-    def test_an_id_of_two_writers(self) -> None:
+    def test_an_id_of_two_writers_is_reported(self) -> None:
         self.sql("CREATE INDEX ON events (writer, id)")
         self.sql("INSERT INTO events VALUES (2, 'a', 'x'), (7, 'a', 'y'), (7, NULL, 'z')")
-        self.assertIn("has rows of 'a' and of 'master' under the ID 7", self.only(instance_column="writer"))
-        self.assertEqual(self.said(), [])
-        self.assertEqual(self.said(instance_column="writer", where="name <> 'z'"), [])
+        self.assertIn("has rows of 'a' and of 'master' under the ID 7", self.only_warning(instance_column="writer"))
+        self.assertEqual(self.warnings(), [])
+        self.assertEqual(self.warnings(instance_column="writer", where="name <> 'z'"), [])
 
-    def test_an_id_of_two_transactions(self) -> None:
+    def test_an_id_of_two_transactions_is_reported(self) -> None:
         for name in ("x", "y"):
             self.sql("INSERT INTO events VALUES (7, 'a', %s)", name)
-        self.assertIn("has rows under the ID 7 that different transactions have written or changed", self.only())
+        self.assertIn(
+            "has rows under the ID 7 that different transactions have written or changed", self.only_warning()
+        )
         self.sql("UPDATE events SET id = -7")
-        self.assertEqual(self.said(negative=True), [])
+        self.assertEqual(self.warnings(negative=True), [])
         self.sql("UPDATE events SET name = 'z' WHERE name = 'x'")
-        self.assertIn("under the ID -7", self.only(negative=True))
+        self.assertIn("under the ID -7", self.only_warning(negative=True))
 
-    def test_rows_of_writers_that_there_are_not(self) -> None:
+    def test_rows_of_unknown_writers_are_reported(self) -> None:
         self.sql("CREATE INDEX ON events (writer, id)")
         self.sql("INSERT INTO events VALUES (2, 'a', 'x'), (3, 'batch', 'y'), (4, NULL, 'z')")
-        said = self.only(instance_column="writer", writers=["a", "b"])
-        self.assertIn("has rows of 'batch', 'master', not among the stream's writers", said)
-        self.assertEqual(self.said(instance_column="writer", writers=["a", "batch", "master"]), [])
-        self.assertEqual(self.said(instance_column="writer"), [])
+        warning = self.only_warning(instance_column="writer", writers=["a", "b"])
+        self.assertIn("has rows of 'batch', 'master', not among the stream's writers", warning)
+        self.assertEqual(self.warnings(instance_column="writer", writers=["a", "batch", "master"]), [])
+        self.assertEqual(self.warnings(instance_column="writer"), [])
 
     def test_ids_for_anybody_and_no_trigger(self) -> None:
         self.sql("CREATE SEQUENCE numbers")
         self.sql("ALTER TABLE events ALTER id SET DEFAULT nextval('numbers')")
-        self.assertIn("replication streams install", self.only())
+        self.assertIn("replication streams install", self.only_warning())
 
     def test_a_master_over_ids_for_anybody_that_are_shared_is_refused(self) -> None:
         self.sql("ALTER TABLE events ALTER id SET NOT NULL, ALTER id ADD GENERATED BY DEFAULT AS IDENTITY")
-        self.said()
+        self.warnings()
         self.assertIsNotNone(self.store.watch())
         self.wait(self.store.declare(StreamDefinition("tags", shares=EVENTS)))
         self.assertRaisesRegex(SchemaError, "streams 'events', 'tags' share their IDs", self.store.watch)
         self.sql("ALTER TABLE events ALTER id DROP IDENTITY")
-        self.said()
+        self.warnings()
         self.assertIsNotNone(self.store.watch())
 
     def test_no_index_that_leads_to_a_writers_newest_row(self) -> None:
@@ -89,12 +91,12 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         self.sql(f"INSERT INTO events {rows} FROM generate_series(2, 20000) AS n")
         self.sql("UPDATE events SET writer = 'gone' WHERE id = 20")
         expected = {InstanceName("a"): 19998, "b": 20000, "gone": 20, "master": 19999}
-        said = self.only(instance_column="writer")
+        warning = self.only_warning(instance_column="writer")
         self.assertEqual(self.wait(self.store.positions(EVENTS)), expected)
         self.assertGreater(self.rows_read(), 19_000)
-        self.sql(said.partition("reads all of it: ")[2])
+        self.sql(warning.partition("reads all of it: ")[2])
         self.sql("ANALYZE events")
-        self.assertEqual(self.said(instance_column="writer"), [])
+        self.assertEqual(self.warnings(instance_column="writer"), [])
         self.assertEqual(self.wait(self.store.positions(EVENTS)), expected)
         self.assertLess(self.rows_read(), 100)
 

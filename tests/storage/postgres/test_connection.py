@@ -72,25 +72,25 @@ class GroupTests(UsesConnection, SynchronousTestCase):
         self.assertEqual(self.sql("SELECT count(DISTINCT xmin::text) FROM stream_orders"), [(1,)])
 
     def test_what_only_adds_takes_three_statements_and_one_trip_however_many_batches(self) -> None:
-        said: list[str] = []
+        statements: list[str] = []
         driver = self.connection.session.connect()
         execute, pipeline = driver.execute, driver.pipeline
 
         def note(sql: str, *args: Any, **options: Any) -> Any:
-            said.append(sql.split(maxsplit=1)[0])
+            statements.append(sql.split(maxsplit=1)[0])
             return execute(sql, *args, **options)
 
         @contextmanager
         def note_trip() -> Iterator[None]:
-            said.append("(")
+            statements.append("(")
             with pipeline():
                 yield
-            said.append(")")
+            statements.append(")")
 
         self.patch(driver, "execute", note)
         self.patch(driver, "pipeline", note_trip)
         self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 102)))
-        self.assertEqual(" ".join(said), "( BEGIN INSERT INSERT INSERT COMMIT )")
+        self.assertEqual(" ".join(statements), "( BEGIN INSERT INSERT INSERT COMMIT )")
 
     def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
         """The order is kept: each batch expects the position that the good one before it leaves."""
@@ -183,7 +183,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         other.commit_together([self.batch(write(2))])
         other.session.begin()
         other._store([self.batch(write(5, facts(5)))])
-        other.session.run("SELECT")  # says all that
+        other.session.run("SELECT")  # sends the statements of the batch
         with self.when_waiting_for("transactionid", other.session.commit):
             self.assertEqual(one.commit_together([self.batch(write(6, facts(6)))]), [None])
         self.assertEqual(self.tokens(), [5, 6])
@@ -227,7 +227,7 @@ class AgainTests(UsesConnection, SynchronousTestCase):
 
         def lost() -> None:
             self.connection.session.run("SELECT")
-            raise OutcomeUnknownError("nobody knows")
+            raise OutcomeUnknownError("the session was lost")
 
         self.patch(self.connection.session, "commit", lost)
         batches = [self.batch(write(token, facts(token))) for token in (2, 3)]
@@ -270,8 +270,8 @@ class ReadTests(UsesConnection, SynchronousTestCase):
         self.assertEqual(self.tokens(), [2])
 
     def test_what_a_function_writes_while_it_reads_is_refused(self) -> None:
-        said = self.assertRaises(StoreError, self.connection.read, lambda it: it.execute("CREATE TABLE mine ()"))
-        self.assertIn("read-only", str(said))
+        message = self.assertRaises(StoreError, self.connection.read, lambda it: it.execute("CREATE TABLE mine ()"))
+        self.assertIn("read-only", str(message))
         self.assertEqual(self.connection.read(lambda it: it.dialect), "postgresql")
 
     def test_the_plans_of_pages_are_not_those_of_a_function(self) -> None:
@@ -293,9 +293,9 @@ class OpenTests(HasDatabase, SynchronousTestCase):
         return PostgresConnection(session, read_only=read_only).open()
 
     def refusal(self, **options: bool) -> str:
-        said = str(self.assertRaises(SchemaError, self.open, **options))
-        self.assertIn(f"/{self.database}", said)
-        return said
+        message = str(self.assertRaises(SchemaError, self.open, **options))
+        self.assertIn(f"/{self.database}", message)
+        return message
 
     def test_a_server_without_fsync_is_warned_of(self) -> None:
         (warning,) = self.open()
@@ -341,22 +341,22 @@ class OpenTests(HasDatabase, SynchronousTestCase):
 class DeclareTests(UsesConnection, SynchronousTestCase):
     def test_a_stream_that_cannot_be_declared_leaves_no_transaction_open(self) -> None:
         self.sql("CREATE TABLE stream_mine (stream_id bigint)")
-        said = self.assertRaises(SchemaError, self.connection.declare, [GenericTable(StreamDefinition("mine"))])
-        self.assertIn(repr(self.connection.session.address.name), str(said))
+        message = self.assertRaises(SchemaError, self.connection.declare, [GenericTable(StreamDefinition("mine"))])
+        self.assertIn(repr(self.connection.session.address.name), str(message))
         self.commit(write(2, [fact(2)]))
         self.assertEqual(self.tokens(), [2])
 
     def test_a_read_only_connection_creates_nothing(self) -> None:
         reader = self.make_connection(read_only=True)
         reader.declare([self.tables["orders"]])
-        said = self.assertRaises(SchemaError, reader.declare, [GenericTable(StreamDefinition("others"))])
-        self.assertIn("no table 'stream_others'", str(said))
+        message = self.assertRaises(SchemaError, reader.declare, [GenericTable(StreamDefinition("others"))])
+        self.assertIn("no table 'stream_others'", str(message))
         reader.check()
 
     def test_positions_that_another_program_stores_under_its_own_name_are_read(self) -> None:
-        self.sql("INSERT INTO stream_positions VALUES ('theirs', 'one', 7), ('orders', 'two', 9)")
+        self.sql("INSERT INTO stream_positions VALUES ('app_orders', 'one', 7), ('orders', 'two', 9)")
         reader = self.make_connection(read_only=True)
-        for name, positions in (("theirs", {"one": 7}), ("", {}), (None, {"two": 9})):
+        for name, positions in (("app_orders", {"one": 7}), ("", {}), (None, {"two": 9})):
             table = GenericTable(StreamDefinition("orders", position_name=name))
             self.assertEqual(reader.positions(table), positions)
 

@@ -160,11 +160,11 @@ class SequenceTests(UsesIds, SynchronousTestCase):
         for bad in ("CACHE 10", "CYCLE", "INCREMENT -1"):
             self.sql("DROP SEQUENCE IF EXISTS stream_orders_seq")
             self.sql(f"CREATE SEQUENCE stream_orders_seq {bad}")
-            said = str(self.assertRaises(SchemaError, self.declare))
-            self.assertIn('ALTER SEQUENCE "stream_orders_seq" INCREMENT 1', said)
+            message = str(self.assertRaises(SchemaError, self.declare))
+            self.assertIn('ALTER SEQUENCE "stream_orders_seq" INCREMENT 1', message)
         self.sql("DROP SEQUENCE stream_orders_seq")
         self.sql("CREATE SEQUENCE stream_orders_seq CACHE 10")
-        self.sql(said.partition("ascending order: ")[2])
+        self.sql(message.partition("ascending order: ")[2])
         self.declare()
 
     def test_another_relation_of_that_name_is_refused(self) -> None:
@@ -179,17 +179,17 @@ class SequenceTests(UsesIds, SynchronousTestCase):
 
 class ClaimTests(UsesIds, SynchronousTestCase):
     def refusal(self, ids: PostgresIds, name: InstanceName = ME) -> str:
-        said = str(self.assertRaises(StoreError, ids.claim, name))
-        self.assertIn(repr(ids.session.address.name), said)
-        return said
+        message = str(self.assertRaises(StoreError, ids.claim, name))
+        self.assertIn(repr(ids.session.address.name), message)
+        return message
 
     def test_f17_a_second_process_of_one_name_is_refused_with_the_holder(self) -> None:
         self.ids.claim(ME)
         other = self.make_ids()
-        said = self.refusal(other)
+        message = self.refusal(other)
         ((pid,),) = self.ids.session.run("SELECT pg_backend_pid()")
         for word in ("'master'", f"replication {socket.gethostname()}:{os.getpid()}"[:63], "127.0.0.1", str(pid)):
-            self.assertIn(word, said)
+            self.assertIn(word, message)
         other.claim(OTHER)
         self.ids.close()
         other.claim(ME)

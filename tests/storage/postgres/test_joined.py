@@ -26,7 +26,7 @@ class JoinedTests(OnPostgres, JoinedContract, SynchronousTestCase):
         row = ["ARRAY['a', NULL]", "'{\"b\": 1}'::jsonb", "'[1.50]'::json", "date '2026-11-20'", "1.50", "(true)"]
         self.map_pets(self.source(row=row), row=[f"c{place}" for place in range(len(row))])
         self.add("cats", (2, "a"))
-        self.assertEqual(self.told(), [fact(2, '[["a",null],{"b":1},[1.5],"2026-11-20","1.50",true]')])
+        self.assertEqual(self.pets(), [fact(2, '[["a",null],{"b":1},[1.5],"2026-11-20","1.50",true]')])
 
     def test_a_view_is_refused_because_its_rows_lie_nowhere(self) -> None:
         self.sql("CREATE VIEW birds AS SELECT * FROM cats")

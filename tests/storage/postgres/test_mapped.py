@@ -115,15 +115,15 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.wait(store.open())
         self.addCleanup(lambda: self.wait(store.close()))
         events = StreamDefinition(EVENTS, table="events", id_column="id", row=["name", "size"])
-        said = str(self.assertRaises(StoreError, self.wait, store.declare(events)))
-        self.assertIn("row-level security policy", said)
+        message = str(self.assertRaises(StoreError, self.wait, store.declare(events)))
+        self.assertIn("row-level security policy", message)
 
-    def test_json_that_cannot_be_read_is_named_and_goes_on_once_it_is_mended(self) -> None:
+    def test_json_that_cannot_be_read_is_reported_and_read_after_its_repair(self) -> None:
         self.sql("CREATE TABLE long (id bigint PRIMARY KEY, value jsonb)")
         self.map_events(table="long", row=["value"])
         self.sql("INSERT INTO long VALUES (2, repeat('9', 5000)::jsonb)")  # Python reads 4,300 digits
-        said = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
-        self.assertIn("column 'value' of table 'long' has, at ID 2, what is no JSON: ", said)
+        message = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
+        self.assertIn("column 'value' of table 'long' has, at ID 2, what is no JSON: ", message)
         self.sql("UPDATE long SET value = '[]'")
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, "[[]]")])
 
@@ -179,11 +179,11 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         for bad, column in (("'inf', '{}'", "'size'"), ("1, '{1,nan}'", "'sizes'")):
             self.sql("TRUNCATE odd")
             self.sql(f"INSERT INTO odd VALUES (2, 'a', 1, '{{}}'), (3, 'a', {bad})")
-            said = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
+            message = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
             for word in ("'odd'", "ID 3", column):
-                self.assertIn(word, said)
+                self.assertIn(word, message)
 
-    def test_names_that_are_words_of_sql_will_do(self) -> None:
+    def test_names_may_be_words_of_sql(self) -> None:
         self.sql('CREATE TABLE "order" ("index" bigint PRIMARY KEY, "select" text, "from" text)')
         self.sql('CREATE INDEX pair ON "order" ("from", "index")')
         self.map_events(table="order", id_column="index", row=["select"], instance_column="from")
@@ -236,9 +236,9 @@ class OneWriterTests(UsesMapped, SynchronousTestCase):
         self.map_events()
         for _ in range(2):
             self.claim("north")
-        said = self.refusal("south")
+        message = self.refusal("south")
         for part in ("'events'", "that is 'north', not 'south'. Start this process as 'north'", "set instance_column"):
-            self.assertIn(part, said)
+            self.assertIn(part, message)
         self.map_events(instance_column="instance_name", writers=["north", "south"])
         for name in ("north", "south"):
             self.claim(name)
@@ -290,7 +290,7 @@ class WriteTests(UsesMapped, SynchronousTestCase):
 
     def test_a_row_that_does_not_fit_the_columns_is_named_and_nothing_is_stored(self) -> None:
         self.map_events()
-        for text, said in (
+        for text, message in (
             ('["a"]', "not an array of name, size"),
             ('{"a":1}', "not an array"),
             ('["a",1.5]', """fact 3 is ["a",1.5], but table 'events' has ["a",2] for it"""),
@@ -303,7 +303,7 @@ class WriteTests(UsesMapped, SynchronousTestCase):
             refused = self.store.transaction().commit(
                 [Write(EVENTS, ME, Token(3), [fact(2, '["a",1]'), fact(3, text)])]
             )
-            self.assertIn(said, str(self.assertRaises(ValueRefusedError, self.wait, refused)))
+            self.assertIn(message, str(self.assertRaises(ValueRefusedError, self.wait, refused)))
         self.assertEqual((self.tokens(EVENTS), self.positions(EVENTS)), ([], {}))
 
     def test_a_row_that_the_stream_would_never_show_again_is_refused(self) -> None:
@@ -341,12 +341,12 @@ class WriteTests(UsesMapped, SynchronousTestCase):
     def test_rows_that_the_application_has_written_otherwise_are_refused(self) -> None:
         """A connected follower would receive one row, and one that catches up another."""
         self.map_events()
-        for told in (fact(2, '["a",2]'), fact(2, '["a",1]', '["a",1]'), empty(2)):
+        for written in (fact(2, '["a",2]'), fact(2, '["a",1]', '["a",1]'), empty(2)):
             transaction = self.store.transaction()
             self.wait(transaction.execute("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)"))
-            refused = transaction.commit([write(2, [told], stream=EVENTS)])
-            said = str(self.assertRaises(StoreError, self.wait, refused))
-            self.assertIn("""has ["a",1] for it; another program wrote that""", said)
+            refused = transaction.commit([write(2, [written], stream=EVENTS)])
+            message = str(self.assertRaises(StoreError, self.wait, refused))
+            self.assertIn("""has ["a",1] for it; another program wrote that""", message)
         self.assertEqual(self.tokens(EVENTS), [])
 
     def test_reset_deletes_the_writers_rows_above_and_no_others(self) -> None:
@@ -358,7 +358,7 @@ class WriteTests(UsesMapped, SynchronousTestCase):
 
     def test_a_table_that_is_altered_while_we_run_is_read_on(self) -> None:
         self.map_events()
-        for token in range(2, 12):  # as often as it takes the driver to prepare what is said again and again
+        for token in range(2, 12):  # so often that the driver prepares the statements
             self.commit_events(fact(token, '["a",1]'))
             self.page(stream=EVENTS)
         self.sql("ALTER TABLE events ALTER size TYPE bigint, ALTER name TYPE integer USING 7")
@@ -368,12 +368,12 @@ class WriteTests(UsesMapped, SynchronousTestCase):
 
 class DeclareTests(UsesMapped, SynchronousTestCase):
     def refusal(self, **options: Any) -> str:
-        said = str(self.assertRaises(SchemaError, self.map_events, **options))
-        self.assertIn("stream 'events' cannot be mapped onto table", said)
-        self.assertIn(repr(self.store.address.name), said)
-        return said
+        message = str(self.assertRaises(SchemaError, self.map_events, **options))
+        self.assertIn("stream 'events' cannot be mapped onto table", message)
+        self.assertIn(repr(self.store.address.name), message)
+        return message
 
-    def test_what_is_wrong_with_a_mapping_is_named(self) -> None:
+    def test_the_error_names_the_fault_of_a_mapping(self) -> None:
         self.assertIn("'nowhere': there is no table of that name", self.refusal(table="nowhere"))
         self.assertIn("no column missing, only id, instance_name, name", self.refusal(row=["name", "missing"]))
         self.assertIn("no column missing, lost, only", self.refusal(id_column="missing", row=["lost"]))

@@ -97,10 +97,10 @@ class UsesSession(HasDatabase):
         return session
 
     def refusal(self, ask: Callable[[], object], kind: type[StoreError] = StoreError) -> str:
-        """Return what an error says about this database."""
-        said = str(self.assertRaises(kind, ask))
-        self.assertIn(repr(self.session.address.name), said)
-        return said
+        """Return the message of an error, which names this database."""
+        message = str(self.assertRaises(kind, ask))
+        self.assertIn(repr(self.session.address.name), message)
+        return message
 
 
 class SessionTests(UsesSession, SynchronousTestCase):
@@ -115,8 +115,8 @@ class SessionTests(UsesSession, SynchronousTestCase):
 
     def test_two_statements_in_one_are_refused_and_neither_is_done(self) -> None:
         self.session.begin()
-        said = self.refusal(lambda: self.session.execute("CREATE TABLE mine (a integer); COMMIT"))
-        self.assertIn("multiple commands", said)
+        message = self.refusal(lambda: self.session.execute("CREATE TABLE mine (a integer); COMMIT"))
+        self.assertIn("multiple commands", message)
         self.session.rollback()
         self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
 
@@ -138,8 +138,8 @@ class SessionTests(UsesSession, SynchronousTestCase):
 
     def test_a_session_has_settings_of_its_own(self) -> None:
         self.assertEqual(self.make_session(work_mem="64kB").run("SHOW work_mem"), [("64kB",)])
-        said = self.refusal(lambda: self.make_session(work_memory="64kB").run("SELECT 1"))
-        self.assertIn("work_memory", said)
+        message = self.refusal(lambda: self.make_session(work_memory="64kB").run("SELECT 1"))
+        self.assertIn("work_memory", message)
 
     def test_a_session_names_its_process(self) -> None:
         self.assertEqual(
@@ -169,10 +169,10 @@ class ConnectTests(UsesSession, SynchronousTestCase):
 
     def connect_error(self, url: str) -> str:
         session = self.make_session(url)
-        said = str(self.assertRaises(SessionLostError, session.connect))
-        self.assertIn(repr(session.address.name), said)
-        self.assertNotIn("hunter2", said)
-        return said
+        message = str(self.assertRaises(SessionLostError, session.connect))
+        self.assertIn(repr(session.address.name), message)
+        self.assertNotIn("hunter2", message)
+        return message
 
     def test_a_server_that_has_answered_before_is_lost_for_now_and_others_may_never_answer(self) -> None:
         nowhere = self.make_session("postgresql://127.0.0.1:1/x")
@@ -192,8 +192,8 @@ class ConnectTests(UsesSession, SynchronousTestCase):
         self.make_session(f"postgresql://locked:right@{here}").connect()
 
     def test_a_password_in_the_servers_message_is_left_out(self) -> None:
-        said = self.connect_error(f"postgresql://nobody:exist@127.0.0.1:{self.server.port}/{self.database}")
-        self.assertIn('role "nobody" does not …', said)
+        message = self.connect_error(f"postgresql://missing:exist@127.0.0.1:{self.server.port}/{self.database}")
+        self.assertIn('role "missing" does not …', message)
 
     def test_a_database_or_a_server_that_is_not_there_is_named(self) -> None:
         self.assertIn("create it with createdb", self.connect_error(self.server.url("nowhere")))
@@ -218,7 +218,7 @@ class ConnectTests(UsesSession, SynchronousTestCase):
                 answering.join()
 
     def refuse(self, listening: socket.socket, message: str) -> None:
-        """Answer one connection as a server does that takes none now."""
+        """Answer one connection like a server that accepts none now."""
         with listening.accept()[0] as connection:
             connection.recv(1_000)
             fields = b"SFATAL\0VFATAL\0C57P03\0M%s\0\0" % message.encode()
@@ -429,10 +429,10 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
         self.ending.set()
         try:
             with self.when_waiting_for("PgSleep", lambda: self.server.stop("immediate")):
-                said = self.refusal(self.session.commit, OutcomeUnknownError)
+                message = self.refusal(self.session.commit, OutcomeUnknownError)
         finally:
             self.server.start()
-        self.assertIn("the outcome of this commit is unknown", said)
+        self.assertIn("the outcome of this commit is unknown", message)
 
     def test_f10_a_standby_without_the_commit_is_the_primary_now(self) -> None:
         """Its database is older than the commit."""

@@ -176,8 +176,8 @@ class StoreTests(UsesThreads, SynchronousTestCase):
     def test_a_database_that_is_not_there_is_named_and_may_be_tried_again(self) -> None:
         store = PostgresStore(self.server.url("nowhere"), self.pump)
         for _ in range(2):
-            said = str(self.assertRaises(StoreError, self.wait, store.open()))
-            self.assertIn("create it with createdb", said)
+            message = str(self.assertRaises(StoreError, self.wait, store.open()))
+            self.assertIn("create it with createdb", message)
         self.wait(store.close())
         self.assertEqual(threads_of("nowhere"), [])
 
@@ -453,8 +453,8 @@ class TroubleTests(UsesThreads, SynchronousTestCase):
                 lambda: self.store.positions(ORDERS),
                 lambda: self.sequence().allocate(1),
             ):
-                said = str(self.assertRaises(StoreError, self.wait, ask()))
-                self.assertIn(f"/{self.database}'", said)
+                message = str(self.assertRaises(StoreError, self.wait, ask()))
+                self.assertIn(f"/{self.database}'", message)
         finally:
             self.server.start()
         half_of_it = transaction.commit([write(9, facts(9))])

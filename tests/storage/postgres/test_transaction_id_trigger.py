@@ -18,7 +18,7 @@ class NumberingTests(HasDatabase, SynchronousTestCase):
     def setUp(self) -> None:
         for name in ("one", "two"):
             self.sql(f"CREATE SEQUENCE {name}_ids")
-            # Draws, and tells what number the transaction has when it does.
+            # Allocates an ID: negative if the transaction has no transaction ID yet.
             self.sql(
                 f"CREATE FUNCTION {name}_id() RETURNS bigint LANGUAGE sql VOLATILE AS $$ SELECT CASE WHEN "
                 f"pg_current_xact_id_if_assigned() IS NULL THEN -1 ELSE 1 END * nextval('{name}_ids') $$"

@@ -367,7 +367,7 @@ class KindTests(UsesWatch, SynchronousTestCase):
 
         def fail(sql: str, *parameters: Any, **options: Any) -> Any:
             session.ask = ask  # type: ignore[method-assign]
-            raise StoreError("somebody has ended it")
+            raise StoreError("the session has ended")
 
         session.ask = fail  # type: ignore[method-assign]
         self.assertRaises(StoreError, self.wait, self.watched.poll())
@@ -589,14 +589,14 @@ def test_f9_a_crash_takes_back_no_published_id(rows: int, rolled_back: int) -> N
                 other.execute(INSERT)
             other.rollback()
         for _ in range(2):
-            (told,) = watch.poll().values()
-        assert told.settled == told.last_value == rows + rolled_back
+            (horizon,) = watch.poll().values()
+        assert horizon.settled == horizon.last_value == rows + rolled_back
         server.restart("immediate")
-        assert server.sql(INSERT) > [(told.settled,)]
+        assert server.sql(INSERT) > [(horizon.settled,)]
         (again,) = watch.poll().values()
         assert warnings == []
         assert again.settled is not None
-        assert again.settled >= told.settled
+        assert again.settled >= horizon.settled
         session.close()
 
 

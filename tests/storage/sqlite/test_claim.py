@@ -159,10 +159,10 @@ class NameTests(ClaimCase):
         processes = [Process(self, self.path) for _ in range(5)]
         for each in processes:
             each.go()
-        said = [each.line() for each in processes]
-        self.assertEqual(said.count("claimed"), 1, said)
-        winner = processes[said.index("claimed")]
-        self.assertEqual(sum(f"is written by process {winner.pid} already" in each for each in said), 4, said)
+        lines = [each.line() for each in processes]
+        self.assertEqual(lines.count("claimed"), 1, lines)
+        winner = processes[lines.index("claimed")]
+        self.assertEqual(sum(f"is written by process {winner.pid} already" in each for each in lines), 4, lines)
 
     def test_a_new_file_has_the_mode_that_sqlite_gives_it(self) -> None:
         sqlite = self.folder / "sqlite.db"
@@ -187,9 +187,9 @@ class NameTests(ClaimCase):
 
         patch = self.patch(fcntl, "fcntl", refuse)
         for _ in range(2):
-            said = self.refusal()
-            self.assertIn(f"database {self.path!r} cannot be claimed: ", said)
-            self.assertIn("No locks available; does its folder exist on a local disk", said)
+            message = self.refusal()
+            self.assertIn(f"database {self.path!r} cannot be claimed: ", message)
+            self.assertIn("No locks available; does its folder exist on a local disk", message)
             self.assertLessEqual(self.descriptors(), 1)
         patch.restore()
         self.close(self.store())
@@ -275,9 +275,9 @@ class FormerVersionTests(ClaimCase):
         return claim
 
     def test_such_a_process_is_not_joined(self) -> None:
-        for process, said in (("4711\n", "4711"), ("", "unknown")):
+        for process, shown in (("4711\n", "4711"), ("", "unknown")):
             with self.former(self.path, process):
-                self.assertIn(f"is written by process {said} already: stop that", self.refusal())
+                self.assertIn(f"is written by process {shown} already: stop that", self.refusal())
                 self.assertIn("facts.db-claim", self.files(), "it is in use")
             Path(f"{self.path}-claim").unlink()
         self.close(self.store())

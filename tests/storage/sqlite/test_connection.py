@@ -183,8 +183,8 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_a_value_that_cannot_be_stored_is_an_error_that_names_the_database(self) -> None:
         for value in ([1], 2**63, "\ud800"):
-            said = str(self.assertRaises(StoreError, self.execute, "SELECT ?", (value,)))
-            self.assertTrue(said.startswith("database ':memory:': "), said)
+            message = str(self.assertRaises(StoreError, self.execute, "SELECT ?", (value,)))
+            self.assertTrue(message.startswith("database ':memory:': "), message)
 
     def test_a_database_that_cannot_have_a_wal_is_refused(self) -> None:
         """As on some network file systems; an unnamed database is of that kind too."""

@@ -161,9 +161,9 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.add((2, None, "a", 1))
         for value in (b"bytes", float("inf")):
             self.sql("UPDATE events SET size = ?", value)
-            said = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
+            message = str(self.assertRaises(StoreError, self.page, stream=EVENTS))
             for word in ("'events'", "ID 2", "'size'"):
-                self.assertIn(word, said)
+                self.assertIn(word, message)
 
     def test_an_id_that_is_no_integer_is_named(self) -> None:
         self.sql("CREATE TABLE odd (id REAL, name, size)")
@@ -224,7 +224,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
 
     def test_a_row_that_does_not_fit_the_columns_is_named_and_nothing_is_stored(self) -> None:
         self.map_events()
-        for text, said in (
+        for text, message in (
             ('["a"]', "not an array of name, size"),
             ('{"a":1}', "not an array"),
             ('["a",true]', """fact 3 is ["a",true], but table 'events' has ["a",1] for it"""),
@@ -235,14 +235,14 @@ class MappedTests(UsesStore, SynchronousTestCase):
             refused = self.store.transaction().commit(
                 [Write(EVENTS, ME, Token(3), [fact(2, '["a",1]'), fact(3, text)])]
             )
-            self.assertIn(said, str(self.assertRaises(ValueRefusedError, self.wait, refused)))
+            self.assertIn(message, str(self.assertRaises(ValueRefusedError, self.wait, refused)))
         self.assertEqual((self.tokens(EVENTS), self.positions(EVENTS)), ([], {}))
 
     def test_a_row_that_the_stream_would_never_show_again_is_refused(self) -> None:
         self.map_events(where="size < 5 AND source.visible")
         self.commit_events(fact(2, '["a",1]'))
-        said = str(self.assertRaises(StoreError, self.commit_events, fact(3, '["a",9]')))
-        self.assertIn("""fact 3 is ["a",9], but table 'events' has no row for it""", said)
+        message = str(self.assertRaises(StoreError, self.commit_events, fact(3, '["a",9]')))
+        self.assertIn("""fact 3 is ["a",9], but table 'events' has no row for it""", message)
         self.assertEqual(self.sql("SELECT id FROM events"), [(2,)])
 
     def test_what_the_table_itself_refuses_is_an_error(self) -> None:
@@ -263,12 +263,12 @@ class MappedTests(UsesStore, SynchronousTestCase):
     def test_rows_that_the_application_has_written_otherwise_are_refused(self) -> None:
         """A connected follower would receive one row, and one that catches up another."""
         self.map_events()
-        for told in (fact(2, '["a",2]'), fact(2, '["a",1]', '["a",1]'), empty(2)):
+        for written in (fact(2, '["a",2]'), fact(2, '["a",1]', '["a",1]'), empty(2)):
             transaction = self.store.transaction()
             self.wait(transaction.execute("INSERT INTO events (id, name, size) VALUES (2, 'a', 1)"))
-            refused = transaction.commit([write(2, [told], stream=EVENTS)])
-            said = str(self.assertRaises(StoreError, self.wait, refused))
-            self.assertIn("""has ["a",1] for it; another program wrote that""", said)
+            refused = transaction.commit([write(2, [written], stream=EVENTS)])
+            message = str(self.assertRaises(StoreError, self.wait, refused))
+            self.assertIn("""has ["a",1] for it; another program wrote that""", message)
         self.assertEqual(self.tokens(EVENTS), [])
 
     def test_reset_deletes_the_writers_rows_above_and_no_others(self) -> None:
@@ -290,8 +290,8 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.assertIn("no such column: source.missing", self.refusal(instance_column="missing"))
         self.assertIn("no such column: missing", self.refusal(where="missing > 0"))
         self.assertIn("syntax error", self.refusal(where="size >"))
-        for said in (self.refusal(table="nowhere"), self.refusal(where="size = ?")):
-            self.assertIn("stream 'events' cannot be mapped onto table", said)
+        for message in (self.refusal(table="nowhere"), self.refusal(where="size = ?")):
+            self.assertIn("stream 'events' cannot be mapped onto table", message)
 
     def test_a_view_and_a_table_without_rowid_are_refused(self) -> None:
         self.sql("CREATE VIEW shown AS SELECT * FROM events")
@@ -342,9 +342,9 @@ class MappedTests(UsesStore, SynchronousTestCase):
         for _ in range(2):
             self.claim("north")
         self.add((2, None, "a", 1))
-        said = str(self.assertRaises(StoreError, self.claim, "main"))
-        self.assertIn("that is 'north', not 'main'", said)
-        self.sql(said.partition("if 'north' was renamed to 'main', ")[2].partition("; and the same")[0])
+        message = str(self.assertRaises(StoreError, self.claim, "main"))
+        self.assertIn("that is 'north', not 'main'", message)
+        self.sql(message.partition("if 'north' was renamed to 'main', ")[2].partition("; and the same")[0])
         self.claim("main")
         self.assertEqual(self.positions(EVENTS), {"main": 2})
         self.map_events(instance_column="instance_name")

@@ -79,7 +79,7 @@ while True:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Run as the user ``nobody`` if the tests run as root, for whom every file is writable."""
+    """Run as the user with the ID 65534 if the tests run as root, because root may write each file."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -207,8 +207,8 @@ class FileTests(OnFile, SynchronousTestCase):
             both = [self.begin(store.open()), self.begin(store.open())]
             for each in both:
                 self.wait(each)
-        said = f"database {Path(self.path).resolve()} is open"  # wherever the process was started
-        self.assertEqual([formatEvent(each) for each in logged], [said])
+        message = f"database {Path(self.path).resolve()} is open"  # wherever the process was started
+        self.assertEqual([formatEvent(each) for each in logged], [message])
         self.wait(store.check())
         self.wait(store.close())
 
@@ -387,8 +387,8 @@ class TroubleTests(OnFile, SynchronousTestCase):
         self.wait(self.store.close())
         self.sql("UPDATE replication_schema SET version = 99")
         for read_only in (False, True):
-            said = self.open_error(kind=SchemaError, read_only=read_only)
-            self.assertIn("version 99", said)
+            message = self.open_error(kind=SchemaError, read_only=read_only)
+            self.assertIn("version 99", message)
         self.assertEqual(self.sql("SELECT version FROM replication_schema"), [(99,)])
 
     def test_a_database_of_another_program_is_left_alone(self) -> None:
@@ -410,8 +410,8 @@ class TroubleTests(OnFile, SynchronousTestCase):
                 self.store.check(),
                 transaction.execute("CREATE TABLE mine (a)"),
             ):
-                said = str(self.assertRaises(StoreError, self.wait, refused))
-                self.assertIn(f"{self.path!r}: database is locked; another process", said)
+                message = str(self.assertRaises(StoreError, self.wait, refused))
+                self.assertIn(f"{self.path!r}: database is locked; another process", message)
             self.wait(transaction.rollback())
             self.assertEqual(self.tokens(), [2], "reading goes on")
             self.wait(self.store.close())
@@ -427,11 +427,11 @@ class TroubleTests(OnFile, SynchronousTestCase):
         Path(self.path).parent.chmod(0o555)
         try:
             with unprivileged():
-                said = self.open_error()
+                message = self.open_error()
         finally:
             Path(self.path).parent.chmod(0o755)
-        self.assertIn("Permission denied", said)
-        self.assertIn("may this process write there?", said)
+        self.assertIn("Permission denied", message)
+        self.assertIn("may this process write there?", message)
 
     def test_a_check_writes_a_page_and_changes_nothing(self) -> None:
         """SQLite writes no page whose bytes stay the same: an UPDATE to the same value proves nothing."""
