@@ -21,7 +21,7 @@ _MARKED = re.compile(r"(<!-- picture: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class PictureError(Exception):
-    """The code is not as a picture has it; the message says where."""
+    """The code is not as a picture has it; the message names the place."""
 
 
 @cache

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    """Serve what ``answer`` says until the block is left; yields the URL."""
+    """Serve the answers of ``answer`` while the block runs; yields the URL."""
 
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -30,13 +30,13 @@ def answering(answer: Answer) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """Say nothing of a client that is killed while it is answered."""
+            """Log nothing about a client that is killed during its request."""
 
     with Server(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

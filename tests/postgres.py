@@ -25,15 +25,15 @@ HOW_TO_GET_IT = f"PostgreSQL is missing: {CURE}"
 
 
 class PostgresServer(Cluster):
-    """A server, and databases to use up.
+    """A server, and databases for tests.
 
-    Without ``fsync`` what was committed survives any kill of the server, but not of the machine: faster, and enough for
+    Without ``fsync``, commits survive each kill of the server, but not of the machine. That is faster, and enough for
     most tests.
     """
 
     def __init__(self, *, fsync: bool = True, **settings: str) -> None:
         self._names = count(1)
-        self._used: list[str] = []  # databases that nobody uses any more
+        self._used: list[str] = []  # databases whose tests have ended
         super().__init__(
             fsync="on" if fsync else "off",
             max_connections=60,
@@ -43,7 +43,7 @@ class PostgresServer(Cluster):
         )
 
     def start(self) -> None:
-        """Start the server; somebody needs a password there, to test wrong ones."""
+        """Start the server. Its role ``locked`` needs a password, for tests with wrong passwords."""
         access = self.folder / "data/pg_hba.conf"
         if "locked" not in access.read_text():
             access.write_text(f"host all locked 127.0.0.1/32 scram-sha-256\n{access.read_text()}")
@@ -82,9 +82,9 @@ class PostgresServer(Cluster):
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Return the name of a database with nothing in it; whoever still used it is thrown out.
+        """Yield the name of an empty database; remaining sessions of it are ended.
 
-        It is one that was used before, if there is: to empty it takes a fifth of the time.
+        A database of an earlier test is emptied, because that takes a fifth of the time of a new one.
         """
         if self._used:
             name = self._used.pop()

@@ -103,11 +103,11 @@ class FunctionTests(CacheTests):
         def get(number: int) -> int:
             return -number
 
-        ours, theirs = self.caches.cached(max_entries=5)(get), functools.lru_cache(maxsize=5)(get)
+        cached, reference = self.caches.cached(max_entries=5)(get), functools.lru_cache(maxsize=5)(get)
         for step in range(300):
             number = step * step % 11
-            self.assertEqual(ours(number), theirs(number))
-            self.assertEqual(tuple(ours.cache_info()), tuple(theirs.cache_info()))
+            self.assertEqual(cached(number), reference(number))
+            self.assertEqual(tuple(cached.cache_info()), tuple(reference.cache_info()))
 
     def test_evicts_the_least_recently_used(self) -> None:
         """A hit makes an entry the most recently used one."""

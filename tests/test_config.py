@@ -292,15 +292,15 @@ def test_the_samples_in_conf_load() -> None:
 def test_the_samples_show_every_key_and_what_they_comment_out_loads_too(tmp_path: Path, role: config.Role) -> None:
     """A user finds a key only in the samples."""
     text = (CONF / f"{role}.toml").read_text()
-    spoken = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/", f"{tmp_path}/")
-    spoken = spoken.replace('"tcp:90', '"ssl:90')  # which [tls] needs
+    uncommented = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text).replace("/etc/replication/", f"{tmp_path}/")
+    uncommented = uncommented.replace('"tcp:90', '"ssl:90')  # which [tls] needs
     (tmp_path / "secret").write_text("hush")
     (tmp_path / "redis-password").write_text("psst")
-    (tmp_path / "all.toml").write_text(spoken)
+    (tmp_path / "all.toml").write_text(uncommented)
     found = config.load(role, str(tmp_path / "all.toml"))
     assert found.secret == "hush"
     assert found.redis_password == ("psst" if role == "worker" else None)
-    shown = tomllib.loads(spoken)
+    shown = tomllib.loads(uncommented)
     assert set(shown) == {key for key, field in config._KEYS.items() if field.metadata.get("role", role) == role}
 
 

@@ -125,7 +125,7 @@ def test_another_name_is_an_attribute_error() -> None:
     ],
 )
 def test_what_needs_no_twisted_does_not_load_it(statement: str) -> None:
-    """A Spark executor imports ``wire``; somebody who asks for --help waits for nothing."""
+    """A Spark executor imports ``wire``, and ``--help`` must start quickly."""
     loaded = modules_after(statement)
     assert not {"twisted", "zope.interface", "rich", "sqlite3", "pyspark"} & loaded
 

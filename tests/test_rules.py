@@ -27,6 +27,17 @@ FORBIDDEN = {
     "misc",
 }
 
+# Words of style: machines send, receive, report and return, and sentences name their subjects.
+TALK = re.compile(r"(?i)(?<![a-z])(?:whoever|(?:any|every|no|some)body|told|tells?|said|says?|heard|hears?)(?![a-z])")
+# The only files with such words, and the reason.
+TALK_ALLOWED = {
+    "CHANGELOG.md": "the names of earlier releases",
+    "replication/bench/cluster.py": "`nobody`, a user of Linux",
+    "tests/test_rules.py": "these words",
+    "tests/web/live/test_calls.py": "the name of a user",
+    "tests/web/live/test_tables.py": "the name of a test",
+}
+
 
 def name_of(module: Path) -> str:
     """Return a module's path, for a test's name."""
@@ -69,6 +80,20 @@ def test_the_first_level_has_few_boxes() -> None:
     assert len(modules) <= 12
 
 
+def test_machines_do_not_talk_in_code_tests_and_documents() -> None:
+    """Not in their names either. ``tests/data`` is kept as it was recorded or released."""
+    suffixes = {".py", ".md", ".toml", ".ini", ".cfg", ".txt", ".html", ".js", ".css", ".yaml", ".service"}
+    folders = [CHECKOUT / each for each in ("replication", "twisted", "tests", "examples", "docs", "conf", ".ci")]
+    files = [*CHECKOUT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    texts = {
+        name_of(path): path.read_text(encoding="utf-8")
+        for path in files
+        if path.suffix in suffixes and path.is_file() and not path.is_relative_to(CHECKOUT / "tests/data")
+    }
+    found = {name: words for name, text in texts.items() if (words := {*TALK.findall(text)})}
+    assert found.keys() == TALK_ALLOWED.keys(), found
+
+
 def classes_of(tree: ast.Module) -> list[ast.ClassDef]:
     """Return the classes of a module, nested ones too."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
@@ -81,12 +106,12 @@ def test_tests_are_no_package(module: Path) -> None:
 
 
 def test_the_map_names_every_package_and_module_of_the_top() -> None:
-    said = replication.__doc__ or ""
+    text = replication.__doc__ or ""
     top = [each for each in (CHECKOUT / "replication").iterdir() if not each.name.startswith("_")]
     names = {f"{each.name}/" for each in top if (each / "__init__.py").exists()} | {
         each.name for each in top if each.suffix == ".py"
     }
-    mapped = set(re.findall(r"^    (\w+(?:/|\.py)) ", said, re.MULTILINE))
+    mapped = set(re.findall(r"^    (\w+(?:/|\.py)) ", text, re.MULTILINE))
     assert mapped == names
 
 
@@ -114,7 +139,7 @@ def test_every_message_names_an_extra_in_one_form() -> None:
 
 
 def test_tox_tests_exactly_the_lower_bounds_that_we_declare() -> None:
-    """A lower bound that nobody tests is a guess."""
+    """A lower bound without a test is a guess."""
     declared = [
         each
         for text in (

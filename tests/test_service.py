@@ -366,9 +366,9 @@ class DaemonTests(SynchronousTestCase):
         daemon = self.daemon(succeed(self.port()))
         self.server.opened = fail(StoreError("locked", temporary=True))
         self.start(daemon)
-        self.server.opened = fail(StoreError("its tables are not ours"))
+        self.server.opened = fail(StoreError("its tables are of another program"))
         self.reactor.advance(service.RETRY_AFTER)
-        self.assert_ended("its tables are not ours")
+        self.assert_ended("its tables are of another program")
         self.server.stopped.callback(None)
         self.successResultOf(daemon.stopService())
 
@@ -492,7 +492,7 @@ class WiringTests(SynchronousTestCase):
             name = "caches"
             writers = ["w4", "w5"]
             [[streams]]
-            name = "theirs"
+            name = "stock"
             writers = ["w5"]
             [writers.w4]
             connect = "tcp:a:1"

@@ -143,8 +143,8 @@ class FailingFacts:
     ) -> FailedFact | None:
         """Note that these facts could not be applied; returns the fact that fails, if it was alone.
 
-        What another attempt may cure says nothing about a fact: a database that does not answer, a name that another
-        process uses, the end of this process.
+        An error that another attempt may cure is not an error of a fact: a database that does not answer, a name that
+        another process uses, the end of this process.
         """
         if not facts or is_temporary(error) or isinstance(error, _NO_FACT):
             return None

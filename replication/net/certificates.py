@@ -105,7 +105,7 @@ class ClientRule:
 
 @implementer(IStreamServerEndpoint, IOpenSSLServerConnectionCreator)
 class TlsEndpoint:
-    """An ``ssl:`` endpoint; ``clients`` says which client certificates it demands.
+    """An ``ssl:`` endpoint; ``clients`` is the rule for the certificates of clients.
 
     ``expires`` is, by file, when the certificate in it expires: the endpoint's own, and that of the authority of its
     clients.  ValueError: ``description`` is wrong.  ConfigError as ``read``.

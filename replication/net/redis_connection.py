@@ -74,7 +74,7 @@ class _TlsEndpoint:
 
 @attrs.frozen
 class RedisPlace:
-    """What a URL means: where Redis is, and as whom to log in.  The database number does not matter to channels."""
+    """What a URL means: the address of Redis, and the user.  The database number does not matter to channels."""
 
     endpoint: IStreamClientEndpoint
     user: str

@@ -268,7 +268,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
                 self.log.info("database {name} is open{how}", name=self._log_name(), how=how)
 
     async def declare(self, *definitions: StreamDefinition) -> None:
-        """Create or check the streams' tables and sequences; SchemaError says what does not fit."""
+        """Create or check the streams' tables and sequences; SchemaError names what does not fit."""
         tables = [self._table_of(each) for each in definitions]
         use = self._read if self._read_only else self._write
         beside = [each.definition for each in self._tables.values()]

@@ -110,8 +110,8 @@ def test_two_processes_receive_different_ports() -> None:
     code = "from replication.bench.cluster import free_ports; print(*free_ports(200), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as other:
         assert other.stdout is not None
-        theirs = {int(each) for each in other.stdout.readline().split()}
-        ours = free_ports(200)
+        other_ports = {int(each) for each in other.stdout.readline().split()}
+        ports = free_ports(200)
         other.communicate("")
-    assert len({*ours}) == len(theirs) == 200
-    assert not {*ours} & theirs
+    assert len({*ports}) == len(other_ports) == 200
+    assert not {*ports} & other_ports

@@ -32,7 +32,7 @@ class CommandLineTests(SynchronousTestCase):
             self.assertEqual(ran, [each for each in SCENARIOS if has_spark or each != "replay"])
 
     def test_table(self) -> None:
-        """Without --json, a line says what the machine is, then comes a line per result."""
+        """Without --json, the first line describes the machine, and each further line is a result."""
         status, out, _ = run_bench("--quick", "--rounds", "2", "ids")
         first, *lines = out.splitlines()
         self.assertEqual(status, 0)
@@ -41,7 +41,7 @@ class CommandLineTests(SynchronousTestCase):
         self.assertRegex(lines[0], r"^ids +1 outstanding +pairs +[0-9,]+ pairs/s +spread \d+%$")
 
     def test_times(self) -> None:
-        """It multiplies what a round does, unless that is to be quick."""
+        """It multiplies the work of a round, except with --quick."""
         with mock.patch.object(bench, "run", return_value=[]) as run:
             self.assertEqual(run_bench("--times", "10", "--rounds", "1", "replay")[0], 0)
         options = run.call_args.args[1]

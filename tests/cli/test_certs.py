@@ -27,15 +27,21 @@ def certificate(folder: Path, name: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
 
 
-def shake_hands(folder: Path, server: str, client: str, host: str) -> None:
-    """Let a server and a client, each with its files, connect in memory; both demand a certificate."""
-    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=folder / "ca.pem")
-    theirs.load_cert_chain(folder / f"{server}.pem", folder / f"{server}.key")
-    theirs.load_verify_locations(folder / "ca.pem")
-    theirs.verify_mode = ssl.CERT_REQUIRED
-    ours.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
+def handshake(folder: Path, server: str, client: str, host: str) -> None:
+    """Let a server and a client, each with its files, connect in memory; both require a certificate."""
+    server_context, client_context = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        ssl.create_default_context(cafile=folder / "ca.pem"),
+    )
+    server_context.load_cert_chain(folder / f"{server}.pem", folder / f"{server}.key")
+    server_context.load_verify_locations(folder / "ca.pem")
+    server_context.verify_mode = ssl.CERT_REQUIRED
+    client_context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [ours.wrap_bio(back, there, server_hostname=host), theirs.wrap_bio(there, back, server_side=True)]
+    ends = [
+        client_context.wrap_bio(back, there, server_hostname=host),
+        server_context.wrap_bio(there, back, server_side=True),
+    ]
     while ends:
         for end in list(ends):
             try:
@@ -60,9 +66,9 @@ def test_three_commands_make_an_authority_a_server_and_a_client(
         *("ca.key", "ca.pem", "db1.example.com.key", "db1.example.com.pem", "worker1.key", "worker1.pem"),
     ]
     for host in ("db1.example.com", "10.0.0.1", "::1"):
-        shake_hands(tmp_path, "db1.example.com", "worker1", host)
+        handshake(tmp_path, "db1.example.com", "worker1", host)
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
-        shake_hands(tmp_path, "db1.example.com", "worker1", "db2.example.com")
+        handshake(tmp_path, "db1.example.com", "worker1", "db2.example.com")
 
 
 def test_only_the_owner_may_read_keys(tmp_path: Path) -> None:
@@ -80,7 +86,7 @@ def test_a_further_call_renews_the_certificate_with_the_same_authority(tmp_path:
     assert renewed.not_valid_after_utc - first.not_valid_after_utc > timedelta(days=363)
     key = load_pem_private_key((tmp_path / "worker1.key").read_bytes(), None)
     assert renewed.public_key() == key.public_key()
-    shake_hands(tmp_path, "worker1", "worker1", "worker1")
+    handshake(tmp_path, "worker1", "worker1", "worker1")
 
 
 def test_no_certificate_is_valid_longer_than_the_authority(tmp_path: Path) -> None:

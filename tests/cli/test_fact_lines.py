@@ -66,10 +66,10 @@ def test_json_and_types_name_the_fields_of_a_synapses_streams() -> None:
 @pytest.mark.parametrize("name", ["synapse-sqlite", "synapse-postgres"])
 def test_every_recorded_row_has_fields(name: str) -> None:
     for stream, facts in recorded_facts(name).items():
-        told = [Fact(Token(token), tuple(rows)) for token, rows in facts.items()]
-        for line in encode_json(StreamName(stream), MASTER, told).splitlines():
+        recorded = [Fact(Token(token), tuple(rows)) for token, rows in facts.items()]
+        for line in encode_json(StreamName(stream), MASTER, recorded).splitlines():
             assert json.loads(line)["fields"]
-        assert encode_typed(StreamName(stream), MASTER, told).count(b"Row(") == len(lines_of(stream, facts))
+        assert encode_typed(StreamName(stream), MASTER, recorded).count(b"Row(") == len(lines_of(stream, facts))
 
 
 class Names:

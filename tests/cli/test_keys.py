@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def test_keys_are_read_one_by_one_and_the_terminal_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = pty.openpty()
-    with closing(os.fdopen(ours, "wb", buffering=0)) as user, os.fdopen(theirs) as terminal:
-        before = termios.tcgetattr(theirs)
+    controller, device = pty.openpty()
+    with closing(os.fdopen(controller, "wb", buffering=0)) as user, os.fdopen(device) as terminal:
+        before = termios.tcgetattr(device)
         monkeypatch.setattr(sys, "stdin", terminal)
         with pressed_keys() as keys:
             assert keys is not None
@@ -27,10 +27,10 @@ def test_keys_are_read_one_by_one_and_the_terminal_is_restored(monkeypatch: pyte
             for sent, expected in ((b"q", "q"), (b"\x1b[A", "up"), (b"\x1b[6~", "page down"), (b"\x1b", "escape")):
                 user.write(sent)
                 assert keys.read(5) == expected
-            assert not termios.tcgetattr(theirs)[3] & (termios.ICANON | termios.ECHO)
-        assert termios.tcgetattr(theirs) == before
+            assert not termios.tcgetattr(device)[3] & (termios.ICANON | termios.ECHO)
+        assert termios.tcgetattr(device) == before
         user.close()
-        assert Keys(theirs).read(5) == "escape"
+        assert Keys(device).read(5) == "escape"
 
 
 def test_a_pipe_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:

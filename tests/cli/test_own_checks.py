@@ -225,7 +225,7 @@ def test_a_database_of_postgresql_is_checked_and_a_server_that_is_away(
         postgres.sql("ALTER TABLE events DROP COLUMN a", database=name)
         assert main(["doctor", "--config", str(file)]) == 1
         assert "it has no column" in capsys.readouterr().out
-    file.write_text('database = "postgresql://nobody@127.0.0.1:1/none"\n')
+    file.write_text('database = "postgresql://missing@127.0.0.1:1/none"\n')
     assert main(["doctor", "--config", str(file)]) == 1
     assert "127.0.0.1" in capsys.readouterr().out
 

@@ -64,8 +64,8 @@ def test_a_skip_is_requested_once_and_keeps_the_position(database: str, capsys: 
     [
         (("skip", "orders", "master", "5"), "fact 5 is applied: the position of 'master' in 'orders' is 5"),
         (
-            ("skip", "orders", "nobody", "7"),
-            "no position of 'nobody' in stream 'orders' is stored here; known",
+            ("skip", "orders", "unknown", "7"),
+            "no position of 'unknown' in stream 'orders' is stored here; known",
         ),
         (("skip", "stock", "master", "7"), "known writers: none"),
         (("retry", "orders", "master", "7"), "fact 7 of stream 'orders' by 'master' was not skipped here"),

@@ -254,8 +254,8 @@ class TailTests(SynchronousTestCase):
             self.reactor.pump([1.0] * 6)
         self.source.answer(5, fact(2, "2"))
         self.assertEqual(self.printed(), ["RDATA orders master 2 2"])
-        said = self.stderr.getvalue()
-        self.assertEqual(said, "replication tail: orders of master waits at 0: http://h: 503: busy; retrying\n")
+        output = self.stderr.getvalue()
+        self.assertEqual(output, "replication tail: orders of master waits at 0: http://h: 503: busy; retrying\n")
 
     def test_facts_that_are_gone_are_reported_and_the_rest_is_printed(self) -> None:
         self.tail(start=0)
@@ -263,9 +263,9 @@ class TailTests(SynchronousTestCase):
         self.source.answers.pop(0).errback(facts_gone(StreamName("orders"), InstanceName("master"), Token(3)))
         self.source.answer(5, fact(5, "5"))
         self.assertEqual(self.printed(), ["RDATA orders master 5 5"])
-        said = self.stderr.getvalue()
+        output = self.stderr.getvalue()
         self.assertEqual(
-            said, "replication tail: orders of master: facts after 0 up to 3 are gone; printing from there\n"
+            output, "replication tail: orders of master: facts after 0 up to 3 are gone; printing from there\n"
         )
 
     def test_a_gap_without_http_is_reported_and_skipped(self) -> None:

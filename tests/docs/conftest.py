@@ -1,10 +1,10 @@
-"""Fixtures of the tests that do what a page says."""
+"""Fixtures of the tests that run the blocks of a page."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.docs.performing import default_ports
+from tests.docs.page_runner import default_ports
 from tests.spark.sessions import need_spark
 
 __all__ = ["default_ports"]  # a fixture

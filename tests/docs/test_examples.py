@@ -41,7 +41,7 @@ READ: dict[str, Callable[[str], object]] = {"python": ast.parse, "toml": tomllib
 
 @pytest.mark.parametrize("language", READ)
 def test_a_block_can_be_read(language: str) -> None:
-    """What a page calls a file is also used by the tests that do what the page says."""
+    """The tests that run the blocks of a page use the blocks that the page calls files, too."""
     for page, block in all_blocks():
         if block.language == language:
             try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.docs.page_runner import PageRunner
 from tests.docs.pages import DOCS, blocks, page, pages, section
-from tests.docs.performing import Reader
 from tests.postgres import find_binaries
 
 if TYPE_CHECKING:
@@ -37,29 +37,29 @@ BESIDE_A_SYNAPSE = ["how-to/follow-a-synapse.md", "how-to/be-synapse-main-proces
 
 @pytest.mark.parametrize("name", ALONE)
 def test_every_block_does_what_it_shows(name: str, tmp_path: Path, default_ports: None) -> None:
-    with Reader(tmp_path) as reader:
-        reader.read(page(name))
+    with PageRunner(tmp_path) as runner:
+        runner.run(page(name))
 
 
 def test_a_master_answers_the_requests_of_synapses_workers(tmp_path: Path, default_ports: None) -> None:
     """That part of a page needs no Synapse."""
-    with Reader(tmp_path) as reader:
-        reader.read(section(page("how-to/be-synapse-main-process.md"), "## Answer the requests of workers"))
+    with PageRunner(tmp_path) as runner:
+        runner.run(section(page("how-to/be-synapse-main-process.md"), "## Answer the requests of workers"))
 
 
 @pytest.mark.parametrize("name", ON_POSTGRES)
 def test_every_block_about_postgresql_does_what_it_shows(
     name: str, tmp_path: Path, default_ports: None, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server of the tests' own, which the reader's environment leads to."""
+    """On a server of the tests' own, which the environment names."""
     binaries = find_binaries()
     assert binaries is not None
     monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
     for variable, value in (("PGHOST", "127.0.0.1"), ("PGPORT", str(postgres.port)), ("PGUSER", "postgres")):
         monkeypatch.setenv(variable, value)
     try:
-        with Reader(tmp_path) as reader:
-            reader.read(page(name).replace("sleep 2;", "sleep 9;"))  # for a machine that is busy
+        with PageRunner(tmp_path) as runner:
+            runner.run(page(name).replace("sleep 2;", "sleep 9;"))  # for a machine that is busy
     finally:
         postgres.sql("DROP DATABASE IF EXISTS shop WITH (FORCE)")
 
@@ -72,8 +72,8 @@ def test_every_block_about_spark_does_what_it_shows(
     text = page(name)
     if not request.config.getoption("--full"):
         text = re.sub(r"\b\d{5,7}\b", fewer, text)
-    with Reader(tmp_path) as reader:
-        reader.read(text)
+    with PageRunner(tmp_path) as runner:
+        runner.run(text)
 
 
 def fewer(number: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from tests.docs.performing import Reader
+from tests.docs.page_runner import PageRunner
 from tests.system.daemons import CHECKOUT
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def test_every_block_does_what_it_shows(tmp_path: Path, default_ports: None) -> 
     """The first command is typed without the virtual environment that it makes: tests have one."""
     first = re.search(r"venv/bin/(twistd .*)", README)
     assert first is not None
-    with Reader(tmp_path) as reader:
-        reader.type(first[1], [])
-        reader.read(README)
+    with PageRunner(tmp_path) as runner:
+        runner.run_command(first[1], [])
+        runner.run(README)
 
 
 def test_the_second_command_runs_all_tests() -> None:

@@ -53,7 +53,7 @@ def commands(body: str) -> Iterator[list[str]]:
                 yield words
 
 
-OURS = [
+SHOWN = [
     pytest.param(each, words, id=f"{each.name}: {' '.join(words)[:60]}")
     for each, body in shell_blocks()
     for words in commands(body)
@@ -74,7 +74,7 @@ def test_bash_can_read_a_block(path: Path, body: str) -> None:
     assert (read.returncode, read.stderr) == (0, ""), path
 
 
-@pytest.mark.parametrize(("path", "words"), OURS)
+@pytest.mark.parametrize(("path", "words"), SHOWN)
 def test_a_command_takes_the_options_that_a_page_shows(
     path: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ class StopTests(GoneCase):
 
 
 class SkipTests(GoneCase):
-    def test_a_copy_may_begin_at_the_first_fact_that_is_kept_and_says_so_to_those_behind_it(self) -> None:
+    def test_a_copy_may_begin_at_the_first_kept_fact_and_refuses_pages_below_it(self) -> None:
         copy = FragileStore()
         with logged() as messages:
             self.follow(copy, skip_gone=True)

@@ -34,14 +34,14 @@ A, B = epoch("a", 1), epoch("b", 5)
 
 
 class HistoryCase(FollowerCase):
-    """The writer's history is ``theirs``: an exception is raised instead."""
+    """The writer's history is ``published``; an exception is raised instead."""
 
     accept_new = False
     gate: Deferred[None] | None = None  # that each answer waits for
     undo: Callable[..., object] | None = None
 
     def setUp(self) -> None:
-        self.theirs: History | Exception = [A, B]
+        self.published: History | Exception = [A, B]
         self.asked = 0
         super().setUp()
 
@@ -64,9 +64,9 @@ class HistoryCase(FollowerCase):
         if self.gate is not None:
             await share(self.gate)
         assert (stream, writer) == (ORDERS, MASTER)
-        if isinstance(self.theirs, Exception):
-            raise self.theirs
-        return self.theirs
+        if isinstance(self.published, Exception):
+            raise self.published
+        return self.published
 
     def follow_to_eleven(self) -> None:
         """Follow the epoch b up to 11, and lose the connection."""
@@ -81,16 +81,16 @@ class HistoryCase(FollowerCase):
 
 class CopyTests(HistoryCase):
     def test_a_first_history_is_stored_without_delay_of_the_facts(self) -> None:
-        self.theirs = CatchUpError("refused")
+        self.published = CatchUpError("refused")
         self.at(0, 1)
         self.rows(fact(2))
         self.assertEqual((self.stored(), self.state(), self.stored_history()), (([fact(2)], 2), "live", []))
-        self.theirs = [A]
+        self.published = [A]
         self.process.clock.advance(FIRST_RETRY)
         self.assertEqual((self.stored_history(), self.asked), (["a"], 2))
 
     def test_a_writer_without_a_history_is_asked_once_per_connection(self) -> None:
-        self.theirs = ()
+        self.published = ()
         for link in ("one", "two"):
             self.at(1, 1, link=link)
             self.follower.connection_lost(link)
@@ -99,7 +99,7 @@ class CopyTests(HistoryCase):
 
     def test_an_ordinary_restart_of_the_writer_changes_nothing(self) -> None:
         self.follow_to_eleven()
-        self.theirs = [A, B, epoch("c", 11)]
+        self.published = [A, B, epoch("c", 11)]
         self.at(11, 11, link="next")
         self.rows(fact(12), link="next")
         self.assertEqual(self.stored(), ([*map(fact, range(2, 13))], 12))
@@ -109,7 +109,7 @@ class CopyTests(HistoryCase):
     def test_a_restored_writer_that_has_passed_the_follower_is_followed_from_the_backup(self) -> None:
         """At 11; the backup ends at 6; 7 to 14 are new facts."""
         self.follow_to_eleven()
-        self.theirs = [A, B, epoch("c", 6)]
+        self.published = [A, B, epoch("c", 6)]
         new = [fact(token, '"new"') for token in range(7, 15)]
         self.process.pages = [Page(new, Token(14), limited=False)]
         with logged() as messages:
@@ -124,18 +124,18 @@ class CopyTests(HistoryCase):
 
     def test_a_backup_from_before_the_first_fact_is_followed_from_the_start(self) -> None:
         """Its only epoch has no facts, and stays: the two histories share it."""
-        self.theirs = [A]
+        self.published = [A]
         self.follow_to_eleven()
-        self.theirs = begin_epoch([A], epoch("c", 1))
+        self.published = begin_epoch([A], epoch("c", 1))
         self.process.pages = [Page([fact(2, '"new"')], Token(14), limited=False)]
         with logged():
             self.at(14, 14, link="next")
         self.assertEqual((self.process.asked, self.stored()), ([(1, 14)], ([fact(2, '"new"')], 14)))
 
     def test_a_database_of_version_0_1_may_start_twice_before_its_next_fact(self) -> None:
-        self.theirs = begin_epoch([], epoch("first", 11))
+        self.published = begin_epoch([], epoch("first", 11))
         self.follow_to_eleven()
-        self.theirs = begin_epoch(self.theirs, epoch("second", 11))
+        self.published = begin_epoch(self.published, epoch("second", 11))
         self.at(11, 11, link="next")
         self.rows(fact(12), link="next")
         self.assertEqual((self.state(), self.stored()), ("live", ([*map(fact, range(2, 13))], 12)))
@@ -143,7 +143,7 @@ class CopyTests(HistoryCase):
     def test_checks_and_mismatches_are_counted_since_the_start(self) -> None:
         self.follow_to_eleven()
         for number, (start, link) in enumerate(((6, "next"), (4, "last")), 1):
-            self.theirs = [A, B, epoch(link, start)]
+            self.published = [A, B, epoch(link, start)]
             self.process.pages = [Page([], Token(11), limited=False)]
             with logged():
                 self.at(11, 11, link=link)
@@ -153,7 +153,7 @@ class CopyTests(HistoryCase):
     def test_a_restored_writer_that_is_behind_is_followed_from_the_backup_too(self) -> None:
         """At 11; the backup ends at 6; 7 and 8 are new facts."""
         self.follow_to_eleven()
-        self.theirs = [A, B, epoch("c", 6)]
+        self.published = [A, B, epoch("c", 6)]
         new = [fact(7, '"new"'), fact(8, '"new"')]
         self.process.pages = [Page(new, Token(8), limited=False)]
         with logged():
@@ -166,7 +166,7 @@ class CopyTests(HistoryCase):
         self.rows(*map(fact, range(2, 5)))
         self.rows(*map(fact, range(5, 12)))
         self.follower.connection_lost("link")
-        self.theirs = [A, epoch("c", 3)]
+        self.published = [A, epoch("c", 3)]
         new = [fact(4, '"new"')]
         self.process.pages = [Page(new, Token(14), limited=False)]
         with logged():
@@ -176,26 +176,26 @@ class CopyTests(HistoryCase):
 
     def test_facts_wait_while_no_source_answers(self) -> None:
         self.follow_to_eleven()
-        self.theirs = CatchUpError("refused")
+        self.published = CatchUpError("refused")
         with logged() as messages:
             self.at(11, 11, link="next")
             self.rows(fact(12), link="next")
             self.process.clock.advance(0.25)
         self.assertEqual((self.position(), self.state(), len(messages)), (11, "stopped", 1))
         self.assertIn("checking the history of orders of master after 11: CatchUpError: refused", messages[0])
-        self.theirs = [A, B]
+        self.published = [A, B]
         self.process.clock.advance(10)
         self.assertEqual((self.position(), self.state()), (12, "live"))
 
     def test_an_emptied_or_exchanged_database_deletes_nothing(self) -> None:
-        for position, theirs in ((1, [epoch("x", 1)]), (50, [epoch("y", 1), epoch("z", 20)]), (50, [])):
-            with self.subTest(theirs), logged():
+        for position, published in ((1, [epoch("x", 1)]), (50, [epoch("y", 1), epoch("z", 20)]), (50, [])):
+            with self.subTest(published), logged():
                 self.follow_to_eleven()
-                self.theirs = theirs
+                self.published = published
                 self.at(position, position, link="next")
                 self.process.clock.advance(100)
                 self.assertEqual(self.stored(), ([*map(fact, range(2, 12))], 11))
-                found = "has another history" if theirs else "has no history now"
+                found = "has another history" if published else "has no history now"
                 self.assertEqual(
                     self.follower.errors[MASTER],
                     f"checking the history of orders of master after 11: StreamError: master {found} of orders than "
@@ -203,7 +203,7 @@ class CopyTests(HistoryCase):
                     "here. Start the writer with the right database, or start once with --accept-new-history to "
                     "follow this one",
                 )
-                self.theirs = [A, B]
+                self.published = [A, B]
                 self.follower.connection_lost("next")
                 self.at(11, 11)
                 self.process.clock.advance(10)
@@ -212,7 +212,7 @@ class CopyTests(HistoryCase):
     def test_a_position_without_facts_needs_no_common_epoch(self) -> None:
         self.at(0, 1)
         self.follower.connection_lost("link")
-        self.theirs = [epoch("x", 1)]
+        self.published = [epoch("x", 1)]
         self.at(1, 1, link="next")
         self.assertEqual((self.state(), self.stored_history()), ("live", ["x"]))
 
@@ -220,12 +220,12 @@ class CopyTests(HistoryCase):
         """The epoch that was followed had no facts, so the next one has replaced it; its facts were received only."""
         self.at(0, 1)
         self.follower.connection_lost("link")
-        self.theirs = CatchUpError("refused")
+        self.published = CatchUpError("refused")
         with logged():
             self.at(1, 1, link="next")
             self.rows(fact(2), fact(3), link="next")
             self.follower.connection_lost("next")
-            self.theirs = [epoch("x", 1), epoch("y", 3)]
+            self.published = [epoch("x", 1), epoch("y", 3)]
             self.process.pages = [Page([fact(2), fact(3)], Token(3), limited=False)]
             self.at(3, 3, link="last")
             self.process.clock.advance(10)
@@ -238,7 +238,7 @@ class CopyTests(HistoryCase):
         self.follow_to_eleven()
         self.follower = self.make_follower()
         now(self.follower.open())
-        self.theirs = [A, B, epoch("c", 6)]
+        self.published = [A, B, epoch("c", 6)]
         self.process.pages = [Page([], Token(14), limited=False)]
         with logged():
             self.at(14, 14, link="next")
@@ -246,7 +246,7 @@ class CopyTests(HistoryCase):
 
     def test_a_history_that_cannot_be_stored_holds_the_facts_back(self) -> None:
         self.follow_to_eleven()
-        self.theirs = [A, B, epoch("c", 11)]
+        self.published = [A, B, epoch("c", 11)]
         self.store.errors["store histories"] = StoreError("disk full")
         with logged():
             self.at(11, 11, link="next")
@@ -262,7 +262,7 @@ class AcceptedCopyTests(HistoryCase):
 
     def test_another_history_is_copied_from_the_beginning(self) -> None:
         self.follow_to_eleven()
-        self.theirs = [epoch("x", 1)]
+        self.published = [epoch("x", 1)]
         self.process.pages = [Page([fact(5, '"other"')], Token(20), limited=False)]
         with logged():
             self.at(20, 20, link="next")
@@ -271,7 +271,7 @@ class AcceptedCopyTests(HistoryCase):
 
     def test_a_writer_that_has_no_history_any_more_is_followed(self) -> None:
         self.follow_to_eleven()
-        self.theirs = []
+        self.published = []
         self.at(11, 11, link="next")
         self.rows(fact(12), link="next")
         self.assertEqual((self.position(), self.stored_history()), (12, ["a", "b"]))
@@ -301,7 +301,7 @@ class FunctionTests(HistoryCase):
         """Restore the backup that ends at 6, and write up to ``new``."""
         self.follow_to_eleven()
         self.seen.clear()
-        self.theirs = [A, B, epoch("c", 6)]
+        self.published = [A, B, epoch("c", 6)]
         self.process.pages = [Page([*map(fact, range(7, new + 1))], Token(new), limited=False)]
         self.at(new, new, link="next")
 
@@ -338,7 +338,7 @@ class UndoneFunctionTests(FunctionTests):
 
     def test_it_is_called_for_a_writer_that_has_no_history_too(self) -> None:
         """As of a Synapse, or an in-memory stream."""
-        self.theirs = ()
+        self.published = ()
         self.follow_to_eleven()
         with logged():
             self.at(4, 4, link="next")
@@ -358,7 +358,7 @@ class AcceptedFunctionTests(FunctionTests):
 class ForgottenFunctionTests(FunctionTests):
     def test_without_a_function_that_undoes_the_stream_stops_with_the_cure(self) -> None:
         """Where no history was ever known, as before version 0.2, the position is lowered as ever."""
-        self.theirs = ()
+        self.published = ()
         self.follow_to_eleven()
         with logged():
             self.at(4, 4, link="next")
@@ -400,7 +400,7 @@ class LinearTests(HistoryCase):
         self.assertEqual(self.seen, [2, 3, 4, 6])
         self.follower.connection_lost("one")
         self.gate = Deferred()
-        self.theirs = [A, epoch("c", 4)]
+        self.published = [A, epoch("c", 4)]
         self.process.pages = [Page([fact(5, '"new"'), fact(8, '"new"')], Token(9), limited=False)]
         with logged():
             self.at(9, 9, MASTER, "next")
@@ -413,7 +413,7 @@ class LinearTests(HistoryCase):
 
 class StopTests(HistoryCase):
     def test_the_end_of_the_process_ends_the_fetch_of_a_first_history(self) -> None:
-        self.theirs = CatchUpError("refused")
+        self.published = CatchUpError("refused")
         self.at(1, 1)
         self.process.lifetime.end()
         self.process.clock.advance(10_000)
@@ -426,7 +426,7 @@ class StopTests(HistoryCase):
         self.assertEqual((self.asked, self.flushLoggedErrors()), (1, []))
 
     def test_an_unexpected_error_of_a_first_fetch_is_logged(self) -> None:
-        self.theirs = ZeroDivisionError("a bug")
+        self.published = ZeroDivisionError("a bug")
         with logged() as messages:
             self.at(1, 1)
         self.assertEqual(messages, ["reading the history of orders"])

@@ -197,7 +197,7 @@ class DatabaseCase(RedisCase):
         super().setUp()
 
     def make_worker(self, **options: Any) -> Worker:
-        url = Url("sqlite:///theirs.db")
+        url = Url("sqlite:///synapse.db")
         definitions = [each.definition for each in STREAMS if each.name == self.stream]
         streams = ["orders", self.stream]
         more = {"definitions": definitions, "audit_interval": self.audit_interval, **options}

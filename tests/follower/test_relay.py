@@ -390,7 +390,7 @@ class FakeSources:
 
 
 class RestartTests(RelayCase):
-    """Followers compare histories at a new connection only, so the relay closes theirs."""
+    """Followers compare histories at a new connection only, so the relay closes their connections."""
 
     def test_a_writer_that_went_back_takes_followers_back(self) -> None:
         writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"), HELLO + position(3, 3))
@@ -683,10 +683,10 @@ class WritingRelayTests(RelayCase):
             + position(3, 3)
             + position(3, 3, "stock"),
         )
-        begin(self.worker.stream("orders").append([[["ours"]]]))
+        begin(self.worker.stream("orders").append([[["own"]]]))
         self.net.run()
         self.send(writer, rdata(4), rdata(5, stream="stock"))
-        self.assertEqual(wire.read(), rdata(2, '["ours"]', writer="worker1") + rdata(4) + rdata(5, stream="stock"))
+        self.assertEqual(wire.read(), rdata(2, '["own"]', writer="worker1") + rdata(4) + rdata(5, stream="stock"))
         self.assertEqual(self.follow("stock").read(), position(5, 5, "stock"), "only what was asked for")
         self.command(wire, "FEDERATION_ACK sender 5")
         self.assertEqual(self.sent_up(writer)[1:], ["FEDERATION_ACK sender 5"])

@@ -61,10 +61,10 @@ class DatabaseTests(SynchronousTestCase):
         self.assertEqual(self.ask(0, 5, limit=1), ([two], 2))
 
     def test_tables_of_another_program_are_read_up_to_the_published_position(self) -> None:
-        with closing(sqlite3.connect(self.path)) as theirs:
-            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")
-            theirs.execute("INSERT INTO orders VALUES (2, 'master', 'a'), (3, 'other', 'b'), (4, 'master', 'c')")
-            theirs.commit()
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+            database.execute("INSERT INTO orders VALUES (2, 'master', 'a'), (3, 'other', 'b'), (4, 'master', 'c')")
+            database.commit()
         before = self.path.read_bytes()
         definition = StreamDefinition("orders", table="orders", row=["item"], instance_column="writer")
         self.source = DatabaseCatchUp(self.url, self.pump, [definition])
@@ -83,10 +83,10 @@ class DatabaseTests(SynchronousTestCase):
         definitions = []
         dialects: tuple[Dialect, ...] = ("sqlite", "postgresql")
         for number, dialect in enumerate(dialects):
-            theirs = SourceTable(table="orders", row=["item"], dialect=dialect)
+            source = SourceTable(table="orders", row=["item"], dialect=dialect)
             definitions += [
                 StreamDefinition(f"mapped{number}", dialect=dialect, position_name="", **columns),
-                StreamDefinition(f"joined{number}", row=["item"], tables=[theirs], position_name=""),
+                StreamDefinition(f"joined{number}", row=["item"], tables=[source], position_name=""),
             ]
         self.source = DatabaseCatchUp(self.url, self.pump, definitions)
         self.assertEqual([*self.source.foreign], ["mapped0", "joined0"])
@@ -96,17 +96,21 @@ class DatabaseTests(SynchronousTestCase):
 
     def test_an_audit_reads_positions_and_tokens_of_another_programs_tables(self) -> None:
         """Each question may be the first; a stream of which no position is stored has its largest token."""
-        with closing(sqlite3.connect(self.path)) as theirs:
+        with closing(sqlite3.connect(self.path)) as database:
             for table in ("orders", "stock"):
-                theirs.execute(f"CREATE TABLE {table} (stream_id INTEGER PRIMARY KEY, writer, item)")
-                theirs.execute(f"INSERT INTO {table} VALUES (2, 'master', 'a'), (3, 'other', 'b'), (5, 'master', 'c')")
-            theirs.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
-            theirs.execute("INSERT INTO stream_positions VALUES ('theirs', 'master', 7), ('unknown', 'master', 9)")
-            theirs.commit()
+                database.execute(f"CREATE TABLE {table} (stream_id INTEGER PRIMARY KEY, writer, item)")
+                database.execute(
+                    f"INSERT INTO {table} VALUES (2, 'master', 'a'), (3, 'other', 'b'), (5, 'master', 'c')"
+                )
+            database.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
+            database.execute(
+                "INSERT INTO stream_positions VALUES ('app_orders', 'master', 7), ('unknown', 'master', 9)"
+            )
+            database.commit()
         other, stock = InstanceName("other"), StreamName("stock")
         columns: dict[str, Any] = {"row": ["item"], "instance_column": "writer"}
         definitions = [
-            StreamDefinition("orders", table="orders", position_name="theirs", **columns),
+            StreamDefinition("orders", table="orders", position_name="app_orders", **columns),
             StreamDefinition("stock", table="stock", position_name="", **columns),
             StreamDefinition("missing", table="missing", position_name="elsewhere", **columns),
         ]
@@ -130,10 +134,10 @@ class DatabaseTests(SynchronousTestCase):
 
     def test_a_page_of_another_programs_table_has_a_bounded_range_of_ids(self) -> None:
         """A writer whose rows are rare must not make the database read millions of rows of others."""
-        with closing(sqlite3.connect(self.path)) as theirs:
-            theirs.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
-            theirs.execute("INSERT INTO orders VALUES (2500000, 'a')")
-            theirs.commit()
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("CREATE TABLE orders (stream_id INTEGER PRIMARY KEY, item)")
+            database.execute("INSERT INTO orders VALUES (2500000, 'a')")
+            database.commit()
         self.source = DatabaseCatchUp(self.url, self.pump, [StreamDefinition("orders", table="orders", row=["item"])])
         at, pages = Token(0), []
         while at < 2_600_000:

@@ -109,13 +109,13 @@ class ModeTests(WorkerCase):
 
 class DescribedTests(SynchronousTestCase):
     def test_the_streams_of_a_synapse_are_described_behind_its_redis_only(self) -> None:
-        ours = StreamDefinition("events", row=["mine"])
-        others = {"orders": StreamDefinition("orders"), "events": ours}
+        configured = StreamDefinition("events", row=["mine"])
+        others = {"orders": StreamDefinition("orders"), "events": configured}
         definitions = [*others.values()]
         self.assertEqual(described_streams(["tcp:here:9092"], definitions), others)
         found = described_streams(["tcp:here:9092", "redis://here"], definitions)
         self.assertEqual(found.keys(), {each.definition.name for each in since_1_159.STREAMS} | {"orders"})
-        self.assertIs(found[StreamName("events")], ours)
+        self.assertIs(found[StreamName("events")], configured)
 
 
 class OrderTests(WorkerCase):
@@ -149,7 +149,7 @@ class OrderTests(WorkerCase):
         self.apply()
         writer = self.serve(HELLO + position(1, 1, "newest") + position(1, 1) + rdata(2, stream="newest"))
         self.start()
-        self.send(writer, rdata(3, stream="never_heard_of"), position(1, 9, "newer_still"), rdata(2))
+        self.send(writer, rdata(3, stream="unknown"), position(1, 9, "newer_still"), rdata(2))
         self.assertEqual((self.at(), len(writer.connections)), (2, 1))
         self.assertEqual([status.definition.name for status in self.worker.served.stream_statuses()], ["orders"])
 

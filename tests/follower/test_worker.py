@@ -220,7 +220,7 @@ class OptionTests(WorkerCase):
         answered = self.worker.served.synapse_requests.answer("send_event", ["a"], {})
         self.assertEqual(now(answered), {"words": ["a"], "body": {}})
 
-    def test_a_former_writer_is_fetched_from_where_its_table_says(self) -> None:
+    def test_a_former_writer_is_fetched_from_its_configured_address(self) -> None:
         self.worker = self.make_worker(writers={"old": {"http": "http://127.0.0.1:9999"}})
         self.serve(HELLO + position(9, 9, writer="old"))
         with logged():

@@ -28,7 +28,7 @@ HOW_TO_GET_IT = "Synapse needs Python 3.9, which is missing: put python3.9 on th
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for another release."""
     releases = sorted(each.stem.removeprefix("requirements-") for each in HERE.glob("requirements-*.txt"))
-    parser.addoption("--synapse", choices=releases, default=releases[0], help="the release of Synapse to talk to")
+    parser.addoption("--synapse", choices=releases, default=releases[0], help="the release of Synapse to test with")
 
 
 def find_python() -> str | None:

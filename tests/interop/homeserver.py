@@ -33,11 +33,11 @@ CLONE = (
 class Homeserver:
     """Actions of users, as Synapse writes them: rows of its tables, and a fact for its workers."""
 
-    def __init__(self, master: Master, *, says_outlier: bool) -> None:
+    def __init__(self, master: Master, *, has_outlier: bool) -> None:
         self.master = master
-        self.says_outlier = says_outlier
+        self.has_outlier = has_outlier
 
-    async def say(self, room: str, text: str) -> str:
+    async def send_message(self, room: str, text: str) -> str:
         """Send a message like the last one of the room; rooms of version 1 accept any event ID."""
         async with self.master.stream("events").reserve() as fact:
             newest = (
@@ -47,7 +47,7 @@ class Homeserver:
                 "ORDER BY stream_ordering DESC LIMIT 1"
             )
             [(last, kept, metadata, version, group)] = await fact.execute(newest, [room, "%:alpha.test"])
-            event_id, now = f"$said{fact.token}:alpha.test", int(time.time() * 1000)
+            event_id, now = f"$sent{fact.token}:alpha.test", int(time.time() * 1000)
             event = {**json.loads(kept), "event_id": event_id, "content": {"msgtype": "m.text", "body": text}}
             await fact.execute(CLONE, [event_id, fact.stream_id, now, now, last])
             await fact.execute(
@@ -56,7 +56,7 @@ class Homeserver:
                 [event_id, room, metadata, json.dumps(event), version],
             )
             await fact.execute("INSERT INTO event_to_state_groups VALUES (%s, %s)", [event_id, group])
-            more = [False] if self.says_outlier else []
+            more = [False] if self.has_outlier else []
             await fact.write(["ev", [event_id, room, "m.room.message", None, None, None, None, False, *more]])
             return event_id
 
@@ -145,7 +145,7 @@ async def main(reactor: Any, *place: str) -> None:
     await master.start()
     for port, factory in ((wire, master.factory()), (http, site)):
         await endpoints.serverFromString(reactor, f"tcp:{port}:interface=127.0.0.1").listen(factory)
-    orders = Orders(Homeserver(master, says_outlier=definitions.endswith("since_1_64")))
+    orders = Orders(Homeserver(master, has_outlier=definitions.endswith("since_1_64")))
     stdio.StandardIO(orders)
     orders.sendLine(b"ready")
     reactor.addSystemEventTrigger("before", "shutdown", master.stop)

@@ -38,8 +38,8 @@ def move_all_streams(anna: Client, bert: Client) -> str:
     room = str(anna.post("/createRoom", {"name": "Caf\u00e9 \u2615", "invite": [bert.user_id]})["room_id"])
     here = f"/rooms/{quoted(room)}"
     bert.post(f"{here}/join", {})
-    event_id = anna.say(room, "\u201cquotes\u201d, back\\slash and \U0001f600")
-    anna.put(f"{here}/redact/{quoted(anna.say(room, 'not this'))}/r{time.time_ns()}", {"reason": "a slip"})
+    event_id = anna.send_message(room, "\u201cquotes\u201d, back\\slash and \U0001f600")
+    anna.put(f"{here}/redact/{quoted(anna.send_message(room, 'not this'))}/r{time.time_ns()}", {"reason": "a slip"})
     bert.put(f"{here}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
     bert.put(f"{here}/typing/{quoted(bert.user_id)}", {"typing": False})
     bert.post(f"{here}/receipt/m.read/{quoted(event_id)}", {})

@@ -218,7 +218,7 @@ class Client:
                 path, {**body, "auth": {**auth, "password": self.password, "session": refused.body["session"]}}
             )
 
-    def say(self, room: str, text: str) -> str:
+    def send_message(self, room: str, text: str) -> str:
         """Send a message, and return its event ID."""
         body = {"msgtype": "m.text", "body": text}
         path = f"/rooms/{quoted(room)}/send/m.room.message/{next(_TRANSACTIONS)}"

@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
+from tests.docs.page_runner import commands_of, default_ports, matches
 from tests.docs.pages import blocks, page, section
-from tests.docs.performing import commands_of, default_ports, matches
 from tests.interop.synapse import Client, configuration, quoted
 from tests.interop.test_our_master import DEFINITIONS
 from tests.system.daemons import CHECKOUT, until
@@ -111,7 +111,7 @@ def test_every_block_about_synapse_runs_as_shown(
     try:
         tour.follow(page("how-to/follow-a-synapse.md"), type_in_a_room)
         room = tour.real["!room:alpha.test"]
-        event_id = anna.say(room, "read this")
+        event_id = anna.send_message(room, "read this")
         anna.post(f"/rooms/{quoted(room)}/receipt/m.read/{quoted(event_id)}", {})
         tour.receive("--app receipts", ["...", f"...@anna:alpha.test has read {event_id}"])
         with closing(sqlite3.connect(tmp_path / "replication-worker1.db")) as copy:

@@ -192,7 +192,7 @@ def test_a_worker_catches_up_with_the_recorded_facts(
 def test_new_facts_reach_clients_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     reader = Reader(worker)
-    event_id = homeserver.do("say", ROOM, "from the master")
+    event_id = homeserver.do("send_message", ROOM, "from the master")
     [event] = reader.next()["rooms"]["join"][ROOM]["timeline"]["events"]
     assert (event["event_id"], event["content"]["body"]) == (event_id, "from the master")
     homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
@@ -223,7 +223,7 @@ def test_synapse_fetches_missed_facts_over_http(homeserver: Homeserver, worker: 
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
     worker.kill()
     homeserver.do("type", ROOM, [OTHER])
-    event_id = homeserver.do("say", ROOM, "you missed this")
+    event_id = homeserver.do("send_message", ROOM, "you missed this")
     before = answers(homeserver, 200)
     worker.start()
     until(lambda: caught_up(homeserver, worker), "the worker is where we are")
@@ -255,7 +255,7 @@ def test_synapse_follows_a_master_that_was_killed(homeserver: Homeserver, worker
     homeserver.start()
     homeserver.do("type", ROOM, [])
     until(lambda: typing(reader.next()) == [], "typing has ended")
-    event_id = homeserver.do("say", ROOM, "here again")
+    event_id = homeserver.do("send_message", ROOM, "here again")
     until(lambda: event_id in str(reader.next()), "the worker has received it")
 
 
@@ -283,7 +283,7 @@ def test_synapse_continues_as_main_process_where_the_master_stopped(
     synapse_python: Path, tmp_path: Path, history: str, homeserver: Homeserver
 ) -> None:
     """Synapse's own checks of sequences and positions accept what the master wrote."""
-    event_id = homeserver.do("say", ROOM, "from the master")
+    event_id = homeserver.do("send_message", ROOM, "from the master")
     homeserver.do("keep", USER, "org.example.colour", {"colour": "blue"})
     homeserver.do("send_to_device", USER, DEVICE, {"type": "org.example", "sender": OTHER, "content": {}})
     homeserver.do("type", ROOM, [OTHER])
@@ -291,11 +291,11 @@ def test_synapse_continues_as_main_process_where_the_master_stopped(
     homeserver.kill()
     with Main(synapse_python, tmp_path / "main", history) as main:
         client = Client(main.client_port, TOKENS[USER])
-        later = client.say(ROOM, "from Synapse")
+        later = client.send_message(ROOM, "from Synapse")
         timeline = client.get("/sync", timeout=0)["rooms"]["join"][ROOM]["timeline"]["events"]
         assert [event["event_id"] for event in timeline][-2:] == [event_id, later]
     homeserver.start()
-    homeserver.do("say", ROOM, "from the master again")
+    homeserver.do("send_message", ROOM, "from the master again")
 
 
 def typing(answer: Any) -> list[str] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.interop import speaking
+from tests.interop import reporting
 from tests.interop.recorder import Recorder
 from tests.interop.stories import move_all_streams
 from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
@@ -111,7 +111,7 @@ def test_a_worker_fetches_missed_facts_from_synapse(main: Main, tmp_path: Path) 
         follower.kill()
         room = move_all_streams(anna, bert)
         for number in range(150):
-            anna.say(room, f"message {number}")
+            anna.send_message(room, f"message {number}")
         follower.start()
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
 
@@ -132,20 +132,22 @@ def test_kills_lose_and_double_no_fact_of_active_users(main: Main, tmp_path: Pat
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         anna, _ = users(main)
         room = str(anna.post("/createRoom", {})["room_id"])
-        talking = threading.Thread(target=lambda: [anna.say(room, f"message {number}") for number in range(150)])
-        talking.start()
+        sending = threading.Thread(
+            target=lambda: [anna.send_message(room, f"message {number}") for number in range(150)]
+        )
+        sending.start()
         applied, kills = 0, 0
 
         def is_further() -> bool:
-            return not talking.is_alive() or follower.positions().get("events", 0) > applied
+            return not sending.is_alive() or follower.positions().get("events", 0) > applied
 
-        while talking.is_alive():
+        while sending.is_alive():
             until(is_further, "the worker gets further")
             follower.kill()
             kills += 1
             applied = max(follower.copy(["events"])["events"], default=0)
             follower.start()
-        talking.join()
+        sending.join()
         assert kills
         until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
         until(lambda: not {"events", "caches"} & {*different(follower, recorder)}, "the copy equals the recording")
@@ -178,7 +180,7 @@ def test_a_worker_follows_a_main_process_that_was_killed(main: Main, tmp_path: P
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
             assert recorder.positions()["typing"] == 0
             bert.put(f"/rooms/{quoted(room)}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
-            bert.say(room, "again")
+            bert.send_message(room, "again")
             until(lambda: caught_up(follower, recorder), "the worker is where Synapse is, and on")
             until(lambda: not different(follower, recorder), "the copy equals the recording")
 
@@ -197,7 +199,7 @@ def test_tail_prints_facts_of_synapse(main: Main, tmp_path: Path) -> None:
         printer = tail(main, tmp_path, "--stream=events", "--stream=receipts")
         try:
             until(lambda: len(printer.lines) >= len(recorder.rdata("events", "receipts")), "the tail has caught up")
-            anna.say(room, "one more")
+            anna.send_message(room, "one more")
             until(lambda: sorted(printer.lines) == sorted(recorder.rdata("events", "receipts")), "it prints the same")
         finally:
             printer.close()
@@ -216,17 +218,17 @@ def test_tail_names_the_fields(main: Main, tmp_path: Path) -> None:
 
 
 def test_synapse_receives_the_users_of_the_worker(main: Main, tmp_path: Path, postgres: PostgresServer) -> None:
-    shutil.copy(Path(speaking.__file__), tmp_path)
-    with Recorder(main.wire) as recorder, Follower(tmp_path, main, "--app=speaking") as follower:
+    shutil.copy(Path(reporting.__file__), tmp_path)
+    with Recorder(main.wire) as recorder, Follower(tmp_path, main, "--app=reporting") as follower:
         anna, bert = users(main)
         until(lambda: caught_up(follower, recorder), "the worker has connected")
         room = str(anna.post("/createRoom", {"invite": [bert.user_id]})["room_id"])
         bert.post(f"/rooms/{quoted(room)}/join", {})
-        bert.post(f"/rooms/{quoted(room)}/receipt/m.read/{quoted(anna.say(room, 'read this'))}", {})
+        bert.post(f"/rooms/{quoted(room)}/receipt/m.read/{quoted(anna.send_message(room, 'read this'))}", {})
         presence = f"/presence/{quoted(bert.user_id)}/status"
         until(lambda: anna.get(presence)["presence"] == "online", "bert is online, because he syncs at our worker")
         seen = "SELECT access_token, device_id FROM user_ips WHERE user_id = %s AND ip = %s"
-        place = (bert.user_id, speaking.IP)
+        place = (bert.user_id, reporting.IP)
         until(
             lambda: postgres.sql(seen, *place, database=main.database) == [(f"token of {bert.user_id}", "A DEVICE")],
             "Synapse has written where our worker saw him",

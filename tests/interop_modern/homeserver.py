@@ -30,7 +30,7 @@ WRITERS = {
 NAMES = [MAIN, "persister1", "persister2", "writer1"]
 ADDED = "added1"  # a worker without streams of its own, for clients: it writes caches
 SHARED_SECRET = "for registration"
-REDIS_PASSWORD = "ours"
+REDIS_PASSWORD = "secret"
 # Our user may do nothing else; ACL LOG lists what was refused.
 REDIS_USER = f"us on >{REDIS_PASSWORD} resetchannels &{SERVER_NAME} -@all +subscribe +publish +ping"
 
@@ -97,7 +97,7 @@ class Homeserver:
         self._stack.close()
 
     def wait_for_subscribers(self, number: int) -> None:
-        """Wait until so many processes, ours included, receive what is published."""
+        """Wait until this number of processes, our workers included, are subscribed."""
         until(lambda: self.redis.subscribers(SERVER_NAME) == number, f"{number} processes are subscribed")
 
     def register(self, name: str, *, admin: bool = False) -> Client:

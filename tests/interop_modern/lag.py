@@ -91,27 +91,27 @@ def test_lag(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> No
     lags, sends = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     loads = defaultdict[str, list[dict[str, float]]](list)
     with ExitStack() as stack:
-        ours = _ours(scene, stack, tmp_path)
+        workers = _workers(scene, stack, tmp_path)
         if request.config.getoption("--spare"):
-            for each in ours:
+            for each in workers:
                 each.before = ("chrt", "--idle", "0")
         reader.start()
         stack.callback(reader.end)
         for phase in PHASES:
-            for each in ours:
+            for each in workers:
                 each.kill()
             if phase == WITH:
-                for each in ours:
+                for each in workers:
                     each.start()
-                until(lambda: all(f"following {SERVER_NAME}" in each.log for each in ours), "both follow")
+                until(lambda: all(f"following {SERVER_NAME}" in each.log for each in workers), "both follow")
                 _wait_until_equal(scene, tmp_path / "behind.db")
             scene.homeserver.wait_for_subscribers(len(NAMES) + (phase == WITH))
             _send(user, room, WARMING)
-            before = _load(scene, ours if phase == WITH else ())
+            before = _load(scene, workers if phase == WITH else ())
             began = time.monotonic()
             took = _send(user, room, round(seconds * RATE))
             elapsed = time.monotonic() - began
-            after = _load(scene, ours if phase == WITH else ())
+            after = _load(scene, workers if phase == WITH else ())
             here = _lags(scene, reader, [*took])
             lags[phase] += here
             sends[phase] += [1_000 * each for each in took.values()]
@@ -129,7 +129,7 @@ def test_lag(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> No
     terminal.line(json.dumps(report, indent=2))
 
 
-def _ours(scene: Scene, stack: ExitStack, folder: Path) -> list[Daemon]:
+def _workers(scene: Scene, stack: ExitStack, folder: Path) -> list[Daemon]:
     """Start the relay and the worker behind it; return both."""
     scene.worker.kill()
     scene.worker.options = tuple(each for each in scene.worker.options if not each.startswith("--http="))
@@ -166,7 +166,7 @@ def _send(user: Client, room: str, number: int) -> dict[str, float]:
     for each in range(number):
         time.sleep(max(0.0, begin + each / RATE - time.monotonic()))
         began = time.monotonic()
-        event = user.say(room, f"message {each}")
+        event = user.send_message(room, f"message {each}")
         took[event] = time.monotonic() - began
     return took
 
@@ -185,7 +185,7 @@ def _summary(milliseconds: Sequence[float]) -> dict[str, float]:
     return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1)}
 
 
-def _load(scene: Scene, ours: Sequence[Daemon]) -> dict[str, float]:
+def _load(scene: Scene, workers: Sequence[Daemon]) -> dict[str, float]:
     """Return the queries, the commands and the seconds of CPU until now."""
     queries = "SELECT rolname, sum(calls) FROM pg_stat_statements JOIN pg_roles ON pg_roles.oid = userid GROUP BY 1"
     called = {name: float(calls) for name, calls in scene.postgres.sql(queries)}
@@ -201,7 +201,7 @@ def _load(scene: Scene, ours: Sequence[Daemon]) -> dict[str, float]:
         "cores of Synapse": sum(map(_cpu, synapse)),
         "cores of PostgreSQL": _cpu(postmaster, ended=True) + sum(map(_cpu, sessions)),
         "cores of Redis": float(redis["used_cpu_user"]) + float(redis["used_cpu_sys"]),
-        "cores of us": sum(_cpu(each.pid) for each in ours),
+        "cores of us": sum(_cpu(each.pid) for each in workers),
     }
 
 

@@ -60,8 +60,8 @@ def register(worker):
 class Faults:
     """What can go wrong; each method makes one fault, and returns when its cause is gone."""
 
-    def __init__(self, scene: Scene, ours: list[Daemon], chance: random.Random) -> None:
-        self.scene, self.ours, self.chance = scene, ours, chance
+    def __init__(self, scene: Scene, workers: list[Daemon], chance: random.Random) -> None:
+        self.scene, self.workers, self.chance = scene, workers, chance
 
     def redis_is_killed(self) -> None:
         """Kill it, and start it again, empty."""
@@ -86,9 +86,9 @@ class Faults:
         self.scene.redis.call("CLIENT", "PAUSE", "3000", "ALL")
         self.scene.act(3)
 
-    def ours_is_killed(self) -> None:
+    def our_worker_is_killed(self) -> None:
         """Kill one of our workers, and start it again."""
-        worker = self.chance.choice(self.ours)
+        worker = self.chance.choice(self.workers)
         worker.kill()
         self.scene.act(self.chance.uniform(0, 3))
         worker.start()
@@ -123,7 +123,7 @@ class Faults:
             self.redis_is_killed,
             self.subscriptions_are_dropped,
             self.redis_is_paused,
-            *[self.ours_is_killed] * 2,
+            *[self.our_worker_is_killed] * 2,
             self.postgresql_is_restarted,
             self.synapse_is_killed,
             self.synapse_is_added,
@@ -170,8 +170,8 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
             )
             for name, options in sources.items()
         ]
-        ours = [scene.worker, *followers]
-        faults = Faults(scene, ours, chance)
+        workers = [scene.worker, *followers]
+        faults = Faults(scene, workers, chance)
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             scene.act(chance.uniform(1, 5))
@@ -195,7 +195,7 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
             "seconds until caches was complete": _summary(took, only="caches"),
             "facts": {stream: len(facts) for stream, facts in wanted.items()},
             "facts that Redis did not carry": len(scene.unpublished()),
-            "lost and found": {each.name: _found(each) for each in ours},
+            "lost and found": {each.name: _found(each) for each in workers},
             "effects": {name: sum(map(len, facts.values())) for name, (facts, _) in effects.items()},
             "repeated effects": {name: repeated for name, (_, repeated) in effects.items()},
             "facts that differ": {name: sum(map(len, facts.values())) for name, facts in unlike.items()},

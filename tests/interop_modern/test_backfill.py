@@ -102,7 +102,7 @@ def _follow(
         made = [str(bert.post("/createRoom", {"preset": "public_chat"})["room_id"]) for _ in range(number)]
         for room in made:
             for each in range(MESSAGES):
-                bert.say(room, f"message {each}")
+                bert.send_message(room, f"message {each}")
         return made
 
     until(lambda: f"following {near.server_name}" in worker.log, "it follows")

@@ -137,9 +137,9 @@ def test_our_worker_has_published_replicate_only(scene: Scene) -> None:
     scene.worker.kill()
     scene.traffic.end()
     commands = scene.commands()
-    ours = {client for client, words in commands if words[0] == "AUTH"}
+    logged_in = {client for client, words in commands if words[0] == "AUTH"}
     others = ("AUTH", "PING", "PUBSUB", "CLIENT", "ACL", "MONITOR")
-    sent = [words for client, words in commands if client in ours and words[0].upper() not in others]
+    sent = [words for client, words in commands if client in logged_in and words[0].upper() not in others]
     assert {*map(tuple, sent)} == {("SUBSCRIBE", SERVER_NAME), ("PUBLISH", SERVER_NAME, "REPLICATE ")}
     assert scene.redis.call("ACL", "LOG") == []
 

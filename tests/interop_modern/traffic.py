@@ -44,7 +44,7 @@ class User(threading.Thread):
     def run(self) -> None:
         """Act until the traffic ends."""
         actions = {
-            self.say: 8,
+            self.send_message: 8,
             self.type: 3,
             self.read: 4,
             self.send_to_device: 2,
@@ -84,7 +84,7 @@ class User(threading.Thread):
     def _any(self) -> Client:
         return self._chance.choice(self.anywhere)
 
-    def say(self) -> None:
+    def send_message(self) -> None:
         """Send a message, sometimes into a thread."""
         room = self._room()
         body: dict[str, Any] = {"msgtype": "m.text", "body": f"\u201c{next(_NUMBERS)}\u201d \U0001f600 a\\b"}

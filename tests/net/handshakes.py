@@ -80,15 +80,15 @@ class TlsCase(SynchronousTestCase):
     def assert_refused(
         self, *parts: str, kind: str = "tls", at_master: str | None = None, shown: Identity | None = None
     ) -> None:
-        """Assert that each end logs the reason once in a minute of attempts, and that it stands in the status."""
+        """Assert that each end logs the reason once in a minute of attempts, and that the status has it."""
         client, lines = self.follow(kind, shown)
-        ours = [each for each in lines if each.startswith("the writer at ")]
-        self.assertEqual(len(ours), 1, lines)
+        at_worker = [each for each in lines if each.startswith("the writer at ")]
+        self.assertEqual(len(at_worker), 1, lines)
         for part in parts:
-            self.assertIn(part, ours[0])
-        self.assertEqual(client.error, ours[0])
+            self.assertIn(part, at_worker[0])
+        self.assertEqual(client.error, at_worker[0])
         self.assertFalse(client.greeted)
         self.assertGreater(self.net.attempts, 10)
-        theirs = [each for each in lines if each not in ours]
-        self.assertEqual(len(theirs), 0 if at_master is None else 1, theirs)
-        self.assertIn(at_master or "", "".join(theirs))
+        others = [each for each in lines if each not in at_worker]
+        self.assertEqual(len(others), 0 if at_master is None else 1, others)
+        self.assertIn(at_master or "", "".join(others))

@@ -116,7 +116,7 @@ class ClientRuleTests(CertificateCase):
         self.assertEqual(counted["tls_failures_total"], self.net.attempts)
 
     def test_a_connection_that_does_not_negotiate_is_closed_and_was_sent_nothing(self) -> None:
-        """Until then its peer may be anybody, so nothing is queued for it either."""
+        """Its peer is unknown until then, so nothing is queued for it."""
         self.demand()
         protocol = self.net.serving[PORT].buildProtocol(STRANGER)
         assert protocol is not None

@@ -122,11 +122,11 @@ class ServerEndpointTests(SynchronousTestCase):
     def test_a_wrong_description_gets_the_error_of_twisted(self) -> None:
         reactor: Any = MemoryReactor()
         for endpoint in ("nothing:1", "tcp:x", "tcp", "tcp:1:backlog=x", "tcp:1:2:3:4", "ssl:1:privateKey=/no/such"):
-            with self.assertRaises(Exception) as ours:
+            with self.assertRaises(Exception) as refused:
                 server_endpoint(reactor, endpoint)
-            with self.assertRaises(Exception) as theirs:
+            with self.assertRaises(Exception) as refused_by_twisted:
                 serverFromString(reactor, endpoint)
-            self.assertEqual(str(ours.exception), str(theirs.exception))
+            self.assertEqual(str(refused.exception), str(refused_by_twisted.exception))
 
 
 @pytest.mark.parametrize(

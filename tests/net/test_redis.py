@@ -243,7 +243,7 @@ class ErrorTests(LinkCase):
         self.redis.errors[b"AUTH"] = b"ERR AUTH <password> called without any password configured for the default user."
         self.assertIn("this Redis has no password", self.report_of(f"redis://:secret@127.0.0.1:{PORT}"))
 
-    def test_a_user_without_permissions_is_told_which_it_needs(self) -> None:
+    def test_the_error_for_a_user_without_permissions_has_the_command_that_grants_them(self) -> None:
         self.redis.errors[b"SUBSCRIBE"] = b"NOPERM No permissions to access a channel"
         self.assertIn("ACL SETUSER NAME on '>PASSWORD' resetchannels '&example.com'", self.report_of(self.url))
 

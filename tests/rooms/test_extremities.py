@@ -98,7 +98,7 @@ def _outlier_story() -> list[Step]:
 
 NOW = 1_800_000_000_000  # milliseconds, as a Keeper's clock has it
 DAY = 24 * 60 * 60 * 1000
-ALICE, BOB, OURS = "@alice:far.test", "@bob:other.test", "@me:local.test"
+ALICE, BOB, LOCAL = "@alice:far.test", "@bob:other.test", "@me:local.test"
 
 
 def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
@@ -117,7 +117,7 @@ def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
     send("stuck", "joined", **{"sender": BOB, **stuck})
     last = "topic"
     for number in range(1, chain):
-        send(f"m{number}", last, sender=OURS)
+        send(f"m{number}", last, sender=LOCAL)
         last = f"m{number}"
     send("end", last, "m.room.topic", state_key="", content={"topic": "u"}, **fields)
     return keeper
@@ -132,8 +132,8 @@ def room_with_a_stuck_end(stuck: dict[str, Any], chain: int) -> Keeper:
         ({"origin_server_ts": NOW - DAY - 1}, 100, False),
         ({"origin_server_ts": NOW - DAY - 1}, 101, True),
         ({"origin_server_ts": NOW - DAY}, 101, False),
-        ({"sender": OURS, "origin_server_ts": 1}, 101, False),
-        ({"sender": OURS, "origin_server_ts": 1, "type": DUMMY}, 101, True),  # "joined", which it joins, is Alice's
+        ({"sender": LOCAL, "origin_server_ts": 1}, 101, False),
+        ({"sender": LOCAL, "origin_server_ts": 1, "type": DUMMY}, 101, True),  # "joined", which it joins, is Alice's
     ],
 )
 def test_a_stuck_forward_extremity_is_removed(stuck: dict[str, Any], chain: int, goes: bool) -> None:
@@ -142,7 +142,7 @@ def test_a_stuck_forward_extremity_is_removed(stuck: dict[str, Any], chain: int,
 
 
 def test_a_local_dummy_that_follows_a_local_event_stays() -> None:
-    sources = {"d": (OURS, DUMMY, ["mine", "theirs"]), "mine": (OURS, "m", []), "theirs": (ALICE, "m", [])}
+    sources = {"d": (LOCAL, DUMMY, ["local", "remote"]), "local": (LOCAL, "m", []), "remote": (ALICE, "m", [])}
 
     def fetch(event_ids: Collection[str]) -> dict[str, Event]:
         values = {
@@ -158,10 +158,10 @@ def test_a_local_dummy_that_follows_a_local_event_stays() -> None:
         return {"new": new} if "new" in event_ids else fetch(event_ids)
 
     def stuck(*ends: str) -> bool:
-        return are_stuck(ends, [new], all_of, is_local=lambda user: user == OURS, now=NOW)
+        return are_stuck(ends, [new], all_of, is_local=lambda user: user == LOCAL, now=NOW)
 
-    assert stuck("theirs")
-    assert not stuck("theirs", "mine")
+    assert stuck("remote")
+    assert not stuck("remote", "local")
     assert not stuck("d")
     assert not stuck("new")
 

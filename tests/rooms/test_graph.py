@@ -218,11 +218,11 @@ def test_a_changed_resolver_changes_the_state_of_a_room_with_several_extremities
 
 def test_an_invitation_of_a_local_user_to_a_room_that_is_not_joined_is_stored() -> None:
     invited = {"outlier": True, "out_of_band_membership": True, "type": "m.room.member"}
-    ours = "@me:local.test"
+    local = "@me:local.test"
     for user, changes, stored in (
-        (ours, {}, {ours: "invite"}),
-        (ours, {"out_of_band_membership": False}, {}),
-        (ours, {"type": "note"}, {}),
+        (local, {}, {local: "invite"}),
+        (local, {"out_of_band_membership": False}, {}),
+        (local, {"type": "note"}, {}),
         ("@you:far.test", {}, {}),
     ):
         keeper = Keeper()

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 ORDERS = StreamDefinition(
-    "orders", table="their_orders", row=["item"], instance_column="writer", sequence="their_seq", position_name="theirs"
+    "orders",
+    table="their_orders",
+    row=["item"],
+    instance_column="writer",
+    sequence="their_seq",
+    position_name="app_orders",
 )
 UNSTORED = StreamDefinition(
     "orders", table="their_orders", row=["item"], instance_column="writer", sequence="their_seq", position_name=""
@@ -39,33 +44,33 @@ UNSTORED = StreamDefinition(
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[psycopg.Connection]:
     """A database with a table of another program, rows of two writers, and the position of one."""
-    with postgres.database() as name, psycopg.connect(postgres.url(name), autocommit=True) as theirs:
-        theirs.execute("CREATE SEQUENCE their_seq")
-        theirs.execute("CREATE TABLE their_orders (stream_id bigint PRIMARY KEY, writer text, item text)")
-        theirs.execute(
+    with postgres.database() as name, psycopg.connect(postgres.url(name), autocommit=True) as connection:
+        connection.execute("CREATE SEQUENCE their_seq")
+        connection.execute("CREATE TABLE their_orders (stream_id bigint PRIMARY KEY, writer text, item text)")
+        connection.execute(
             "CREATE TABLE stream_positions (stream_name text, instance_name text, stream_id bigint NOT NULL)"
         )
-        insert(theirs, "old", "new", "old", "new")
-        yield theirs
+        insert(connection, "old", "new", "old", "new")
+        yield connection
 
 
-def insert(theirs: psycopg.Connection, *writers: str) -> None:
+def insert(connection: psycopg.Connection, *writers: str) -> None:
     """Insert a row of each of these writers."""
     for each in writers:
-        theirs.execute("INSERT INTO their_orders VALUES (nextval('their_seq'), %s, 'x')", [each])
+        connection.execute("INSERT INTO their_orders VALUES (nextval('their_seq'), %s, 'x')", [each])
 
 
-def store(theirs: psycopg.Connection, position: int) -> None:
+def store(connection: psycopg.Connection, position: int) -> None:
     """Store the position of the writer that is left."""
-    theirs.execute("DELETE FROM stream_positions")
-    theirs.execute("INSERT INTO stream_positions VALUES ('theirs', 'new', %s)", [position])
+    connection.execute("DELETE FROM stream_positions")
+    connection.execute("INSERT INTO stream_positions VALUES ('app_orders', 'new', %s)", [position])
 
 
 def replay(
-    theirs: psycopg.Connection, out: Path, definition: StreamDefinition, upto: int | None = None
+    connection: psycopg.Connection, out: Path, definition: StreamDefinition, upto: int | None = None
 ) -> dict[str, list[int]]:
     """Replay, and return the tokens in all segments by writer."""
-    url = f"postgresql://postgres@127.0.0.1:{theirs.info.port}/{theirs.info.dbname}"
+    url = f"postgresql://postgres@127.0.0.1:{connection.info.port}/{connection.info.dbname}"
     options = SegmentOptions(compression="none")
     run_in_process(ReplayRequest(url, str(out), definitions=[definition], upto=upto, options=options))
     found = {}
@@ -131,10 +136,10 @@ def test_a_transaction_that_does_not_end_is_an_error_unless_upto_is_given(
 def make_sqlite(path: Path, *writers: str) -> str:
     import sqlite3
 
-    with closing(sqlite3.connect(path)) as theirs:
-        theirs.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
-        theirs.executemany("INSERT INTO their_orders (writer) VALUES (?)", [(each,) for each in writers])
-        theirs.commit()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+        connection.executemany("INSERT INTO their_orders (writer) VALUES (?)", [(each,) for each in writers])
+        connection.commit()
     return f"sqlite:///{path}"
 
 
@@ -170,10 +175,10 @@ def test_without_stored_positions_every_writer_is_at_the_last_id(tmp_path: Path)
 def test_a_database_without_such_locks_needs_upto(tmp_path: Path) -> None:
     import sqlite3
 
-    with closing(sqlite3.connect(tmp_path / "their.db")) as theirs:
-        theirs.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
-        theirs.execute("INSERT INTO their_orders VALUES (1, 'old', 'x'), (2, 'new', 'x')")
-        theirs.commit()
+    with closing(sqlite3.connect(tmp_path / "their.db")) as connection:
+        connection.execute("CREATE TABLE their_orders (stream_id INTEGER PRIMARY KEY, writer, item)")
+        connection.execute("INSERT INTO their_orders VALUES (1, 'old', 'x'), (2, 'new', 'x')")
+        connection.commit()
     request = ReplayRequest(f"sqlite:///{tmp_path}/their.db", str(tmp_path / "out"), definitions=[UNSTORED])
     with pytest.raises(StoreError, match="give --upto ID"):
         run_in_process(request)

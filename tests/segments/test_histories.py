@@ -56,12 +56,12 @@ def test_a_restarted_writer_extends_the_folder(folder: tuple[LocalFolder, Manife
         check_histories(written, manifest, of_master(A, B, epoch("c", start)))
 
 
-@pytest.mark.parametrize(("theirs", "above"), [((A, B, epoch("c", 6)), 6), ((epoch("x", 1),), 0)])
+@pytest.mark.parametrize(("published", "above"), [((A, B, epoch("c", 6)), 6), ((epoch("x", 1),), 0)])
 def test_a_restored_or_exchanged_database_is_refused(
-    folder: tuple[LocalFolder, Manifest], theirs: tuple[Epoch, ...], above: int
+    folder: tuple[LocalFolder, Manifest], published: tuple[Epoch, ...], above: int
 ) -> None:
     with pytest.raises(StoreError, match=f"segments of orders by master reach 11, but .* facts above {above}: .*other"):
-        check_histories(*folder, of_master(*theirs))
+        check_histories(*folder, of_master(*published))
     check_histories(*folder, of_master(A, B))  # nothing has changed
 
 

@@ -914,7 +914,7 @@ class TestOutOfOrder:
 
 
 def test_a_row_that_cannot_be_read_has_its_fact_and_the_next_one_fetched() -> None:
-    """The end of a fact may be lost with it, so the next fact cannot be told from the rest of it."""
+    """The end of its fact may be lost too, so the next rows may be of that fact or of the next one."""
     made = cursor()
     send(made, 6)
     made.row_lost(LINK)

@@ -26,8 +26,8 @@ def epoch(name: str, start: int, settled: int | None = None) -> Epoch:
 A, B, C = epoch("a", 1), epoch("b", 5), epoch("c", 11)
 
 
-def common(ours: list[Epoch], theirs: list[Epoch], position: int) -> Token | None:
-    return common_position(ours, theirs, Token(position))
+def common(followed: list[Epoch], published: list[Epoch], position: int) -> Token | None:
+    return common_position(followed, published, Token(position))
 
 
 def test_an_ordinary_restart_keeps_the_position() -> None:

@@ -194,7 +194,7 @@ class SharedSequence(LocalCounter):
         self.sequence += skipped
 
     @rule(data=st.data())
-    def others_are_heard_of(self, data: st.DataObject) -> None:
+    def others_are_noted(self, data: st.DataObject) -> None:
         """Note any allocated ID: IDs of this process that have not arrived may be smaller."""
         seen = data.draw(st.integers(2, self.sequence))
         self.pending.note(seen)

@@ -107,7 +107,7 @@ def test_each_stream_states_what_its_tables_keep() -> None:
 
 
 def test_a_fact_of_most_streams_has_one_row() -> None:
-    """As docs/protocol/redis.md says; ``device_lists`` would have more with a second remote server."""
+    """As in docs/protocol/redis.md; ``device_lists`` would have more with a second remote server."""
     facts = published_facts()
     several = {stream for stream, of in facts.items() if any(len(texts) > 1 for _, texts in of.values())}
     assert several == {"events", "to_device"}

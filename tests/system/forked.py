@@ -23,10 +23,10 @@ SERVER = Path(__file__).with_name("fork_server.py")
 @cache
 def fork_server(python_path: str) -> socket.socket:
     """Start a server, which ends with this process; return the socket for requests."""
-    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    requests, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     variables = {**os.environ, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1"}
-    with theirs:
-        server = subprocess.Popen([sys.executable, str(SERVER)], stdin=theirs.fileno(), env=variables)
+    with other_end:
+        server = subprocess.Popen([sys.executable, str(SERVER)], stdin=other_end.fileno(), env=variables)
     atexit.register(server.wait)
     atexit.register(requests.close)  # before that
     return requests
@@ -38,13 +38,13 @@ class Forked:
     def __init__(
         self, command: Sequence[str], folder: Path, environment: Mapping[str, str], output: IO[Any], errors: IO[Any]
     ) -> None:
-        status, theirs = os.pipe()
+        status, write_end = os.pipe()
         request = {"command": command, "folder": str(folder), "environment": dict(environment)}
         try:
             server = fork_server(environment["PYTHONPATH"])
-            socket.send_fds(server, [json.dumps(request).encode()], [output.fileno(), errors.fileno(), theirs])
+            socket.send_fds(server, [json.dumps(request).encode()], [output.fileno(), errors.fileno(), write_end])
         finally:
-            os.close(theirs)
+            os.close(write_end)
         self._status = os.fdopen(status)
         self.pid = int(self._status.readline())
         self.returncode: int | None = None

@@ -59,7 +59,7 @@ class Scene:
         return int(answer["ids"][0])
 
     def check(self) -> None:
-        """Be sure that the daemon is up and the bystanders have noticed nothing."""
+        """Check that the daemon is up, and that the other connections receive facts and no ERROR."""
         token = self.append()
         for peer in self.bystanders:
             peer.send(b"PING 1\n")
@@ -76,26 +76,30 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 WRONG = {
     "an unknown command": (b"FOO bar\n", "line 1: unknown command: 'FOO'", "unknown command"),
-    "a formatted one": (b"FOO 100% %s {0}\n", "in 'FOO 100% %s {0}'", "unknown command"),
+    "an unknown command with formats": (b"FOO 100% %s {0}\n", "in 'FOO 100% %s {0}'", "unknown command"),
     "a word in small letters": (b"PING 1\nping 1\n", "line 2: unknown command: 'ping'", "unknown command"),
     "a web browser": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "this is not an HTTP port", "unknown command"),
     "a TLS client": (CLIENT_HELLO, "line 1: the peer connects with TLS", "bad line"),
     "NUL": (b"\0\n", r"line 1: unknown command: '\x00'", "unknown command"),
-    "what only a master says": (b"RDATA orders master 3 []\n", "invalid command: RDATA", "wrong direction"),
-    "where a master is": (b"POSITION orders master 3 3\n", "invalid command: POSITION", "wrong direction"),
+    "a fact of a master": (b"RDATA orders master 3 []\n", "invalid command: RDATA", "wrong direction"),
+    "a position of a master": (b"POSITION orders master 3 3\n", "invalid command: POSITION", "wrong direction"),
     "a name of a master": (b"SERVER localhost\n", "invalid command: SERVER", "wrong direction"),
     "too few fields": (b"USER_SYNC a b\n", "line 1: USER_SYNC takes", "bad line"),
     "a user with a device": (b"USER_SYNC a @u:h DEV start 1\n", "line 1: USER_SYNC takes", "bad line"),
-    "a user who neither begins nor ends": (b"USER_SYNC a @u:h stop 1\n", "line 1: USER_SYNC takes", "bad line"),
-    "a time beyond all": (b'USER_IP @u:h ["","","",null,9223372036854775808]\n', "line 1: USER_IP takes", "bad line"),
-    "what only newer ones know": (b'LOCK_RELEASED ["a","b","c"]\n', "'LOCK_RELEASED'", "unknown command"),
-    "a number that is none": (b"FEDERATION_ACK s 1_0\n", "not a plain integer", "bad line"),
-    "a name that is none": (b"REPLICATE orders a\x01b\n", "not a stream name", "bad line"),
-    "JSON that is none": (b"USER_IP @u:h [1,2\n", "line 1: not JSON", "bad line"),
+    "a sync that neither starts nor ends": (b"USER_SYNC a @u:h stop 1\n", "line 1: USER_SYNC takes", "bad line"),
+    "a time beyond 64 bits": (
+        b'USER_IP @u:h ["","","",null,9223372036854775808]\n',
+        "line 1: USER_IP takes",
+        "bad line",
+    ),
+    "a command of newer releases": (b'LOCK_RELEASED ["a","b","c"]\n', "'LOCK_RELEASED'", "unknown command"),
+    "a number with an underscore": (b"FEDERATION_ACK s 1_0\n", "not a plain integer", "bad line"),
+    "a name with a control character": (b"REPLICATE orders a\x01b\n", "not a stream name", "bad line"),
+    "invalid JSON": (b"USER_IP @u:h [1,2\n", "line 1: not JSON", "bad line"),
     "JSON that is deep": (b"USER_IP @u:h " + b"[" * 8_000 + b"\n", "line 1: not JSON", "bad line"),
     "bytes that are no text": (b"NAME \xff\n", "line 1: not UTF-8 at byte 6", "not UTF-8"),
     "half a character": (b"PING 1\nNAME \xe2\x82\n", "line 2: not UTF-8 at byte 6", "not UTF-8"),
-    "what cannot be passed on": (b"REMOTE_SERVER_UP a\r\r\n", "REMOTE_SERVER_UP", "bad line"),
+    "a carriage return in a value": (b"REMOTE_SERVER_UP a\r\r\n", "REMOTE_SERVER_UP", "bad line"),
     "a line that is too long": (b"NAME " + b"x" * LINE_LIMIT + b"\n", "Line length exceeded: line 1", "line too long"),
     "one byte too many and no end": (b"x" * (LINE_LIMIT + 1), "Line length exceeded: line 1", "line too long"),
     "no end at all": (b"PING 1\n" + b"x" * 8_000_000, "Line length exceeded: line 2", "line too long"),
@@ -225,17 +229,17 @@ def test_a_request_that_is_not_http_ends_its_connection(scene: Scene) -> None:
 HELLO = b"SERVER localhost\n"
 WRONG_MASTERS = {
     "an unknown command": b"FOO bar\n",
-    "what only a worker says": b"REPLICATE\n",
+    "a command of workers": b"REPLICATE\n",
     "a name": b"NAME master\n",
-    "who syncs": b"USER_SYNC abcde @u:h start 1\n",
-    "who syncs no more": b"CLEAR_USER_SYNC abcde\n",
-    "what was sent on": b"FEDERATION_ACK sender 1\n",
-    "who was seen": b'USER_IP @u:h ["","","",null,1]\n',
-    "a row without a token": b"RDATA theirs fake x [1]\n",
-    "a row that is no JSON": b"RDATA theirs fake 9 [1\n",
-    "a row that is too deep": b"RDATA theirs fake 9 " + b"[" * 8_000 + b"\n",
-    "a position of nothing": b"POSITION theirs fake 1\n",
-    "a line that is too long": b"RDATA theirs fake 9 [" + b"1," * LINE_LIMIT + b"1]\n",
+    "a start of a sync": b"USER_SYNC abcde @u:h start 1\n",
+    "an end of all syncs": b"CLEAR_USER_SYNC abcde\n",
+    "an acknowledgement": b"FEDERATION_ACK sender 1\n",
+    "an address of a user": b'USER_IP @u:h ["","","",null,1]\n',
+    "a row without a token": b"RDATA stock fake x [1]\n",
+    "a row that is no JSON": b"RDATA stock fake 9 [1\n",
+    "a row that is too deep": b"RDATA stock fake 9 " + b"[" * 8_000 + b"\n",
+    "a position of nothing": b"POSITION stock fake 1\n",
+    "a line that is too long": b"RDATA stock fake 9 [" + b"1," * LINE_LIMIT + b"1]\n",
     "no end at all": b"x" * 100_000,
     "bytes that are no text": b"PING \xff\n",
     "the wrong name": b"SERVER other.example\n",
@@ -244,7 +248,7 @@ WRONG_MASTERS = {
 
 
 def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, tmp_path: Path) -> None:
-    """Each wrong thing comes after right ones; between two, the fake master behaves, so that the wait stays short."""
+    """The fake master sends valid lines before each wrong one, and behaves after it, so that the delay stays short."""
     with listen() as server, ExitStack() as stack:
         fake = f"tcp:127.0.0.1:{server.getsockname()[1]}"
         (tmp_path / "secret").write_text("open sesame\n")
@@ -276,23 +280,23 @@ def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, 
         token = 1
         for number, (name, wrong) in enumerate(WRONG_MASTERS.items(), 1):
             token += 1
-            peer = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token - 1, token - 1))
-            peer.send(b'RDATA theirs fake %d "right"\n' % token + wrong + b'RDATA theirs fake 99 "never"\n')
+            peer = accept(HELLO + b"POSITION stock fake %d %d\n" % (token - 1, token - 1))
+            peer.send(b'RDATA stock fake %d "right"\n' % token + wrong + b'RDATA stock fake 99 "never"\n')
             output = peer.read_to_the_end()
             assert output[:1] == ["NAME worker1"], name
             assert output[-1].startswith("ERROR "), name
-            good = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
+            good = accept(HELLO + b"POSITION stock fake %d %d\n" % (token, token))
             good.read_until("REPLICATE")
             mine = scene.append()
-            reach({("orders", "master"): mine, ("theirs", "fake"): token}, name)
+            reach({("orders", "master"): mine, ("stock", "fake"): token}, name)
             _, metrics = ask(f"{http}/metrics", headers=SECRET)
             counts = re.findall(r"replication_faults_total\{[^}]*\} ([0-9]+)", metrics)
             assert sum(map(int, counts)) == number, name
             good.close()
-        last = accept(HELLO + b"POSITION theirs fake %d %d\n" % (token, token))
-        last.send(b'RDATA theirs fake batch "a"\nRDATA theirs fake 100 "b"\nPOSITION theirs fake 100 120\n')
-        reach({("theirs", "fake"): 120}, "all")
-        _, page = ask(f"{http}/v1/streams/theirs/updates?instance=fake&from=0&upto=120", headers=SECRET)
+        last = accept(HELLO + b"POSITION stock fake %d %d\n" % (token, token))
+        last.send(b'RDATA stock fake batch "a"\nRDATA stock fake 100 "b"\nPOSITION stock fake 100 120\n')
+        reach({("stock", "fake"): 120}, "all")
+        _, page = ask(f"{http}/v1/streams/stock/updates?instance=fake&from=0&upto=120", headers=SECRET)
         assert page["updates"] == [*[[each, "right"] for each in range(2, token + 1)], [100, "a"], [100, "b"]]
         assert worker.terminate() == 0
     scene.check()

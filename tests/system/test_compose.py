@@ -52,9 +52,9 @@ def test_the_services_start_are_healthy_and_replicate(tmp_path: Path, postgres: 
     assert instruction("ENTRYPOINT") == ["twistd", "-n", "--pidfile=", "replication"]  # what Daemon runs
     (tmp_path / "secret").write_text("a secret of these tests\n")
     found = services()
-    ours = [name for name in found if name != "postgres"]
-    wire, *http = free_ports(1 + len(ours))
-    ports = dict(zip(ours, http, strict=True))
+    names = [name for name in found if name != "postgres"]
+    wire, *http = free_ports(1 + len(names))
+    ports = dict(zip(names, http, strict=True))
 
     def started(name: str) -> Daemon:
         """Start a service with the addresses and files of this machine."""
@@ -101,7 +101,7 @@ def test_the_services_start_are_healthy_and_replicate(tmp_path: Path, postgres: 
 
     shown = section(page("operations.md"), "## Containers")
     with postgres.database() as database, ExitStack() as stack:
-        daemons = {name: started(name) for name in ours}
+        daemons = {name: started(name) for name in names}
         for each, daemon in daemons.items():
             assert daemon.address("HTTP")
             assert healthy(each), each

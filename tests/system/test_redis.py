@@ -40,7 +40,7 @@ class Homeserver:
         self.http = http
         self.published = Counter[str]()  # everything that these processes have published
         self.requests = 0  # REPLICATEs received
-        self.told = 0  # the last token that was published or announced
+        self.position = 0  # the last token that was published or announced
         self._ended = False
         self._subscription: socket.socket | None = None
         self._thread = Thread(target=self._listen, daemon=True)
@@ -66,11 +66,11 @@ class Homeserver:
         """Append facts; the first ``lost`` of them are not published."""
         facts = [Fact(Token(0), ('["fact"]',))] * count
         ids = append(self.http, "orders", facts)
-        self.told = ids[-1]
+        self.position = ids[-1]
         self.publish(*[f'RDATA orders master {each} ["fact"]' for each in ids[lost:]])
 
     def announce(self) -> None:
-        self.publish(f"POSITION orders master {self.told} {self.told}")
+        self.publish(f"POSITION orders master {self.position} {self.position}")
 
     def subscribe(self) -> None:
         """Subscribe, as each process does again after Redis was away."""
@@ -119,7 +119,7 @@ def position(worker: Daemon) -> int:
 def test_a_copy_equals_the_writer_after_redis_connections_and_the_worker_were_killed(
     tmp_path: Path, redis: RedisServer
 ) -> None:
-    """And nothing but REPLICATE was published by the worker, once for each of its connections."""
+    """The worker publishes only REPLICATE, once for each of its connections."""
     with Daemon(tmp_path, "master", f"--server-name={CHANNEL}", "--stream=orders", *LOCAL) as master:
         http = master.address("HTTP")
         with (
@@ -129,7 +129,7 @@ def test_a_copy_equals_the_writer_after_redis_connections_and_the_worker_were_ki
             until(lambda: homeserver.requests == 1, "the worker sends REPLICATE")
             monitors = [Monitor(redis)]
             homeserver.write(20)
-            until(lambda: position(worker) == homeserver.told, "facts are followed live")
+            until(lambda: position(worker) == homeserver.position, "facts are followed live")
 
             homeserver.publish(
                 "NEW_COMMAND 1", "POSITION typing w x 1", "RDATA orders master x [1]", "LOCK_RELEASED []"
@@ -137,24 +137,24 @@ def test_a_copy_equals_the_writer_after_redis_connections_and_the_worker_were_ki
             redis.drop_subscribers()  # facts that are published now have no subscriber
             homeserver.subscribe()
             homeserver.write(10, lost=10)
-            until(lambda: homeserver.requests == 2, "it comes back")
-            until(lambda: position(worker) == homeserver.told, "facts that were missed are fetched")
+            until(lambda: homeserver.requests == 2, "the worker connects again")
+            until(lambda: position(worker) == homeserver.position, "facts that were missed are fetched")
 
             redis.kill()
             redis.start()
             monitors.append(Monitor(redis))
             homeserver.subscribe()
             homeserver.write(5, lost=5)
-            until(lambda: homeserver.requests == 3, "it comes back to a new Redis")
+            until(lambda: homeserver.requests == 3, "the worker connects to the new Redis")
             homeserver.write(5)
-            until(lambda: position(worker) == homeserver.told, "and follows")
+            until(lambda: position(worker) == homeserver.position, "facts are followed again")
 
             worker.kill()
             homeserver.write(10, lost=3)
             worker.start()
             until(lambda: homeserver.requests == 4, "the new process sends REPLICATE")
             homeserver.write(3)
-            until(lambda: position(worker) == homeserver.told, "the new process follows")
+            until(lambda: position(worker) == homeserver.position, "the new process follows")
 
             copied = table(tmp_path / "worker/replication-worker1.db", "orders")
             assert copied == table(tmp_path / "replication.db", "orders")
@@ -163,10 +163,12 @@ def test_a_copy_equals_the_writer_after_redis_connections_and_the_worker_were_ki
             assert [each["name"] for each in status] == [CHANNEL]
             assert "unknown commands are skipped: NEW_COMMAND" in worker.log_of(1)
             assert homeserver.published["REPLICATE "] == 0
-            ours = Counter(line for each in monitors for line in each.lines() if line.startswith('"PUBLISH"'))
+            published = Counter(line for each in monitors for line in each.lines() if line.startswith('"PUBLISH"'))
             for message in homeserver.published:
-                del ours[f'"PUBLISH" "{CHANNEL}" {quoted(message)}']
-            assert ours == {f'"PUBLISH" "{CHANNEL}" "REPLICATE "': 3}  # and one before the monitor
+                del published[f'"PUBLISH" "{CHANNEL}" {quoted(message)}']
+            assert published == {
+                f'"PUBLISH" "{CHANNEL}" "REPLICATE "': 3
+            }  # a fourth was published before the monitor began
             subscribed = {line for each in monitors for line in each.lines() if line.startswith('"SUBSCRIBE"')}
             assert subscribed == {f'"SUBSCRIBE" "{CHANNEL}"'}
 
@@ -207,7 +209,7 @@ def test_a_unix_socket_and_another_process_with_the_same_name(tmp_path: Path, re
 
 def test_certificates_are_checked_by_both_ends(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    known, ours = authority.issue("server", "localhost"), authority.issue("ours")
+    known, own = authority.issue("server", "localhost"), authority.issue("own")
     shown = Authority(tmp_path, "stranger").issue("shown")
     (tmp_path / "tls.toml").write_text(f'[tls]\ncertificate = "{shown.certificate}"\nprivate_key = "{shown.key}"')
     (port,) = free_ports(1)
@@ -220,8 +222,8 @@ def test_certificates_are_checked_by_both_ends(tmp_path: Path) -> None:
         worker.environment["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
         with worker:
             until(lambda: "the peer does not trust the authority" in worker.log, "Redis refuses its certificate")
-            shown.key.write_bytes(ours.key.read_bytes())
-            shown.certificate.write_bytes(ours.certificate.read_bytes())
+            shown.key.write_bytes(own.key.read_bytes())
+            shown.certificate.write_bytes(own.certificate.read_bytes())
             until(redis.subscribers, "it reads the files again, and subscribes")
         other = make_worker(tmp_path / "other", redis, url=f"rediss://127.0.0.1:{port}")
         other.environment["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")

@@ -40,9 +40,9 @@ def copied(path: Path, stream: str) -> list[tuple[int, str]]:
         return rows.fetchall()
 
 
-def same(ours: Path, theirs: Path, stream: str) -> bool:
+def same(original: Path, copy: Path, stream: str) -> bool:
     """Return whether the copy is complete."""
-    return copied(ours, stream) == copied(theirs, stream)
+    return copied(original, stream) == copied(copy, stream)
 
 
 def test_a_worker_follows_every_step_of_rooms_despite_kills_of_the_master(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_worker_follows_every_step_of_rooms_despite_kills_of_the_master(tmp_pa
         assert set(view["forward_extremities"]) == set(expected["forward_extremities"])
         assert set(view["backward_extremities"]) == set(expected["backward_extremities"])
         assert sorted(map(tuple, view["current_state"])) == sorted(map(tuple, expected["current_state"]))
-        ours, theirs = tmp_path / "replication.db", tmp_path / "replication-worker1.db"
+        original, copy = tmp_path / "replication.db", tmp_path / "replication-worker1.db"
         for stream in ("events", "backfill"):
-            until(partial(same, ours, theirs, stream), f"{stream} is followed")
+            until(partial(same, original, copy, stream), f"{stream} is followed")
         command = [sys.executable, "-m", "replication.cli.main", "rooms", ROOM, "--json"]
-        command += ["--database", f"sqlite:///{ours}"]
+        command += ["--database", f"sqlite:///{original}"]
         shown = subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=PATIENCE).stdout
         assert json.loads(shown) == view

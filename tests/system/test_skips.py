@@ -115,7 +115,7 @@ def test_a_stopped_worker_skips_and_retries_at_its_next_start(tmp_path: Path) ->
             running = command(tmp_path, "skip", "orders", "master", "3", database)
             assert (running.returncode, "is written by process" in running.stderr) == (1, True)
         for words, error in (
-            (("skip", "orders", "nobody", "3"), "no position of 'nobody'"),
+            (("skip", "orders", "unknown", "3"), "no position of 'unknown'"),
             (("skip", "orders", "master", "2"), "fact 2 is applied"),
             (("retry", "orders", "master", "3"), "was not skipped here"),
         ):

@@ -100,7 +100,7 @@ def test_facts_of_a_deleted_wal_are_stored_by_sigterm_and_no_later_fact_is_ackno
 
 
 @pytest.mark.parametrize("role", ["master", "worker"])
-def test_a_start_waits_for_a_locked_database_and_says_so(tmp_path: Path, role: str) -> None:
+def test_a_start_waits_for_a_locked_database_and_logs_it(tmp_path: Path, role: str) -> None:
     """SQLite itself waits for five seconds; after that a daemon ended, and with it all that depends on it."""
     path = tmp_path / "replication.db"
     options = [f"--database=sqlite:///{path}", LOCAL[1]]

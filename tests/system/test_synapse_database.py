@@ -119,11 +119,11 @@ def test_a_recorded_conversation_over_redis_gives_a_copy_with_all_that_positions
         assert "missed facts of typing are skipped: the HTTP of writer1 is not known" in skipped
     published = hidden(published_facts())
     for stream, history in [(each.name, each.history) for each in STREAMS if each.name in KEPT]:
-        ours, theirs = found[stream], published[stream]
-        assert {*ANNOUNCED.get(stream, [])} <= ours.keys() - theirs.keys() <= {*UNSENT.get(stream, [])}, stream
-        changed = [token for token in ours.keys() & theirs.keys() if ours[token][1] != theirs[token][1]]
+        received, recorded = found[stream], published[stream]
+        assert {*ANNOUNCED.get(stream, [])} <= received.keys() - recorded.keys() <= {*UNSENT.get(stream, [])}, stream
+        changed = [token for token in received.keys() & recorded.keys() if received[token][1] != recorded[token][1]]
         assert {*changed} <= {*CHANGED.get(stream, [])}, stream
-        gone = len(theirs.keys() - ours.keys())
+        gone = len(recorded.keys() - received.keys())
         # the facts of `events` are read from the database, which is that of the end of the recording
         assert history is History.NEWEST or gone == (GONE[stream] if stream == "events" else 0), stream
 

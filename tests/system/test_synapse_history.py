@@ -75,13 +75,13 @@ def test_recorded_facts_are_the_same_over_http_and_in_segments(restored: tuple[s
     name, url = restored
     with master_over(tmp_path, name, url) as master:
         http = master.address("HTTP")
-        ours = {
+        fetched = {
             stream: fetch(http, stream, "/v1/streams/{stream}/updates?limit=37&instance=master&from=", "&upto=99999")
             for stream in KEPT
         }
-        check_history(name, ours)
+        check_history(name, fetched)
         path = "/_synapse/replication/get_repl_stream_updates/{stream}/x1?upto_token=99999&from_token="
-        assert {stream: fetch(http, stream, path, "") for stream in KEPT} == ours
+        assert {stream: fetch(http, stream, path, "") for stream in KEPT} == fetched
         streams = [*positions(http)]
         assert master.terminate() == 0  # it has stored its positions
     assert streams == [each.name for each in STREAMS]
@@ -89,14 +89,14 @@ def test_recorded_facts_are_the_same_over_http_and_in_segments(restored: tuple[s
     pytest.importorskip("adbc_driver_sqlite", reason="pip install '.[spark]' in the checkout")
     from tests.spark.sessions import need_spark
 
-    here = told_by_replay(tmp_path / "here", url, "none")
-    assert here == {stream: lines for stream, lines in ours.items() if lines}
+    here = lines_of_replay(tmp_path / "here", url, "none")
+    assert here == {stream: lines for stream, lines in fetched.items() if lines}
     if name == "synapse-postgres":  # a start of Spark takes 13 s of CPU time; tests/spark/ has it on both databases
         need_spark()
-        assert told_by_replay(tmp_path / "spark", url, "local[2]") == here
+        assert lines_of_replay(tmp_path / "spark", url, "local[2]") == here
 
 
-def told_by_replay(out: Path, url: str, master: str) -> dict[str, list[str]]:
+def lines_of_replay(out: Path, url: str, master: str) -> dict[str, list[str]]:
     """Return the lines of all segments, by stream."""
     command = ["replication", "replay", f"--config={CONFIGURATION}", f"--database={url}", f"--out={out}"]
     options = [f"--master={master}", "--compression=none", "--segment-rows=700", "--access-tokens"]

@@ -257,5 +257,5 @@ def test_the_units_are_valid(tmp_path: Path) -> None:
     checked = subprocess.run(
         [analyze, "verify", "--man=no", *names], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
-    ours = [line for line in checked.stderr.splitlines() if "replication" in line]
-    assert (checked.returncode, ours) == (0, []), checked.stderr
+    about_units = [line for line in checked.stderr.splitlines() if "replication" in line]
+    assert (checked.returncode, about_units) == (0, []), checked.stderr

@@ -17,7 +17,7 @@ ESC = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 ODD = re.compile("[^\n\t -~à-ÿ…→]")  # printable letters of our own messages are accepted
 APP = """
 def register(worker):
-    @worker.on("theirs")
+    @worker.on("stock")
     async def apply(facts, txn):
         print("applying", facts[0].rows)
         print(facts[0].rows[0][0])
@@ -26,7 +26,7 @@ def register(worker):
 
 
 def odd(text: str) -> list[str]:
-    """Return the lines with a character that a terminal would obey."""
+    """Return the lines with a control character for a terminal."""
     return [line for line in text.splitlines() if ODD.search(line)]
 
 
@@ -61,9 +61,9 @@ def test_what_a_master_sends_and_a_function_raises_is_escaped(tmp_path: Path) ->
         address = f"tcp:127.0.0.1:{server.getsockname()[1]}"
         with Daemon(tmp_path, "worker", f"--connect={address}", "--app=shown", LOCAL[1]) as worker:
             with Peer(server.accept()[0]) as peer:
-                peer.send(b"SERVER localhost\nPOSITION theirs fake 1 1\n")
+                peer.send(b"SERVER localhost\nPOSITION stock fake 1 1\n")
                 row = rb'["\u001b[2J"]'
-                peer.send(b"RDATA theirs fake 2 " + row + b"\n")
+                peer.send(b"RDATA stock fake 2 " + row + b"\n")
                 until(lambda: "ValueError: " in worker.log, "the function fails")
                 peer.send(b"ERROR " + ESC.encode() + b"\n")
                 until(lambda: "owned" in worker.log, "the ERROR is logged")
@@ -89,8 +89,8 @@ def test_tail_prints_rows_as_equal_json_without_control_characters(tmp_path: Pat
                 text=True,
             )
             with Peer(server.accept()[0]) as peer:
-                peer.send(b"SERVER localhost\nPOSITION theirs fake 1 1\n")
-                peer.send('RDATA theirs fake 2 ["\x9b31m\x7f é"]\n'.encode())
+                peer.send(b"SERVER localhost\nPOSITION stock fake 1 1\n")
+                peer.send('RDATA stock fake 2 ["\x9b31m\x7f é"]\n'.encode())
                 assert process.stdout is not None
                 line = process.stdout.readline()
                 peer.send(b"ERROR " + ESC.encode() + b"\n")

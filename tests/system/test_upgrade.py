@@ -1,6 +1,6 @@
 """Files that version 0.1.0 left: today's code opens each, serves every fact and continues from every position.
 
-``tests/data/v0_1/README.md`` says what the files are and how they were made.
+``tests/data/v0_1/README.md`` describes the files and how they were made.
 """
 
 from __future__ import annotations

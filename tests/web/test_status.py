@@ -164,7 +164,7 @@ class UserTests(SynchronousTestCase):
                 "seen": [{"ip": "1.2.3.4", "user_agent": "UA", "device_id": "DEV", "last_seen": 9}],
             },
         )
-        self.assertEqual(self.client.ask("GET", "/v1/users/%40nobody:h").json["syncing"], {})
+        self.assertEqual(self.client.ask("GET", "/v1/users/%40unknown:h").json["syncing"], {})
 
     def test_a_database_that_fails_is_a_503(self) -> None:
         self.served.error = StoreError("full")

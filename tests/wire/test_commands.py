@@ -129,7 +129,7 @@ def test_an_applications_command_is_encoded_as_it_is_parsed() -> None:
 
 @pytest.mark.parametrize("device", ["DEV", "None", "my device", ""])
 def test_trap_10_user_sync_with_a_device_is_refused(device: str) -> None:
-    """A device with a space would make six fields, and a device None could not be told from no device."""
+    """A device with a space would make six fields, and a device None would look like no device."""
     with pytest.raises(RemoteProtocolError, match="USER_SYNC takes an instance ID, a user ID"):
         parse_line(f"USER_SYNC abcde @u:h {device} start 1490197665618")
 

@@ -251,7 +251,7 @@ def test_a_row_that_json_cannot_hold_is_refused(row: object) -> None:
         grammar.encode_row(row)
 
 
-def test_the_error_for_a_row_that_json_cannot_hold_says_what_json_lacks() -> None:
+def test_the_error_for_a_row_that_json_cannot_hold_names_the_type() -> None:
     for encode in (grammar.encode_row, grammar.encode_json, lambda row: grammar.encode_rows([row])):
         with pytest.raises(RowError, match=r"^a row must be JSON: JSON has no set$"):
             encode([1, set()])

@@ -206,7 +206,7 @@ class StartTests(MasterCase):
 
     def test_a_stream_that_another_program_writes_is_refused(self) -> None:
         with self.assertRaisesRegex(ConfigError, "'orders' has a position_name: another program writes it"):
-            self.make_master(streams=[StreamDefinition("orders", position_name="theirs")])
+            self.make_master(streams=[StreamDefinition("orders", position_name="app_orders")])
 
     def test_a_name_or_a_definition_is_refused_as_the_list_of_streams(self) -> None:
         for streams in ("orders", ORDERS):
@@ -257,9 +257,9 @@ class EpochTests(MasterCase):
         self.assertEqual(({name: len(found[name]) for name in ("caches", "typing")}), {"caches": 2, "typing": 0})
 
     def test_a_stream_that_other_processes_write_gets_no_epoch(self) -> None:
-        master = self.make_master(streams=[StreamDefinition("theirs", writers=("other",))])
+        master = self.make_master(streams=[StreamDefinition("stock", writers=("other",))])
         now(master.start())
-        self.assertEqual(now(self.store.history(StreamName("theirs"), InstanceName("master"))), ())
+        self.assertEqual(now(self.store.history(StreamName("stock"), InstanceName("master"))), ())
         now(master.stop())
 
 

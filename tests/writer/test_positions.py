@@ -98,12 +98,12 @@ class SharedTests(SharedCase):
 
     def test_a_writer_stores_no_position_of_a_stream_that_it_may_not_write(self) -> None:
         master = self.make_master(
-            instance_name="second", streams=[StreamDefinition("theirs", writers=("other",)), ORDERS]
+            instance_name="second", streams=[StreamDefinition("stock", writers=("other",)), ORDERS]
         )
         now(master.start())
-        self.shared.others_write("theirs", "other", 7)
+        self.shared.others_write("stock", "other", 7)
         self.net.advance(1.0)
-        self.assertEqual(now(self.store.stored_positions())[StreamName("theirs")], {"other": 7})
+        self.assertEqual(now(self.store.stored_positions())[StreamName("stock")], {"other": 7})
         now(master.stop())
 
     def test_a_failing_store_is_polled_again(self) -> None:

@@ -171,7 +171,7 @@ class LimitTests(RetentionCase):
         streams = [
             StreamDefinition("mapped", table="t", id_column="id", row=("a",)),
             StreamDefinition("typing", in_memory=True),
-            StreamDefinition("theirs", writers=("other",)),
+            StreamDefinition("stock", writers=("other",)),
             StreamDefinition(ORDERS),
         ]
         declare = self.store.declare
@@ -211,7 +211,7 @@ class LimitTests(RetentionCase):
 
 
 class NeedTests(RetentionCase):
-    def test_what_somebody_lacks_is_kept_and_the_status_names_who(self) -> None:
+    def test_facts_that_a_follower_lacks_are_kept_and_the_status_names_the_follower(self) -> None:
         needs = Needs(4)
         self.start("2 rows").retention.needs.append(needs)
         self.append(8)  # 2 to 9

@@ -44,9 +44,9 @@ class SharedTests(SharedCase):
         self.assertEqual(([*page.facts], page.upto, page.limited), ([], 0, False))
 
     def test_a_page_of_a_stream_without_any_position_is_empty(self) -> None:
-        master = self.make_master(instance_name="second", streams=[StreamDefinition("theirs", writers=("other",))])
+        master = self.make_master(instance_name="second", streams=[StreamDefinition("stock", writers=("other",))])
         now(master.start())
-        page = now(master.served.page("theirs", "other", after=0, upto=None, limit=10))
+        page = now(master.served.page("stock", "other", after=0, upto=None, limit=10))
         self.assertEqual(([*page.facts], page.upto), ([], 0))
         now(master.stop())
 
@@ -162,8 +162,8 @@ class ServedTests(MasterCase):
         error = error_of(begin(self.master.served.append_texts("orders", [[["o", "p"]], [[1]]], None)))
         assert isinstance(error, RowError)
         self.assertEqual(error.fact, 1)
-        other = self.make_master(streams=[StreamDefinition("theirs", writers=("other",))])
-        self.assertIsInstance(error_of(begin(other.served.append_texts("theirs", [[]], None))), NotAWriterError)
+        other = self.make_master(streams=[StreamDefinition("stock", writers=("other",))])
+        self.assertIsInstance(error_of(begin(other.served.append_texts("stock", [[]], None))), NotAWriterError)
 
     def test_an_append_over_http_with_the_same_key_returns_the_same_ids(self) -> None:
         self.assertEqual(now(self.master.served.append_texts("orders", [[["o", "p"]], []], "k")), [2, 3])

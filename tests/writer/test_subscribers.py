@@ -310,7 +310,7 @@ class SubscribersTests(MasterCase):
         self.assertEqual(self.new_lines(wire), [])
 
     def test_a_stream_of_other_writers_has_no_position(self) -> None:
-        self.master = self.make_master(streams=[StreamDefinition("theirs", writers=("worker2",)), ORDERS])
+        self.master = self.make_master(streams=[StreamDefinition("stock", writers=("worker2",)), ORDERS])
         wire = self.greeted()
         self.send(wire, "REPLICATE")
         self.assertEqual(self.new_lines(wire), POSITIONS)

@@ -99,7 +99,7 @@ class Transport:
 
     @property
     def open(self) -> bool:
-        """Whether the connection is open, as far as this end can tell."""
+        """Whether the connection is open, as far as this end knows."""
         return self.connected and not self.disconnecting
 
     def emptied(self) -> None:
@@ -159,7 +159,7 @@ class Pipe:
 
 
 class Connection:
-    """Two ends and two pipes; once ``dead``, it delivers nothing, and only notified ends can tell."""
+    """Two ends and two pipes; once ``dead``, it delivers nothing, and only notified ends know it."""
 
     def __init__(self, number: int, client: Transport, server: Transport) -> None:
         self.number = number

@@ -99,7 +99,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
         return await self._read(lambda connection: connection.present(names))
 
     async def declare(self, *definitions: StreamDefinition) -> None:
-        """Create or check the streams' tables and sequences; SchemaError says what does not fit."""
+        """Create or check the streams' tables and sequences; SchemaError names what does not fit."""
         await super().declare(*definitions)
         for each in definitions:
             self._sequences[each.name] = PostgresSequence(self, self._table(each.name).sequence)

@@ -21,7 +21,7 @@ _LONGEST: Final = 500  # characters of one value
 
 
 async def facts_section(served: IServed, rights: Rights, stream: str, token: int | None, has: str = "") -> str:
-    """Return the fact with this ID of each writer, or the latest facts; or a sentence that says why there is none.
+    """Return the fact with this ID of each writer, or the latest facts; or a sentence with the reason for none.
 
     With ``has``, the rows that have this text.
     """

@@ -55,7 +55,7 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual(wire.client.protocol.lost.__name__, "ConnectionDone")
         self.assertEqual(self.network.connections, [])
 
-    def test_nobody_listens(self) -> None:
+    def test_a_port_without_a_listener_refuses_connections(self) -> None:
         factory = Client()
         self.client.connectTCP("server", 8, factory)
         self.network.turn()

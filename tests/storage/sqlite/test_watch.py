@@ -48,7 +48,7 @@ class SqliteWatchTests(SynchronousTestCase):
     def reached(self, watch: IWatch) -> dict[str, tuple[int | None, int]]:
         return {name: (reach.settled, reach.last_value) for name, reach in self.pump.wait(watch.poll()).items()}
 
-    def test_the_last_id_that_anybody_has_committed_is_complete(self) -> None:
+    def test_the_last_committed_id_is_complete(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"], where="name > ''"))
         self.assertEqual(self.reached(watch), {"events": (1, 1)}, "ID 1 is used up")
         self.sql("INSERT INTO events (name) VALUES ('a'), ('')")

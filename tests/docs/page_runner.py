@@ -1,11 +1,11 @@
-"""Do what a page says: write its files, type its commands, and compare what they print with what the page shows.
+"""Run the blocks of a page: write its files, run its commands, and compare their output with the page.
 
-A page's blocks run in order, in one folder. What each language means:
+A page's blocks run in order, in one folder. Each language has a meaning:
 
 - any language after ``<!-- file: NAME -->``: the file is written;
-- ``console``: each line after ``$`` is typed; the lines below it are its output, where ``...`` stands for anything;
-- ``text``: what one of the terminals that still run has printed by now;
-- ``sh``: not for this runner (a cluster, a virtual environment): ``test_shell_blocks.py`` names the test that runs it.
+- ``console``: each line after ``$`` is a command; the lines below it are its output, where ``...`` matches any text;
+- ``text``: the output of one of the commands that still run, up to now;
+- ``sh``: not run here, because it needs a cluster or an environment: ``test_shell_blocks.py`` names its test.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from tests.system.terminals import PATIENCE, Terminal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9391)  # that the pages use
-# Commands that a page leaves running.
-GO_ON = re.compile(
+PORTS = (8080, 8081, 9092, 9093, 9192, 9193, 9291, 9391)  # the ports that the pages use
+# Commands that run until the test ends.
+STAYS = re.compile(
     r"(SSL_CERT_FILE=\S+ )?twistd -n --pidfile=|replication tail|"
     r"python (shop|live|branch|orders_api|orders_states|send_event)\.py(?! south)"
 )
-READY = {  # what a command logs when the next one may be typed
+READY = {  # the output of a command after which the next one may start
     "replication master": "HTTP is served at",
     "twistd -n --pidfile= -y": " is open",
     "replication worker": "starting up",
 }
 FOLLOWS = re.compile(r"replication (worker|tail)\b")
-NOT_TYPED = ("sh", "toml", "python", "sql", "yaml", "ini", "json", "mermaid")
+NOT_RUN = ("sh", "toml", "python", "sql", "yaml", "ini", "json", "mermaid")
 
 
 @pytest.fixture
 def default_ports() -> Iterator[None]:
-    """Hold the ports that the pages use: several test runs on one machine take turns."""
+    """Hold the ports that the pages use: one test run of this machine has them at a time."""
     with (Path(tempfile.gettempdir()) / "replication-readme.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for port in PORTS:
@@ -63,7 +63,7 @@ def default_ports() -> Iterator[None]:
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:
-    """Whether what was printed is what the page shows; ``...`` stands for anything, also for several lines."""
+    """Whether the output is that of the page, where ``...`` matches any text, also several lines."""
     pattern = "\n".join(re.escape(line) for line in shown).replace(re.escape("..."), r"(?:.|\n)*")
     return re.fullmatch(pattern, "\n".join(printed)) is not None
 
@@ -72,14 +72,14 @@ def commands_of(body: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands of a console block, each with the lines shown after it."""
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         lines = part.rstrip("\n").split("\n")
-        count = 1  # a command goes on while a quote is open
+        count = 1  # a command ends where no quote is open
         while "\n".join(lines[:count]).count('"') % 2:
             count += 1
         yield "\n".join(lines[:count]), lines[count:]
 
 
-class Reader:
-    """A reader of one page, in an empty folder, with the terminals that are still open."""
+class PageRunner:
+    """Runs the blocks of one page in an empty folder, and has the terminals that are still open."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,8 +95,8 @@ class Reader:
         for each in reversed(self.terminals):
             each.close()
 
-    def read(self, text: str) -> None:
-        """Do what a page, or a part of it, says."""
+    def run(self, text: str) -> None:
+        """Run the blocks of a page, or of a part of it."""
         for block in blocks(text):
             if block.file is not None:
                 (self.folder / block.file).write_text(block.body)
@@ -107,13 +107,13 @@ class Reader:
                 for command, shown in commands_of(block.body):
                     if ("replication append" in command and "https:" not in command) or "INSERT INTO" in command:
                         until(self._settled, "the master serves HTTP, and all followers are connected")
-                    self.type(command, shown)
+                    self.run_command(command, shown)
             else:
-                assert block.language in NOT_TYPED, f"what does a block of {block.language} mean?"
+                assert block.language in NOT_RUN, f"what does a block of {block.language} mean?"
 
-    def type(self, command: str, shown: list[str]) -> None:
-        """Type one command; compare what it prints with what the page shows."""
-        if GO_ON.match(command) and "||" not in command:
+    def run_command(self, command: str, shown: list[str]) -> None:
+        """Run one command, and compare its output with the page."""
+        if STAYS.match(command) and "||" not in command:
             terminal = Terminal(command, self.folder)
             self.terminals.append(terminal)
             if shown:
@@ -132,20 +132,20 @@ class Reader:
             printed[:] = terminal.lines
             return status == 0 and matches(shown, printed)
 
-        if "sqlite3" in command:  # a reader is slower than these tests: a follower may have it a moment later
+        if "sqlite3" in command:  # a follower may have the rows a moment later
             until(prints_it, f"{command} shows {shown}")
         else:
             assert prints_it(), f"{command}\nshows  {shown}\nprints {printed}"
 
     def _is_shown(self, shown: list[str]) -> bool:
-        """Whether one of the terminals has printed just that, but for what a tail prints while it waits."""
+        """Whether this is the output of one of the terminals, without the lines that a waiting tail prints."""
         return any(
             matches(shown, [line for line in each.lines if not line.startswith("replication tail: ")])
             for each in self.terminals
         )
 
     def _settled(self) -> bool:
-        """Whether the master serves HTTP, and has all followers that run here."""
+        """Whether the master serves HTTP, and all followers of this page are connected."""
         followers = sum(bool(FOLLOWS.search(each.command)) for each in self.terminals if not each.ended)
         terminal = Terminal("curl -s http://127.0.0.1:9093/v1/connections", self.folder)
         return terminal.finish() == 0 and len(re.findall(r'"name":"[^"]', "".join(terminal.lines))) >= followers
