@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tests.interop.stories import MOVED
+from tests.interop.actions import MOVED
 from tests.system.peers import Peer
 
 LAST = "POSITION user_signature"  # of a main process's answer to REPLICATE

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.interop import reporting
+from tests.interop.actions import move_all_streams
 from tests.interop.recorder import Recorder
-from tests.interop.stories import move_all_streams
 from tests.interop.synapse import SECRET, SERVER_NAME, Client, Main, quoted
 from tests.system.daemons import Daemon, until
 from tests.system.peers import ask

@@ -11,8 +11,8 @@ from hypothesis import given
 from replication.rooms.drawing import FORWARD, KINDS, EventMark, _columns, encode_dot, encode_svg, mark_of, with_missing
 from replication.rooms.event import Event
 from replication.rooms.views import StoredEvent
+from tests.rooms.graphs import Step, graphs
 from tests.rooms.recorded import DATA
-from tests.rooms.stories import Step, stories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -131,7 +131,7 @@ def test_events_of_equal_depth_share_a_rank() -> None:
     assert '{ rank=same; "c"; "b"; }' in dot
 
 
-@given(stories())
+@given(graphs())
 def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
     events = {step.event.event_id: step.event for step in steps}
     marks = with_missing(
@@ -152,7 +152,7 @@ def test_every_event_has_a_row_and_every_edge_a_line(steps: list[Step]) -> None:
     assert dot.count("[label=") == len(events)
 
 
-@given(stories())
+@given(graphs())
 def test_no_edge_crosses_another_event(steps: list[Step]) -> None:
     events = {step.event.event_id: step.event for step in steps}
     marks = with_missing(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from replication.rooms.event import Event
 from replication.rooms.extremities import DUMMY, are_stuck, missing
 from replication.rooms.resolution import resolve as matrix
+from tests.rooms.graphs import ROOM, Step, backward_of, forward_of, graphs
 from tests.rooms.recorded import Keeper
-from tests.rooms.stories import ROOM, Step, backward_of, forward_of, stories
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,7 +31,7 @@ def persist_steps(keeper: Keeper, steps: list[Step], cuts: list[bool] | None = N
     keeper.take(ROOM, [each.event for each in batch], backfilled=batch[0].backfilled)
 
 
-@given(stories())
+@given(graphs())
 def test_forward_extremities_equal_those_computed_from_scratch(steps: list[Step]) -> None:
     keeper = Keeper()
     for count, step in enumerate(steps, 1):
@@ -42,7 +42,7 @@ def test_forward_extremities_equal_those_computed_from_scratch(steps: list[Step]
         assert found == (before if step.backfilled else forward_of(steps[:count]) or before)
 
 
-@given(stories())
+@given(graphs())
 def test_backward_extremities_equal_those_computed_from_scratch(steps: list[Step]) -> None:
     keeper = Keeper()
     for count, step in enumerate(steps, 1):
@@ -50,7 +50,7 @@ def test_backward_extremities_equal_those_computed_from_scratch(steps: list[Step
         assert keeper.tables().backward(ROOM) == backward_of(steps[:count])
 
 
-@given(stories(), st.lists(st.booleans(), min_size=1, max_size=10))
+@given(graphs(), st.lists(st.booleans(), min_size=1, max_size=10))
 def test_batches_do_not_change_the_graph(steps: list[Step], cuts: list[bool]) -> None:
     single, batched = Keeper(), Keeper()
     persist_steps(single, steps)

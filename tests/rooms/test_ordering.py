@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from replication.errors import RoomError
 from replication.rooms.event import Event
 from replication.rooms.ordering import Place, between
+from tests.rooms.graphs import ROOM, Step, graphs
 from tests.rooms.recorded import Keeper
-from tests.rooms.stories import ROOM, Step, stories
 from tests.rooms.test_extremities import persist_steps
 
 
@@ -26,7 +26,7 @@ def test_an_invalid_place_is_refused(text: str) -> None:
         Place.parse(text)
 
 
-@given(stories(), st.data())
+@given(graphs(), st.data())
 def test_missing_events_are_one_past_without_the_other(steps: list[Step], data: st.DataObject) -> None:
     keeper = Keeper()
     persist_steps(keeper, steps)

@@ -10,12 +10,12 @@ from hypothesis import given
 from replication.errors import RoomError
 from replication.rooms import state
 from replication.rooms.event import Event
+from tests.rooms.graphs import ROOM, Step, graphs, own, sources_of, state_before
 from tests.rooms.recorded import Keeper
-from tests.rooms.stories import ROOM, Step, own, sources_of, state_before, stories
 from tests.rooms.test_extremities import persist_steps
 
 
-@given(stories())
+@given(graphs())
 def test_the_state_of_every_event_equals_that_computed_from_scratch(steps: list[Step]) -> None:
     keeper = Keeper()
     persist_steps(keeper, steps)
@@ -29,7 +29,7 @@ def test_the_state_of_every_event_equals_that_computed_from_scratch(steps: list[
             assert stored.state_group is None
 
 
-@given(stories())
+@given(graphs())
 def test_no_chain_of_deltas_is_longer_than_the_limit(steps: list[Step]) -> None:
     keeper = Keeper()
     with patch.object(state, "MAX_CHAIN", 2):

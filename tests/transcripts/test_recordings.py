@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from replication.session.connection import Received
 
 
-def say_again(sender: ReplicationConnection, received: list[Received]) -> bytes:
+def encode_again(sender: ReplicationConnection, received: list[Received]) -> bytes:
     commands: list[Command] = []
     for each in received:
         assert not isinstance(each, Fault), each
@@ -44,7 +44,7 @@ def test_a_recording_is_parsed_without_a_fault_and_encoded_to_the_same_bytes(nam
     data = read_recording(name)
     receiver, sender = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
     received = [each for read in reads_of(data, cut) for each in receiver.receive_data(read, 0.0)]
-    assert say_again(sender, received) == data
+    assert encode_again(sender, received) == data
     assert receiver.lines_received == data.count(b"\n")
 
 
@@ -53,7 +53,7 @@ def test_a_recording_is_parsed_the_same_line_by_line(name: str, role: Role) -> N
     data = read_recording(name)
     receiver, sender = ReplicationConnection(role.other, 0.0), ReplicationConnection(role, 0.0)
     received = [each for line in data.splitlines() for each in receiver.receive_line(line, 0.0)]
-    assert say_again(sender, received) == data
+    assert encode_again(sender, received) == data
 
 
 @pytest.mark.parametrize(("name", "role"), RECORDINGS)

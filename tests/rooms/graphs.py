@@ -27,7 +27,7 @@ class Step:
 
 
 @st.composite
-def stories(draw: st.DrawFn, most: int = 25) -> list[Step]:
+def graphs(draw: st.DrawFn, most: int = 25) -> list[Step]:
     """Return steps: forks, merges, state, de-outliering, soft failures, rejections, gaps and backfill."""
     steps: list[Step] = []
     sources: dict[str, dict[str, Any]] = {}
