@@ -192,7 +192,7 @@ def disk_full(pair: Pair) -> Iterator[None]:
 
 
 def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None:
-    """Limit the size of the files of these processes, as the user of the server."""
+    """Limit how large a file these processes of the server may make, as the user whose they are."""
     folder = server.folder.stat()
     owner: dict[str, Any] = {"user": folder.st_uid, "group": folder.st_gid, "extra_groups": []}
     for pid in pids:
