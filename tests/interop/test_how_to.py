@@ -40,7 +40,7 @@ def listens(port: int) -> bool:
     return False
 
 
-class Tour:
+class PageRunner:
     """The blocks of a page and their terminals; ``real`` maps names of the page to those of this test."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,32 +97,32 @@ def test_every_block_about_synapse_runs_as_shown(
         (CHECKOUT / "conf/synapse.toml").read_text().replace('["replication.synapse"]', f'["{DEFINITIONS[release]}"]')
     )
     (tmp_path / "conf/synapse.toml").write_text(sample)
-    tour = Tour(tmp_path)
-    tour.real["postgresql://synapse@localhost/synapse"] = database
+    runner = PageRunner(tmp_path)
+    runner.real["postgresql://synapse@localhost/synapse"] = database
     anna = Client(MAIN)
 
     def type_in_a_room() -> None:
         anna.register("anna")
-        room = tour.real["!room:alpha.test"] = anna.post("/createRoom", {})["room_id"]
-        log = tour.terminal("synapse.app.homeserver").lines
+        room = runner.real["!room:alpha.test"] = anna.post("/createRoom", {})["room_id"]
+        log = runner.terminal("synapse.app.homeserver").lines
         until(lambda: any("Renamed to 'tail-" in line for line in log), "the tail is connected")
         anna.put(f"/rooms/{quoted(room)}/typing/{quoted(anna.user_id)}", {"typing": True, "timeout": 30_000})
 
     try:
-        tour.follow(page("how-to/follow-a-synapse.md"), type_in_a_room)
-        room = tour.real["!room:alpha.test"]
+        runner.follow(page("how-to/follow-a-synapse.md"), type_in_a_room)
+        room = runner.real["!room:alpha.test"]
         event_id = anna.send_message(room, "read this")
         anna.post(f"/rooms/{quoted(room)}/receipt/m.read/{quoted(event_id)}", {})
-        tour.receive("--app receipts", ["...", f"...@anna:alpha.test has read {event_id}"])
+        runner.receive("--app receipts", ["...", f"...@anna:alpha.test has read {event_id}"])
         with closing(sqlite3.connect(tmp_path / "replication-worker1.db")) as copy:
             until(lambda: event_id in str(copy.execute("SELECT row FROM stream_events").fetchall()), "the copy has it")
 
-        tour.terminal("synapse.app.homeserver").close()
+        runner.terminal("synapse.app.homeserver").close()
         for heading in ("Start the master", "Connect a worker of Synapse", "Append facts"):
-            tour.follow(section(page("how-to/be-synapse-main-process.md"), f"## {heading}"), lambda: None)
+            runner.follow(section(page("how-to/be-synapse-main-process.md"), f"## {heading}"), lambda: None)
         there = anna.at(WORKER)
         # each time another question: the same one would get the same answer for two minutes
         answers = (there.get("/sync", timeout=number)["rooms"]["join"][room]["ephemeral"] for number in count(1))
         until(lambda: anna.user_id in str(next(answers)), "a user who syncs there sees her typing")
     finally:
-        tour.close()
+        runner.close()

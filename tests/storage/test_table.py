@@ -46,7 +46,7 @@ class NoTableContract(SynchronousTestCase):
 
 
 class SqliteTests(NoTableContract):
-    def test_it_is_so(self) -> None:
+    def test_the_position_is_stored_and_facts_are_refused(self) -> None:
         self.pump = Pump()
         self.open(SqliteStore(":memory:", self.pump))
         self.check()
@@ -59,7 +59,7 @@ class SqliteTests(NoTableContract):
 
 
 class PostgresTests(HasDatabase, NoTableContract):
-    def test_it_is_so(self) -> None:
+    def test_the_position_is_stored_and_facts_are_refused(self) -> None:
         self.pump = Pump()
         self.open(PostgresStore(self.url, self.pump))
         self.check()

@@ -21,8 +21,8 @@ LINE_LIMIT = 16_384
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(256))
 
 
-class Scene:
-    """A master, and two well-behaved peers, which must not be disturbed."""
+class Cluster:
+    """A master, and two peers that send valid lines, which must receive all facts."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         (folder / "secret").write_text("open sesame\n")
@@ -69,9 +69,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Scene(stack, tmp_path_factory.mktemp("master"))
+        yield Cluster(stack, tmp_path_factory.mktemp("master"))
 
 
 WRONG = {
@@ -108,23 +108,23 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_line_is_answered_and_counted_and_disturbs_no_other_connection(scene: Scene, name: str) -> None:
+def test_a_wrong_line_is_answered_and_counted_and_disturbs_no_other_connection(cluster: Cluster, name: str) -> None:
     data, complaint, kind = WRONG[name]
-    before = scene.faults().get(kind, 0)
-    with Peer(scene.wire) as peer:
+    before = cluster.faults().get(kind, 0)
+    with Peer(cluster.wire) as peer:
         peer.send(data)
         output = peer.read_to_the_end()
     assert output[-1].startswith("ERROR ")
     assert complaint in output[-1]
     assert [line.split(" ")[0] for line in output[:2]] == ["SERVER", "PING"]
-    assert scene.faults()[kind] == before + 1
-    scene.check()
+    assert cluster.faults()[kind] == before + 1
+    cluster.check()
 
 
-def test_unusual_but_valid_lines_are_accepted(scene: Scene) -> None:
+def test_unusual_but_valid_lines_are_accepted(cluster: Cluster) -> None:
     """A byte at a time, a CR at the end, NUL in a text, a line of exactly the limit, a flood of blank lines."""
-    faults = scene.faults()
-    with Peer(scene.wire) as peer:
+    faults = cluster.faults()
+    with Peer(cluster.wire) as peer:
         for byte in b"NAME nc\r\n":
             peer.send(bytes([byte]))
         peer.send(b"NAME a\0b\nPING\n" + b"NAME " + b"x" * (LINE_LIMIT - 5) + b"\n")
@@ -132,61 +132,61 @@ def test_unusual_but_valid_lines_are_accepted(scene: Scene) -> None:
         for byte in b"REPLICATE orders\n":
             peer.send(bytes([byte]))
         peer.read_until("POSITION orders master ")
-        token = scene.append("seen")
+        token = cluster.append("seen")
         peer.read_until(f"RDATA orders master {token} ")
         peer.send(b"FOO\n")
         assert "line 510006: unknown command" in peer.read_to_the_end()[-1]
-    assert scene.faults() == {**faults, "unknown command": faults.get("unknown command", 0) + 1}
-    scene.check()
+    assert cluster.faults() == {**faults, "unknown command": faults.get("unknown command", 0) + 1}
+    cluster.check()
 
 
-def test_a_peer_that_disconnects_is_no_fault(scene: Scene) -> None:
-    faults = scene.faults()
+def test_a_peer_that_disconnects_is_no_fault(cluster: Cluster) -> None:
+    faults = cluster.faults()
     for reset in (False, True):
-        with Peer(scene.wire) as peer:
+        with Peer(cluster.wire) as peer:
             peer.send(b"NAME half a li")
             peer.read_until("PING")
             peer.close(reset=reset)
-    Peer(scene.wire).close(reset=True)
-    peers = [Peer(scene.wire) for _ in range(50)]
+    Peer(cluster.wire).close(reset=True)
+    peers = [Peer(cluster.wire) for _ in range(50)]
     for peer in peers:
         peer.close()
-    scene.check()
-    assert scene.faults() == faults
+    cluster.check()
+    assert cluster.faults() == faults
     until(
-        lambda: len(ask(f"{scene.http}/v1/connections", headers=SECRET)[1]["connections"]) == len(scene.bystanders),
+        lambda: len(ask(f"{cluster.http}/v1/connections", headers=SECRET)[1]["connections"]) == len(cluster.bystanders),
         "only the bystanders are left",
     )
 
 
-def test_a_flood_of_bad_peers_disturbs_no_other_connection(scene: Scene) -> None:
+def test_a_flood_of_bad_peers_disturbs_no_other_connection(cluster: Cluster) -> None:
     """Some send nothing, some send garbage, and one sends commands without end and reads nothing."""
     with ExitStack() as stack:
-        _silent, wrong = ([stack.enter_context(Peer(scene.wire)) for _ in range(200)] for _ in range(2))
+        _silent, wrong = ([stack.enter_context(Peer(cluster.wire)) for _ in range(200)] for _ in range(2))
         for peer in wrong:
             peer.send(bytes(range(128, 256)) + b"\n")
-        flooding = stack.enter_context(Peer(scene.wire))
+        flooding = stack.enter_context(Peer(cluster.wire))
         flooding.socket.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 flooding.socket.send(b"REPLICATE\n" * 1_000)
-        scene.check()
+        cluster.check()
         for peer in wrong:
             assert peer.read_to_the_end()[-1].startswith("ERROR line 1: not UTF-8")
-        scene.check()
+        cluster.check()
 
 
-def test_bystanders_are_pinged_throughout(scene: Scene) -> None:
-    for peer in scene.bystanders:
+def test_bystanders_are_pinged_throughout(cluster: Cluster) -> None:
+    for peer in cluster.bystanders:
         peer.lines.clear()
         peer.read_until("PING ")
-    scene.check()
+    cluster.check()
 
 
-def test_http_refuses_with_the_right_status_and_a_reason(scene: Scene) -> None:
+def test_http_refuses_with_the_right_status_and_a_reason(cluster: Cluster) -> None:
     updates, facts = "/v1/streams/orders/updates", "/v1/streams/orders/facts"
     ndjson = {"Content-Type": "application/x-ndjson"}
-    before = scene.append()
+    before = cluster.append()
     cases: list[tuple[int, str, str, bytes | None, dict[str, str]]] = [
         (400, "instance", updates, None, {}),
         (400, "nonsense", f"{updates}?instance=master&from=0&upto=1&nonsense=1", None, {}),
@@ -207,23 +207,23 @@ def test_http_refuses_with_the_right_status_and_a_reason(scene: Scene) -> None:
         (415, "text/plain", facts, b'{"rows":[]}', {"Content-Type": "text/plain"}),
     ]
     for status, reason, path, body, headers in cases:
-        got, answer = ask(scene.http + path, body, {**SECRET, **headers})
+        got, answer = ask(cluster.http + path, body, {**SECRET, **headers})
         assert got == status, (path, answer)
         assert set(answer) == {"error", "detail"}
         assert reason in answer["detail"]
     for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic b3Blbg=="}):
-        got, answer = ask(scene.http + facts, b'{"rows":[]}', {**JSON, **shown})
+        got, answer = ask(cluster.http + facts, b'{"rows":[]}', {**JSON, **shown})
         assert (got, "secret" in answer["detail"] or "Bearer" in answer["detail"]) == (401, True)
-    assert scene.append() == before + 1, "nothing was appended by any of it"
-    scene.check()
+    assert cluster.append() == before + 1, "nothing was appended by any of it"
+    cluster.check()
 
 
-def test_a_request_that_is_not_http_ends_its_connection(scene: Scene) -> None:
+def test_a_request_that_is_not_http_ends_its_connection(cluster: Cluster) -> None:
     for data in (b"\xff\xfe\0\r\n" * 100, b"PING 1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * 100_000):
-        with Peer(scene.http.removeprefix("http://")) as peer:
+        with Peer(cluster.http.removeprefix("http://")) as peer:
             peer.send(data)
             peer.read_to_the_end()
-    scene.check()
+    cluster.check()
 
 
 HELLO = b"SERVER localhost\n"
@@ -247,15 +247,15 @@ WRONG_MASTERS = {
 }
 
 
-def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, tmp_path: Path) -> None:
+def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(cluster: Cluster, tmp_path: Path) -> None:
     """The fake master sends valid lines before each wrong one, and behaves after it, so that the delay stays short."""
     with listen() as server, ExitStack() as stack:
         fake = f"tcp:127.0.0.1:{server.getsockname()[1]}"
         (tmp_path / "secret").write_text("open sesame\n")
         options = (
             f"--connect={fake}",
-            f"--connect=tcp:{scene.wire}",
-            f"--catch-up={scene.http}",
+            f"--connect=tcp:{cluster.wire}",
+            f"--catch-up={cluster.http}",
             "--secret-file=secret",
         )
         worker = stack.enter_context(Daemon(tmp_path, "worker", *options, "--http=tcp:0:interface=127.0.0.1"))
@@ -287,7 +287,7 @@ def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, 
             assert output[-1].startswith("ERROR "), name
             good = accept(HELLO + b"POSITION stock fake %d %d\n" % (token, token))
             good.read_until("REPLICATE")
-            mine = scene.append()
+            mine = cluster.append()
             reach({("orders", "master"): mine, ("stock", "fake"): token}, name)
             _, metrics = ask(f"{http}/metrics", headers=SECRET)
             counts = re.findall(r"replication_faults_total\{[^}]*\} ([0-9]+)", metrics)
@@ -299,7 +299,7 @@ def test_a_worker_disconnects_from_a_faulty_master_and_reconnects(scene: Scene, 
         _, page = ask(f"{http}/v1/streams/stock/updates?instance=fake&from=0&upto=120", headers=SECRET)
         assert page["updates"] == [*[[each, "right"] for each in range(2, token + 1)], [100, "a"], [100, "b"]]
         assert worker.terminate() == 0
-    scene.check()
+    cluster.check()
 
 
 COMMANDS: dict[str, tuple[int, str]] = {
@@ -320,8 +320,8 @@ COMMANDS: dict[str, tuple[int, str]] = {
 }
 
 
-def test_commands_that_cannot_work_print_the_reason_in_one_line(scene: Scene, tmp_path: Path) -> None:
-    values = {"port": scene.wire.rpartition(":")[2], "http": scene.http}
+def test_commands_that_cannot_work_print_the_reason_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    values = {"port": cluster.wire.rpartition(":")[2], "http": cluster.http}
     for number, (command, (status, culprit)) in enumerate(COMMANDS.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -331,22 +331,22 @@ def test_commands_that_cannot_work_print_the_reason_in_one_line(scene: Scene, tm
         assert culprit.format(**values) in done.stderr, (command, done)
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         assert len(lines) == 1, (command, lines)
-    scene.check()
+    cluster.check()
 
 
 def test_a_slow_peer_that_still_sends_receives_its_error_line_when_it_reads_again(tmp_path: Path) -> None:
     """A socket that is closed with unread input is reset, and the peer loses what is on its way."""
     with ExitStack() as stack:
-        scene = Scene(stack, tmp_path)
-        slow = stack.enter_context(Peer(scene.wire))
+        cluster = Cluster(stack, tmp_path)
+        slow = stack.enter_context(Peer(cluster.wire))
         slow.send(b"PING 1\nREPLICATE\n")
         slow.read_until("POSITION caches")
-        while "slow peer" not in scene.faults():
-            scene.append("x" * 16_000, count=50)
-            for each in scene.bystanders:
+        while "slow peer" not in cluster.faults():
+            cluster.append("x" * 16_000, count=50)
+            for each in cluster.bystanders:
                 each.read_what_is_there()
         slow.send(b"PING 2\n" * 10_000)
         assert slow.read_to_the_end()[-1] == "ERROR Failed to keep up"
         slow.close()
-        until(lambda: len(ask(f"{scene.http}/v1/connections", headers=SECRET)[1]["connections"]) == 2, "it is gone")
-        scene.check()
+        until(lambda: len(ask(f"{cluster.http}/v1/connections", headers=SECRET)[1]["connections"]) == 2, "it is gone")
+        cluster.check()

@@ -39,7 +39,7 @@ DAMAGED, MISSING = 3, 1  # which of them are
 LIVE = 1_000  # IDs that a live worker may be behind
 
 
-class Road:
+class RecordingProxy:
     """A proxy of a master's HTTP API that records the requested ranges."""
 
     def __init__(self, http: str) -> None:
@@ -58,12 +58,12 @@ class Road:
 
 
 @contextmanager
-def road_to(http: str) -> Iterator[Road]:
+def road_to(http: str) -> Iterator[RecordingProxy]:
     """Run a proxy of the HTTP API at this address until the block is left."""
-    road = Road(http)
+    proxy = RecordingProxy(http)
 
-    with answering(road.pass_on) as road.url:
-        yield road
+    with answering(proxy.pass_on) as proxy.url:
+        yield proxy
 
 
 @contextmanager
@@ -145,12 +145,12 @@ def test_a_new_worker_reads_segments_then_another_source_then_follows(
     chance = random.Random(11)
     with ExitStack() as stack:
         wire, http = stack.enter_context(fixed_ports(Daemon(tmp_path, "master", "--stream=orders")))
-        roads = [stack.enter_context(road_to(http)) for _ in range(2)]
+        proxies = [stack.enter_context(road_to(http)) for _ in range(2)]
         followers = []
         began = time.monotonic()
         for name, app, sources in (
-            ("copy", (), ("segments", roads[0].url)),
-            ("seen", ("--app=account",), (roads[1].url, "segments")),
+            ("copy", (), ("segments", proxies[0].url)),
+            ("seen", ("--app=account",), (proxies[1].url, "segments")),
             ("near", (), ("segments", "sqlite:///replication.db")),
         ):
             options = [f"--instance-name={name}", f"--connect=tcp:{wire}", *app]
@@ -178,7 +178,7 @@ def test_a_new_worker_reads_segments_then_another_source_then_follows(
         assert "a position went back" not in logs
         assert f"{segments[DAMAGED].name}: damaged" in logs
         assert f"{segments[MISSING].name}: No such file" in logs
-    first, second = [[ask for ask in road.asked if inside(ask[0], good)] for road in roads]
+    first, second = [[ask for ask in proxy.asked if inside(ask[0], good)] for proxy in proxies]
     long = history // 4 + 1  # the ID before that of the fact which no line can hold
     assert {after for after, _ in first} == {long}, "what segments have is not asked for over HTTP"
     assert all(upto - after <= LARGE_GAP or after == long for after, upto in second), "nor is a large gap"

@@ -89,7 +89,7 @@ def _end(connection: socket.socket) -> None:
     connection.close()
 
 
-class Scene:
+class Cluster:
     """A master behind a proxy of its database, and a follower with a copy."""
 
     def __init__(self, folder: Path, stack: ExitStack, server: PostgresServer, moment: str) -> None:
@@ -169,30 +169,30 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=["not sent", "sent", "answered"])
-def scene(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[Scene]:
+def cluster(request: pytest.FixtureRequest, server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Scene(tmp_path, stack, server, request.param)
+        yield Cluster(tmp_path, stack, server, request.param)
 
 
-def test_a_server_that_goes_down_at_a_commit_and_comes_back(scene: Scene) -> None:
-    scene.break_at_commit()
+def test_a_server_that_goes_down_at_a_commit_and_comes_back(cluster: Cluster) -> None:
+    cluster.break_at_commit()
     threading.Event().wait(2.0)
-    scene.server.start()
-    stored = scene.end()
-    needle = next(each for each in scene.answers if each[0] == NEEDLE.decode())
+    cluster.server.start()
+    stored = cluster.end()
+    needle = next(each for each in cluster.answers if each[0] == NEEDLE.decode())
     assert needle[1] == 200, "the append waits for the outcome"
-    if scene.proxy.moment == "answered":
+    if cluster.proxy.moment == "answered":
         assert stored[1] == NEEDLE.decode()
-    assert scene.master.starts == 1
+    assert cluster.master.starts == 1
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_a_master_that_ends_while_an_outcome_is_unknown(scene: Scene, how: str) -> None:
-    scene.break_at_commit()
+def test_a_master_that_ends_while_an_outcome_is_unknown(cluster: Cluster, how: str) -> None:
+    cluster.break_at_commit()
     threading.Event().wait(1.0)
-    getattr(scene.master, how)()
-    scene.server.start()
-    scene.master.start()
-    scene.master.address("HTTP")
-    stored = scene.end()
-    assert scene.proxy.moment != "answered" or stored[1] == NEEDLE.decode()
+    getattr(cluster.master, how)()
+    cluster.server.start()
+    cluster.master.start()
+    cluster.master.address("HTTP")
+    stored = cluster.end()
+    assert cluster.proxy.moment != "answered" or stored[1] == NEEDLE.decode()

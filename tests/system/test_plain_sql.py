@@ -217,7 +217,7 @@ def limited_url(postgres: PostgresServer, database: str) -> Iterator[str]:
         postgres.sql(each, database=name)
 
 
-def test_a_user_with_the_rights_that_the_readme_names(
+def test_a_user_with_the_rights_that_the_documents_name(
     tmp_path: Path, postgres: PostgresServer, database: str, limited_url: str
 ) -> None:
     """The rights are enough. ``check`` and the start name each missing right, and the SQL that grants it."""

@@ -41,7 +41,7 @@ def register(worker):
 """
 
 
-class Appending(threading.Thread):
+class Appender(threading.Thread):
     """A client that appends one fact after the other, each again until it is acknowledged; ``ids`` has the answers."""
 
     def __init__(self, http: str) -> None:
@@ -122,7 +122,7 @@ def test_followers_stay_while_the_master_is_replaced_by_todays(
         earlier.environment = yesterday
         for each in (earlier, later):
             stack.enter_context(each)
-        client = Appending(http)
+        client = Appender(http)
         client.start()
         stack.callback(client.end)
         for each in (earlier, later):

@@ -18,7 +18,7 @@ GONE = Failure(ConnectionDone())
 HEAD = header("POST", FACTS, [JSON], len(BODY))
 
 
-class Scene:
+class Connection:
     """A site with short times, and one connection to it."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
@@ -48,85 +48,85 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def connection() -> Connection:
+    return Connection()
 
 
-def test_a_connection_that_sends_nothing_is_closed(scene: Scene) -> None:
-    scene.clock.advance(29)
-    assert not scene.closed
-    scene.clock.advance(1)
-    assert scene.closed
-    assert scene.timeouts() == {"http_timeouts_total part=headers": 1}
+def test_a_connection_that_sends_nothing_is_closed(connection: Connection) -> None:
+    connection.clock.advance(29)
+    assert not connection.closed
+    connection.clock.advance(1)
+    assert connection.closed
+    assert connection.timeouts() == {"http_timeouts_total part=headers": 1}
 
 
-def test_headers_that_trickle_are_closed(scene: Scene) -> None:
+def test_headers_that_trickle_are_closed(connection: Connection) -> None:
     """Each byte begins the idle time of Twisted again."""
     with logged(LogLevel.warn) as lines:
-        assert scene.trickle(HEAD, 1) == 30
+        assert connection.trickle(HEAD, 1) == 30
     assert lines == ["HTTP: closing a peer (127.0.0.1:40000): the headers of a request took too long"]
-    assert scene.timeouts() == {"http_timeouts_total part=headers": 1}
+    assert connection.timeouts() == {"http_timeouts_total part=headers": 1}
 
 
-def test_a_body_that_trickles_is_closed(scene: Scene) -> None:
-    scene.client.send(HEAD.replace(b"24", b"2400"))
-    assert scene.trickle(BODY * 100, 1) == 61, "a byte is a thousandth of a second"
-    assert scene.timeouts() == {"http_timeouts_total part=body": 1}
+def test_a_body_that_trickles_is_closed(connection: Connection) -> None:
+    connection.client.send(HEAD.replace(b"24", b"2400"))
+    assert connection.trickle(BODY * 100, 1) == 61, "a byte is a thousandth of a second"
+    assert connection.timeouts() == {"http_timeouts_total part=body": 1}
 
 
-def test_a_body_that_is_slow_has_a_second_more_for_each_kib(scene: Scene) -> None:
+def test_a_body_that_is_slow_has_a_second_more_for_each_kib(connection: Connection) -> None:
     body = b'{"rows": [["%s", "new"]]}' % (b"x" * 200 * 1024)
-    scene.client.send(header("POST", FACTS, [JSON], len(body)))
+    connection.client.send(header("POST", FACTS, [JSON], len(body)))
     for at in range(0, len(body), 2048):
-        assert not scene.closed
-        scene.client.send(body[at : at + 2048])
-        scene.clock.advance(2)
-    assert read_answer(scene.client.transport.value()).code == 200
-    assert scene.timeouts() == {}
+        assert not connection.closed
+        connection.client.send(body[at : at + 2048])
+        connection.clock.advance(2)
+    assert read_answer(connection.client.transport.value()).code == 200
+    assert connection.timeouts() == {}
 
 
-def test_the_time_begins_again_with_each_request_and_idle_ones_have_twisteds(scene: Scene) -> None:
+def test_the_time_begins_again_with_each_request_and_idle_ones_have_twisteds(connection: Connection) -> None:
     for _ in range(3):
-        scene.client.transport.clear()
-        scene.trickle(HEAD, 0.1)
-        scene.trickle(BODY, 1)
-        assert read_answer(scene.client.transport.value()).code == 200
-        scene.clock.advance(40)
-        assert not scene.closed
-    scene.clock.advance(20)
-    assert scene.closed
-    assert scene.timeouts() == {}
+        connection.client.transport.clear()
+        connection.trickle(HEAD, 0.1)
+        connection.trickle(BODY, 1)
+        assert read_answer(connection.client.transport.value()).code == 200
+        connection.clock.advance(40)
+        assert not connection.closed
+    connection.clock.advance(20)
+    assert connection.closed
+    assert connection.timeouts() == {}
 
 
-def test_a_part_of_the_next_request_has_the_time_of_headers(scene: Scene) -> None:
-    scene.trickle(HEAD[:200], 0.1)
-    scene.client.send(HEAD[200:] + BODY + HEAD[:10])
-    assert read_answer(scene.client.transport.value()).code == 200
-    scene.clock.advance(29)
-    assert not scene.closed
-    scene.clock.advance(1)
-    assert scene.closed
+def test_a_part_of_the_next_request_has_the_time_of_headers(connection: Connection) -> None:
+    connection.trickle(HEAD[:200], 0.1)
+    connection.client.send(HEAD[200:] + BODY + HEAD[:10])
+    assert read_answer(connection.client.transport.value()).code == 200
+    connection.clock.advance(29)
+    assert not connection.closed
+    connection.clock.advance(1)
+    assert connection.closed
 
 
-def test_a_request_in_one_read_needs_no_timer_beside_twisteds(scene: Scene) -> None:
-    scene.client.send(HEAD + BODY)
-    assert len(scene.clock.getDelayedCalls()) == 1
-    scene.client.protocol.connectionLost(GONE)
-    assert scene.clock.getDelayedCalls() == []
+def test_a_request_in_one_read_needs_no_timer_beside_twisteds(connection: Connection) -> None:
+    connection.client.send(HEAD + BODY)
+    assert len(connection.clock.getDelayedCalls()) == 1
+    connection.client.protocol.connectionLost(GONE)
+    assert connection.clock.getDelayedCalls() == []
 
 
 def test_a_time_of_zero_is_no_limit() -> None:
-    scene = Scene(Bounds(header_timeout=0, body_timeout=0))
-    assert scene.trickle(HEAD + BODY, 50) == len(HEAD + BODY)
-    assert read_answer(scene.client.transport.value()).code == 200
+    connection = Connection(Bounds(header_timeout=0, body_timeout=0))
+    assert connection.trickle(HEAD + BODY, 50) == len(HEAD + BODY)
+    assert read_answer(connection.client.transport.value()).code == 200
 
 
 def test_connections_are_counted_and_refused_beyond_the_bound() -> None:
-    scene = Scene(Bounds(max_connections=2))
-    second = Client(scene.site)
-    assert scene.site.buildProtocol(ELSEWHERE) is None
-    metrics = shown_metrics(scene.site.resource.samples())
+    connection = Connection(Bounds(max_connections=2))
+    second = Client(connection.site)
+    assert connection.site.buildProtocol(ELSEWHERE) is None
+    metrics = shown_metrics(connection.site.resource.samples())
     assert metrics["http_connections"] == 2
     assert metrics["connections_refused_total socket=http bound=max_connections"] == 1
     second.protocol.connectionLost(GONE)
-    assert scene.site.buildProtocol(ELSEWHERE) is not None
+    assert connection.site.buildProtocol(ELSEWHERE) is not None

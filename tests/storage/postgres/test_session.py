@@ -59,7 +59,7 @@ def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
         ("postgresql://me@here/shop?hunter2=1", "postgresql://me@here/shop?…"),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_what_may_be_its_password(url: str, shown: str) -> None:
+def test_a_url_that_cannot_be_read_is_refused_and_no_password_is_shown(url: str, shown: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Address.parse(url)
     assert repr(shown) in str(refused.value)
@@ -76,7 +76,7 @@ def test_a_writer_connects_to_the_primary_of_several_hosts() -> None:
     assert "=any" in Address.parse(f"{several}?target_session_attrs=any").conninfo
 
 
-def test_an_option_that_there_is_not_is_named() -> None:
+def test_the_error_for_an_unknown_option_names_it() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         Address.parse("postgresql://here/shop?nonsense=1")
 
@@ -224,7 +224,7 @@ class ConnectTests(UsesSession, SynchronousTestCase):
             fields = b"SFATAL\0VFATAL\0C57P03\0M%s\0\0" % message.encode()
             connection.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
 
-    def test_a_socket_of_this_machine_will_do(self) -> None:
+    def test_a_socket_of_this_machine_is_accepted(self) -> None:
         url = f"postgresql://postgres@/{self.database}?host={self.server.folder}&port={self.server.port}"
         session = self.make_session(url, tcp_keepalives_idle="15")
         self.assertEqual(session.run("SELECT inet_client_addr()"), [(None,)])

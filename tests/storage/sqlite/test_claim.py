@@ -263,10 +263,10 @@ class OneProcessTests(ClaimCase):
 
 
 class FormerVersionTests(ClaimCase):
-    """Version 0.1 locked a file beside the database, which has the name that it was given, and ``-claim``."""
+    """Version 0.1 locked a file beside the database: the configured name of the database with ``-claim``."""
 
     def former(self, path: str, process: str = "4711\n") -> IO[str]:
-        """Do as version 0.1."""
+        """Return a claim file that is locked as by version 0.1."""
         claim = Path(f"{path}-claim").open("a+")  # noqa: SIM115 - the caller closes it
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         claim.write(process)
@@ -274,7 +274,7 @@ class FormerVersionTests(ClaimCase):
         self.addCleanup(claim.close)
         return claim
 
-    def test_such_a_process_is_not_joined(self) -> None:
+    def test_a_process_of_version_0_1_is_not_joined(self) -> None:
         for process, shown in (("4711\n", "4711"), ("", "unknown")):
             with self.former(self.path, process):
                 self.assertIn(f"is written by process {shown} already: stop that", self.refusal())
@@ -282,7 +282,7 @@ class FormerVersionTests(ClaimCase):
             Path(f"{self.path}-claim").unlink()
         self.close(self.store())
 
-    def test_its_file_is_removed_once_it_has_ended(self) -> None:
+    def test_the_claim_file_of_version_0_1_is_removed_once_its_process_has_ended(self) -> None:
         link = self.folder / "symbolic.db"
         link.symlink_to("facts.db")
         for name in (self.path, str(link)):
@@ -291,7 +291,7 @@ class FormerVersionTests(ClaimCase):
         self.assertEqual(self.files(), ["facts.db", "facts.db-shm", "facts.db-wal", "symbolic.db"])
         self.close(store)
 
-    def test_such_a_process_that_starts_at_the_same_time_is_refused_or_not_joined(self) -> None:
+    def test_a_process_of_version_0_1_that_starts_at_the_same_time_is_refused_or_not_joined(self) -> None:
         """It has opened the file before it is removed, or it has made a new one by then."""
         self.former(self.path).close()
         opened = self.enterContext(Path(f"{self.path}-claim").open("a+"))

@@ -118,7 +118,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
                 page = self.page(stream=EVENTS, after=page.upto, limit=limit)
             self.assertEqual([*seen, *page.facts], stored)
 
-    def test_where_picks_rows(self) -> None:
+    def test_where_selects_rows(self) -> None:
         self.map_events(where="visible OR size > 5")
         self.add((2, None, "a", 1), (3, None, "b", 1), (4, None, "c", 9))
         self.sql("UPDATE events SET visible = 0 WHERE id > 2")
@@ -172,7 +172,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
         for ask in (lambda: self.page(stream=EVENTS), lambda: self.positions(EVENTS)):
             self.assertIn("'id' of table 'odd' holds 2.0", str(self.assertRaises(StoreError, ask)))
 
-    def test_names_that_are_words_of_sql_will_do(self) -> None:
+    def test_names_may_be_words_of_sql(self) -> None:
         self.sql('CREATE TABLE "order" ("index" INTEGER PRIMARY KEY, "select" TEXT, "from" TEXT)')
         self.sql('CREATE INDEX pair ON "order" ("from", "index")')
         self.map_events(table="order", id_column="index", row=["select"], instance_column="from")
@@ -283,7 +283,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
     def refusal(self, **options: Any) -> str:
         return str(self.assertRaises(SchemaError, self.map_events, **options))
 
-    def test_what_is_wrong_with_a_mapping_is_named(self) -> None:
+    def test_the_error_names_the_fault_of_a_mapping(self) -> None:
         self.assertIn("no such table: nowhere", self.refusal(table="nowhere"))
         self.assertIn("no such column: source.missing", self.refusal(row=["name", "missing"]))
         self.assertIn("no such column: source.missing", self.refusal(id_column="missing"))
@@ -299,7 +299,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.sql("CREATE TABLE bare (id INTEGER PRIMARY KEY, name, size) WITHOUT ROWID")
         self.assertIn("WITHOUT ROWID", self.refusal(table="bare"))
 
-    def test_a_missing_index_is_warned_of_with_its_cure(self) -> None:
+    def test_a_missing_index_is_reported_with_the_sql_that_creates_it(self) -> None:
         self.sql("DROP INDEX events_id")
         self.map_events()
         (warning,) = self.store.warnings
@@ -350,7 +350,7 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.map_events(instance_column="instance_name")
         self.claim("south")
 
-    def test_one_that_follows_others_into_its_file_is_not(self) -> None:
+    def test_a_writer_with_copies_of_other_writers_is_not_refused(self) -> None:
         self.map_events()
         self.claim(ME)
         self.commit(write(5, stream=EVENTS, writer=OTHER, expected=0, follower=ME))

@@ -547,7 +547,7 @@ class DifferentialTests(OnFile, SynchronousTestCase):
 
     streams = (StreamName("up"), StreamName("down"))
 
-    def test_the_file_does_what_the_reference_does(self) -> None:
+    def test_a_file_gives_the_same_outcomes_as_the_store_in_memory(self) -> None:
         reference = MemoryStore(self.make_clock())
         self.wait(reference.open())
         for store in (self.store, reference):
