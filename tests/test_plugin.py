@@ -1,4 +1,4 @@
-"""twistd finds us: the plugin is a packaging matter, so this asks twistd itself."""
+"""twistd finds the plugin. That depends on the packaging, so these tests run twistd itself."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def answers(homeserver: Homeserver, status: int) -> int:
 def test_a_worker_catches_up_with_the_recorded_facts(
     postgres: PostgresServer, homeserver: Homeserver, worker: GenericWorker
 ) -> None:
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     assert followed(worker).items() >= {"events": 2753, "backfill": 466, "receipts": 278}.items()
     assert answers(homeserver, 200) >= 2  # what has no table
     joined = "SELECT room_id FROM local_current_membership WHERE user_id = %s AND membership = 'join'"
@@ -190,7 +190,7 @@ def test_a_worker_catches_up_with_the_recorded_facts(
 
 
 def test_new_facts_reach_clients_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     reader = Reader(worker)
     event_id = homeserver.do("send_message", ROOM, "from the master")
     [event] = reader.next()["rooms"]["join"][ROOM]["timeline"]["events"]
@@ -208,7 +208,7 @@ def test_new_facts_reach_clients_of_synapse(homeserver: Homeserver, worker: Gene
 
 
 def test_an_invalidation_clears_a_cache_of_synapse(homeserver: Homeserver, worker: GenericWorker) -> None:
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     client = user(worker)
     assert client.get("/joined_rooms")["joined_rooms"]
     homeserver.do("forget", TOKENS[USER], False)
@@ -220,13 +220,13 @@ def test_an_invalidation_clears_a_cache_of_synapse(homeserver: Homeserver, worke
 
 
 def test_synapse_fetches_missed_facts_over_http(homeserver: Homeserver, worker: GenericWorker) -> None:
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     worker.kill()
     homeserver.do("type", ROOM, [OTHER])
     event_id = homeserver.do("send_message", ROOM, "you missed this")
     before = answers(homeserver, 200)
     worker.start()
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     assert answers(homeserver, 200) > before
     seen = Reader(worker).first
     assert seen["rooms"]["join"][ROOM]["timeline"]["events"][-1]["event_id"] == event_id
@@ -247,7 +247,7 @@ def test_synapse_with_a_wrong_secret_fetches_nothing(
 
 def test_synapse_follows_a_master_that_was_killed(homeserver: Homeserver, worker: GenericWorker) -> None:
     """Also typing, which is only in memory (docs/protocol/traps.md 29)."""
-    until(lambda: caught_up(homeserver, worker), "the worker is where we are")
+    until(lambda: caught_up(homeserver, worker), "the worker has the position of the master")
     reader = Reader(worker)
     homeserver.do("type", ROOM, [OTHER])
     assert typing(reader.next()) == [OTHER]

@@ -98,7 +98,7 @@ def test_a_worker_copies_every_stream_of_synapse(main: Main, tmp_path: Path) -> 
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         until(lambda: caught_up(follower, recorder), "the worker has connected")
         move_all_streams(*users(main))
-        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
         until(lambda: not different(follower, recorder), "the copy equals the recording")
         assert recorder.facts().keys() == recorder.moved
 
@@ -107,13 +107,13 @@ def test_a_worker_fetches_missed_facts_from_synapse(main: Main, tmp_path: Path) 
     """Pages have a hundred rows; facts that Synapse has replaced have no rows any more."""
     with Recorder(main.wire) as recorder, Follower(tmp_path, main) as follower:
         anna, bert = users(main)
-        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
         follower.kill()
         room = move_all_streams(anna, bert)
         for number in range(150):
             anna.send_message(room, f"message {number}")
         follower.start()
-        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
+        until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse again")
 
         def lacking() -> list[str]:
             sent, copy = recorder.facts(), follower.copy(recorder.moved)
@@ -149,7 +149,7 @@ def test_kills_lose_and_double_no_fact_of_active_users(main: Main, tmp_path: Pat
             follower.start()
         sending.join()
         assert kills
-        until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+        until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
         until(lambda: not {"events", "caches"} & {*different(follower, recorder)}, "the copy equals the recording")
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_secret_is_reported_and_corrected_without_loss(main: Main, tmp_p
             until(lambda: refusal in str(follower.writers().get("device_lists")), "the status has the reason still")
             until(lambda: follower.positions().get("backfill") == 1, "where nothing is missing it goes on")
         with Follower(tmp_path, main) as follower:
-            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+            until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
             assert {*follower.copy(["device_lists"])["device_lists"]} == {2, 3}
 
 
@@ -172,12 +172,12 @@ def test_a_worker_follows_a_main_process_that_was_killed(main: Main, tmp_path: P
             anna, bert = users(main)
             until(lambda: caught_up(follower, recorder), "the worker has connected")
             room = move_all_streams(anna, bert)
-            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is")
+            until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse")
             assert recorder.positions()["typing"] == 2
         main.kill()
         main.start()
         with Recorder(main.wire) as recorder:
-            until(lambda: caught_up(follower, recorder), "the worker is where Synapse is again")
+            until(lambda: caught_up(follower, recorder), "the worker has the position of Synapse again")
             assert recorder.positions()["typing"] == 0
             bert.put(f"/rooms/{quoted(room)}/typing/{quoted(bert.user_id)}", {"typing": True, "timeout": 30_000})
             bert.send_message(room, "again")

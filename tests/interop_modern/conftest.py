@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interop.environment import make_environment
+from tests.interop_modern.cluster import Cluster
 from tests.interop_modern.homeserver import Homeserver
-from tests.interop_modern.scene import Scene
 from tests.redis import HOW_TO_GET_IT
 from tests.synapse.reading import READER_SQL
 
@@ -42,10 +42,10 @@ def synapse(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def scene(synapse: Path, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def cluster(synapse: Path, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start a homeserver, its users, and our worker beside it; most tests of this folder share them, in order."""
     folder = tmp_path_factory.mktemp("homeserver")
     with postgres.database() as name, Homeserver(synapse, folder, postgres.url(name)) as homeserver:
         postgres.sql(READER_SQL, database=name)
-        with Scene(folder, homeserver, postgres, name) as scene:
-            yield scene
+        with Cluster(folder, homeserver, postgres, name) as cluster:
+            yield cluster

@@ -2,9 +2,9 @@
 
 One user sends ``RATE`` messages a second at the main process, and receives them with ``/sync`` at a worker that does
 not write them.  The lag of a message is the time from the commit of its event until that answer.  Phases of
-``--seconds`` alternate: without us, and with a relay that copies all streams over Redis and a worker behind it.  With
-``--spare`` our workers run only while a processor is free, as on a machine with a processor more.  The figures are
-printed; no time is a failure.  PostgreSQL must have the extension ``pg_stat_statements``.
+``--seconds`` alternate: without our workers, and with a relay that copies all streams over Redis and a worker behind
+it.  With ``--spare`` our workers run only while a processor is free, as on a machine with a processor more.  The
+figures are printed; no time is a failure.  PostgreSQL must have the extension ``pg_stat_statements``.
 
 pytest collects this module by its name only.
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tests.interop.synapse import Client
-    from tests.interop_modern.scene import Scene
+    from tests.interop_modern.cluster import Cluster
 
-WITHOUT, WITH = "without us", "with us"
+WITHOUT, WITH = "without our workers", "with our workers"
 PHASES = (WITHOUT, WITH, WITH, WITHOUT) * 2  # so what grows with time is in both
 RATE = 10  # messages a second
 WARMING = 20  # messages before each phase that are not counted
@@ -81,17 +81,17 @@ class Reader(Thread):
 
 
 @pytest.mark.timeout(0)
-def test_lag(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_lag(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     seconds = request.config.getoption("--seconds")
     terminal = request.config.get_terminal_writer()
-    scene.traffic.pause()
-    user = scene.homeserver.register("erna")
+    cluster.traffic.pause()
+    user = cluster.homeserver.register("erna")
     room = user.post("/createRoom", {"preset": "private_chat"})["room_id"]
-    reader = Reader(user.at(scene.homeserver.processes["writer1"].client_port), room)
+    reader = Reader(user.at(cluster.homeserver.processes["writer1"].client_port), room)
     lags, sends = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     loads = defaultdict[str, list[dict[str, float]]](list)
     with ExitStack() as stack:
-        workers = _workers(scene, stack, tmp_path)
+        workers = _workers(cluster, stack, tmp_path)
         if request.config.getoption("--spare"):
             for each in workers:
                 each.before = ("chrt", "--idle", "0")
@@ -104,15 +104,15 @@ def test_lag(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> No
                 for each in workers:
                     each.start()
                 until(lambda: all(f"following {SERVER_NAME}" in each.log for each in workers), "both follow")
-                _wait_until_equal(scene, tmp_path / "behind.db")
-            scene.homeserver.wait_for_subscribers(len(NAMES) + (phase == WITH))
+                _wait_until_equal(cluster, tmp_path / "behind.db")
+            cluster.homeserver.wait_for_subscribers(len(NAMES) + (phase == WITH))
             _send(user, room, WARMING)
-            before = _load(scene, workers if phase == WITH else ())
+            before = _load(cluster, workers if phase == WITH else ())
             began = time.monotonic()
             took = _send(user, room, round(seconds * RATE))
             elapsed = time.monotonic() - began
-            after = _load(scene, workers if phase == WITH else ())
-            here = _lags(scene, reader, [*took])
+            after = _load(cluster, workers if phase == WITH else ())
+            here = _lags(cluster, reader, [*took])
             lags[phase] += here
             sends[phase] += [1_000 * each for each in took.values()]
             loads[phase].append({what: (after[what] - before[what]) / elapsed for what in after})
@@ -129,11 +129,11 @@ def test_lag(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> No
     terminal.line(json.dumps(report, indent=2))
 
 
-def _workers(scene: Scene, stack: ExitStack, folder: Path) -> list[Daemon]:
+def _workers(cluster: Cluster, stack: ExitStack, folder: Path) -> list[Daemon]:
     """Start the relay and the worker behind it; return both."""
-    scene.worker.kill()
-    scene.worker.options = tuple(each for each in scene.worker.options if not each.startswith("--http="))
-    wire, http = stack.enter_context(fixed_ports(scene.worker))
+    cluster.worker.kill()
+    cluster.worker.options = tuple(each for each in cluster.worker.options if not each.startswith("--http="))
+    wire, http = stack.enter_context(fixed_ports(cluster.worker))
     (folder / "behind.toml").write_text("copy = true\n")
     behind = Daemon(
         folder,
@@ -145,16 +145,16 @@ def _workers(scene: Scene, stack: ExitStack, folder: Path) -> list[Daemon]:
         f"--connect=tcp:{wire}",
         f"--catch-up=http://{http}",
     )
-    return [scene.worker, stack.enter_context(behind)]
+    return [cluster.worker, stack.enter_context(behind)]
 
 
-def _wait_until_equal(scene: Scene, behind: Path) -> None:
+def _wait_until_equal(cluster: Cluster, behind: Path) -> None:
     """Wait until both copies equal the database."""
 
     def equal() -> bool:
         time.sleep(0.3)
-        wanted = in_database(scene.postgres, scene.database)
-        return not any(differences(in_copy(each), wanted) for each in (scene.copy, behind))
+        wanted = in_database(cluster.postgres, cluster.database)
+        return not any(differences(in_copy(each), wanted) for each in (cluster.copy, behind))
 
     until(equal, "both copies equal the database")
 
@@ -171,11 +171,11 @@ def _send(user: Client, room: str, number: int) -> dict[str, float]:
     return took
 
 
-def _lags(scene: Scene, reader: Reader, events: Sequence[str]) -> list[float]:
+def _lags(cluster: Cluster, reader: Reader, events: Sequence[str]) -> list[float]:
     """Wait until all events are received; return the milliseconds from the commit of each."""
     until(lambda: reader.times.keys() >= {*events}, "all messages are received")
     sql = "SELECT event_id, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM events WHERE event_id = ANY(%s)"
-    commits = dict(scene.postgres.sql(sql, events, database=scene.database))
+    commits = dict(cluster.postgres.sql(sql, events, database=cluster.database))
     return [1_000 * (reader.times[event] - float(commits[event])) for event in events]
 
 
@@ -185,23 +185,23 @@ def _summary(milliseconds: Sequence[float]) -> dict[str, float]:
     return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1)}
 
 
-def _load(scene: Scene, workers: Sequence[Daemon]) -> dict[str, float]:
+def _load(cluster: Cluster, workers: Sequence[Daemon]) -> dict[str, float]:
     """Return the queries, the commands and the seconds of CPU until now."""
     queries = "SELECT rolname, sum(calls) FROM pg_stat_statements JOIN pg_roles ON pg_roles.oid = userid GROUP BY 1"
-    called = {name: float(calls) for name, calls in scene.postgres.sql(queries)}
-    redis = dict(each.split(":", 1) for each in scene.redis.call("INFO").decode().splitlines() if ":" in each)
-    postmaster = int((scene.postgres.folder / "data/postmaster.pid").read_text().split()[0])
+    called = {name: float(calls) for name, calls in cluster.postgres.sql(queries)}
+    redis = dict(each.split(":", 1) for each in cluster.redis.call("INFO").decode().splitlines() if ":" in each)
+    postmaster = int((cluster.postgres.folder / "data/postmaster.pid").read_text().split()[0])
     sessions = [int(each.name) for each in Path("/proc").glob("[0-9]*") if _stat(int(each.name))[1] == str(postmaster)]
-    synapse = [scene.homeserver.processes[each].pid for each in NAMES]
+    synapse = [cluster.homeserver.processes[each].pid for each in NAMES]
     return {
         "queries/s of Synapse": called["postgres"],
-        "queries/s of us": called.get(READER, 0.0),
+        "queries/s of our workers": called.get(READER, 0.0),
         "commands/s of Redis": float(redis["total_commands_processed"]),
-        "cores of the main process": _cpu(scene.homeserver.processes[MAIN].pid),
+        "cores of the main process": _cpu(cluster.homeserver.processes[MAIN].pid),
         "cores of Synapse": sum(map(_cpu, synapse)),
         "cores of PostgreSQL": _cpu(postmaster, ended=True) + sum(map(_cpu, sessions)),
         "cores of Redis": float(redis["used_cpu_user"]) + float(redis["used_cpu_sys"]),
-        "cores of us": sum(_cpu(each.pid) for each in workers),
+        "cores of our workers": sum(_cpu(each.pid) for each in workers),
     }
 
 

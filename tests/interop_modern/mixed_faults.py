@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.interop_modern.scene import Scene
+    from tests.interop_modern.cluster import Cluster
 
 FUNCTIONS = ("events", "push_rules", "caches", "quarantined_media")
 COPIES = [each for each in SQL if each not in FUNCTIONS]
@@ -60,60 +60,60 @@ def register(worker):
 class Faults:
     """What can go wrong; each method makes one fault, and returns when its cause is gone."""
 
-    def __init__(self, scene: Scene, workers: list[Daemon], chance: random.Random) -> None:
-        self.scene, self.workers, self.chance = scene, workers, chance
+    def __init__(self, cluster: Cluster, workers: list[Daemon], chance: random.Random) -> None:
+        self.cluster, self.workers, self.chance = cluster, workers, chance
 
     def redis_is_killed(self) -> None:
         """Kill it, and start it again, empty."""
-        self.scene.redis.kill()
-        self.scene.act(self.chance.uniform(0.5, 4))
-        self.scene.redis.start()
-        self.scene.monitors.append(Monitor(self.scene.redis))
+        self.cluster.redis.kill()
+        self.cluster.act(self.chance.uniform(0.5, 4))
+        self.cluster.redis.start()
+        self.cluster.monitors.append(Monitor(self.cluster.redis))
 
     def subscriptions_are_dropped(self) -> None:
         """Close all subscribed connections."""
-        self.scene.redis.drop_subscribers()
+        self.cluster.redis.drop_subscribers()
 
     def publishers_are_dropped(self) -> None:
         """Close the connections on which Synapse publishes, with a second of unread messages."""
-        self.scene.redis.call("CLIENT", "PAUSE", "1500", "WRITE")
-        self.scene.act(1)
-        for each in self.scene.homeserver.publishers():
-            self.scene.redis.call("CLIENT", "KILL", "ID", each)
+        self.cluster.redis.call("CLIENT", "PAUSE", "1500", "WRITE")
+        self.cluster.act(1)
+        for each in self.cluster.homeserver.publishers():
+            self.cluster.redis.call("CLIENT", "KILL", "ID", each)
 
     def redis_is_paused(self) -> None:
         """Let it answer nothing for a moment."""
-        self.scene.redis.call("CLIENT", "PAUSE", "3000", "ALL")
-        self.scene.act(3)
+        self.cluster.redis.call("CLIENT", "PAUSE", "3000", "ALL")
+        self.cluster.act(3)
 
     def our_worker_is_killed(self) -> None:
         """Kill one of our workers, and start it again."""
         worker = self.chance.choice(self.workers)
         worker.kill()
-        self.scene.act(self.chance.uniform(0, 3))
+        self.cluster.act(self.chance.uniform(0, 3))
         worker.start()
 
     def postgresql_is_restarted(self) -> None:
         """Restart the database."""
-        self.scene.postgres.restart()
+        self.cluster.postgres.restart()
 
     def synapse_is_killed(self) -> None:
         """Kill one process of Synapse but the main one, and start it again."""
-        name = self.chance.choice([name for name in self.scene.homeserver.processes if name not in (MAIN, ADDED)])
-        self.scene.homeserver.processes[name].kill()
-        self.scene.act(self.chance.uniform(0.5, 3))
-        self.scene.homeserver.processes[name].start()
+        name = self.chance.choice([name for name in self.cluster.homeserver.processes if name not in (MAIN, ADDED)])
+        self.cluster.homeserver.processes[name].kill()
+        self.cluster.act(self.chance.uniform(0.5, 3))
+        self.cluster.homeserver.processes[name].start()
 
     def synapse_is_added(self) -> None:
         """Add a process of Synapse, or take it away."""
-        added = self.scene.homeserver.processes[ADDED]
+        added = self.cluster.homeserver.processes[ADDED]
         if added.running:
             added.stop()
-            for user in self.scene.traffic.users:
+            for user in self.cluster.traffic.users:
                 user.anywhere = [each for each in user.anywhere if each.port != added.client_port]
         else:
             added.start()
-            for user in self.scene.traffic.users:
+            for user in self.cluster.traffic.users:
                 user.anywhere.append(user.at_main.at(added.client_port))
 
     def all(self) -> list[Callable[[], None]]:
@@ -131,7 +131,7 @@ class Faults:
 
 
 @pytest.mark.timeout(0)
-def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_mixed_faults(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     minutes = request.config.getoption("--minutes")
     chance = random.Random(minutes)
     terminal = request.config.get_terminal_writer()
@@ -146,12 +146,12 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
     (tmp_path / "direct.toml").write_text(f"copy = true\n{configuration}")
     (tmp_path / "behind.toml").write_text("copy = true\n")
     with ExitStack() as stack:
-        scene.worker.kill()
-        scene.worker.options = tuple(each for each in scene.worker.options if not each.startswith("--http="))
-        wire, http = stack.enter_context(fixed_ports(scene.worker))
-        redis = [each for each in scene.worker.options if each.startswith(("--connect=", "--redis-password-file="))]
+        cluster.worker.kill()
+        cluster.worker.options = tuple(each for each in cluster.worker.options if not each.startswith("--http="))
+        wire, http = stack.enter_context(fixed_ports(cluster.worker))
+        redis = [each for each in cluster.worker.options if each.startswith(("--connect=", "--redis-password-file="))]
         sources = {
-            "direct": [*redis, f"--catch-up={scene.postgres.url(scene.database, READER)}"],
+            "direct": [*redis, f"--catch-up={cluster.postgres.url(cluster.database, READER)}"],
             "behind": [f"--connect=tcp:{wire}", f"--catch-up=http://{http}"],
         }
         followers = [
@@ -170,23 +170,23 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
             )
             for name, options in sources.items()
         ]
-        workers = [scene.worker, *followers]
-        faults = Faults(scene, workers, chance)
+        workers = [cluster.worker, *followers]
+        faults = Faults(cluster, workers, chance)
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
-            scene.act(chance.uniform(1, 5))
+            cluster.act(chance.uniform(1, 5))
             fault = chance.choice(faults.all())
             fault()
-            seconds = _seconds_until_complete(scene)
+            seconds = _seconds_until_complete(cluster)
             took[fault.__name__].append(seconds)
             slowest = max(seconds, key=lambda stream: seconds[stream])
             show(f"{time.strftime('%H:%M:%S')} {fault.__name__}: complete after {seconds[slowest]:.1f} s ({slowest})")
-        until(lambda: scene.redis.subscribers(SERVER_NAME) >= scene.subscribers + 1, "all are subscribed")
-        scene.traffic.pause()
-        scene.check_copy()
-        scene.traffic.pause()
-        unlike = {each.name: _differences(scene, tmp_path / f"{each.name}.db") for each in followers}
-        wanted = in_database(scene.postgres, scene.database)
+        until(lambda: cluster.redis.subscribers(SERVER_NAME) >= cluster.subscribers + 1, "all are subscribed")
+        cluster.traffic.pause()
+        cluster.check_copy()
+        cluster.traffic.pause()
+        unlike = {each.name: _differences(cluster, tmp_path / f"{each.name}.db") for each in followers}
+        wanted = in_database(cluster.postgres, cluster.database)
         effects = {each.name: in_effects(tmp_path / f"{each.name}.db") for each in followers}
         report: dict[str, Any] = {
             "minutes": minutes,
@@ -194,12 +194,12 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
             "seconds until a stream was complete, without caches": _summary(took, without="caches"),
             "seconds until caches was complete": _summary(took, only="caches"),
             "facts": {stream: len(facts) for stream, facts in wanted.items()},
-            "facts that Redis did not carry": len(scene.unpublished()),
+            "facts that Redis did not carry": len(cluster.unpublished()),
             "lost and found": {each.name: _found(each) for each in workers},
             "effects": {name: sum(map(len, facts.values())) for name, (facts, _) in effects.items()},
             "repeated effects": {name: repeated for name, (_, repeated) in effects.items()},
             "facts that differ": {name: sum(map(len, facts.values())) for name, facts in unlike.items()},
-            "calls of users": sum(scene.traffic.done().values()),
+            "calls of users": sum(cluster.traffic.done().values()),
         }
         show(json.dumps(report, indent=2))
         shown = {name: {stream: facts[:3] for stream, facts in each.items()} for name, each in unlike.items()}
@@ -215,14 +215,14 @@ def test_mixed_faults(scene: Scene, request: pytest.FixtureRequest, tmp_path: Pa
             assert not late, late
 
 
-def _seconds_until_complete(scene: Scene) -> dict[str, float]:
+def _seconds_until_complete(cluster: Cluster) -> dict[str, float]:
     """Return the time until the relay's copy has all that the database has now, for each stream."""
     begin = time.monotonic()
-    wanted = in_database(scene.postgres, scene.database)
+    wanted = in_database(cluster.postgres, cluster.database)
     seconds: dict[str, float] = {}
 
     def complete() -> bool:
-        here = in_copy(scene.copy)
+        here = in_copy(cluster.copy)
         for stream, facts in wanted.items():
             if stream not in seconds and facts.items() <= here[stream].items():
                 seconds[stream] = time.monotonic() - begin
@@ -232,18 +232,18 @@ def _seconds_until_complete(scene: Scene) -> dict[str, float]:
     try:
         until(complete, "the copy has what the database had", PATIENCE)
     except AssertionError as error:
-        unlike = {stream: each[:5] for stream, each in differences(in_copy(scene.copy), wanted).items()}
-        raise AssertionError(f"{error}; token, copy, database: {unlike}; {scene.positions()}") from None
+        unlike = {stream: each[:5] for stream, each in differences(in_copy(cluster.copy), wanted).items()}
+        raise AssertionError(f"{error}; token, copy, database: {unlike}; {cluster.positions()}") from None
     return seconds
 
 
-def _differences(scene: Scene, file: Path) -> dict[str, list[tuple[int, Any, Any]]]:
+def _differences(cluster: Cluster, file: Path) -> dict[str, list[tuple[int, Any, Any]]]:
     """Return what differs from the database, which Synapse may still write, after PATIENCE; nothing if it is equal."""
     unlike: dict[str, list[tuple[int, Any, Any]]] = {}
 
     def equal() -> bool:
         nonlocal unlike
-        wanted = in_database(scene.postgres, scene.database)
+        wanted = in_database(cluster.postgres, cluster.database)
         unlike = differences({**in_copy(file, COPIES), **in_effects(file)[0]}, wanted)
         time.sleep(0.3)
         return not unlike

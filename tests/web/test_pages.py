@@ -185,7 +185,7 @@ class TestReadingPages:
             read(body, after=10, upto=20)
 
     def test_a_page_that_reaches_less_far_is_fine(self) -> None:
-        """The source may have settled less than we know of, or cut the page."""
+        """The source may have settled fewer IDs than the follower has received, or the page is limited."""
         assert read('{"updates":[],"upto_token":10,"limited":true}', after=10, upto=20) == page(upto=10, limited=True)
 
     def test_trap_12_a_foreign_page_in_descending_order_is_turned_round(self) -> None:

@@ -31,7 +31,7 @@ class SynapseFormTests(ApiTestCase):
         self.assertEqual(self.served.asked, [("orders", None, 3, 7, 1_000)])
 
     def test_the_same_transaction_id_gets_a_fresh_answer(self) -> None:
-        """Synapse remembers answers by it for half an hour; we have no need."""
+        """Synapse keeps answers by this key for half an hour; this package ignores the key."""
         self.ask("from_token=3&upto_token=7")
         self.served.keep("orders", "master", [])
         self.assertEqual(self.ask("from_token=3&upto_token=7").json["updates"], [])

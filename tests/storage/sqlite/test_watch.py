@@ -62,7 +62,7 @@ class SqliteWatchTests(SynchronousTestCase):
         self.assertEqual(self.reached(watch), {"events": (4, 4)})
         self.assertEqual(before, {EVENTS: SequenceState(Token(3), Token(3))}, "what was returned stays as it is")
 
-    def test_what_we_commit_ourselves_is_seen_too(self) -> None:
+    def test_commits_of_the_store_itself_are_read_too(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
         self.reached(watch)
         transaction = self.store.transaction()

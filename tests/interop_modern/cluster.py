@@ -22,8 +22,11 @@ NAME = "replication1"  # of our worker, as in conf/synapse-redis.toml
 PATIENCE = 60.0  # seconds until a copy equals the database, where nothing is written any more
 
 
-class Scene:
-    """All parts.  ``monitors`` have every command that Redis has received, except for a moment when it starts."""
+class Cluster:
+    """The homeserver, Redis, PostgreSQL, users and our worker.
+
+    ``monitors`` have every command that Redis has received, except for a moment when it starts.
+    """
 
     def __init__(self, folder: Path, homeserver: Homeserver, postgres: PostgresServer, database: str) -> None:
         self.homeserver = homeserver
