@@ -105,7 +105,7 @@ def _follow(
                 bert.send_message(room, f"message {each}")
         return made
 
-    until(lambda: f"following {near.server_name}" in worker.log, "it follows")
+    until(lambda: f"following {near.server_name}" in worker.log, "the worker follows")
     monitor = Monitor(redis)
     lost, seen = rooms(2)
     for room in (lost, seen):

@@ -50,7 +50,7 @@ def test_killed_worker(cluster: Cluster) -> None:
         cluster.worker.kill()
         cluster.act(1)
         cluster.worker.start()
-        until(lambda: f"following {SERVER_NAME}" in cluster.worker.log, "it follows")
+        until(lambda: f"following {SERVER_NAME}" in cluster.worker.log, "the worker follows")
     cluster.check_copy()
 
 

@@ -65,7 +65,7 @@ def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
             LOCAL[1],
         )
         with Daemon(tmp_path, "worker", *options, "--config=idle.toml") as worker:
-            until(lambda: redis.subscribers(SERVER), "it subscribes")
+            until(lambda: redis.subscribers(SERVER), "the worker subscribes")
             sent = [each for each in messages() if each != "REPLICATE "]
             for start in range(0, len(sent), 500):
                 redis.publish(*sent[start : start + 500], channel=SERVER)
@@ -73,7 +73,7 @@ def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
             until(lambda: ends.items() <= positions(http).items(), "all that was received is applied")
             worker.kill()
         with Daemon(tmp_path, "worker", *options, "--config=audit.toml") as worker:
-            until(lambda: redis.subscribers(SERVER), "it subscribes")
+            until(lambda: redis.subscribers(SERVER), "the worker subscribes")
             redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
             http = f"http://{worker.address('HTTP')}"
             until(lambda: found(http) == LOST, "what was lost is found")

@@ -53,11 +53,11 @@ def feed(sink: IO[bytes], rows: Sequence[bytes]) -> None:
             time.sleep(0.01)
 
 
-def test_a_failed_start_opens_no_socket_and_its_last_line_is_the_error_which_stands_there_once(tmp_path: Path) -> None:
+def test_a_failed_start_opens_no_socket_and_logs_the_error_once_in_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "taken.db").mkdir()
     daemon = Daemon(tmp_path, "master", "--database=sqlite:///taken.db", *LOCAL)
     with daemon:
-        until(lambda: daemon.ended, "it gives up")
+        until(lambda: daemon.ended, "the start fails")
         lines = daemon.log.splitlines()
     assert lines[-1].startswith("replication: database 'taken.db' cannot be claimed: [Errno 21] Is a directory")
     assert daemon.log.count("cannot be claimed") == 1

@@ -48,14 +48,14 @@ def test_a_program_beside_a_synapse_serves_no_stale_value(
         program = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
         stack.callback(program.wait, PATIENCE)
         stack.callback(program.terminate)
-        until(lambda: redis.subscribers(SERVER), "it subscribes")
+        until(lambda: redis.subscribers(SERVER), "the program subscribes")
         redis.publish("POSITION caches persister1 1 1", channel=SERVER)
 
         def count() -> int:
             with urlopen(f"http://127.0.0.1:{port}/{ROOM}", timeout=PATIENCE) as answer:
                 return int(answer.read())
 
-        until(lambda: "ready" in log.read_text(), "it serves HTTP")
+        until(lambda: "ready" in log.read_text(), "the program serves HTTP")
         assert [count(), count()] == [0, 0]
         postgres.sql(change(2), database=name)
         assert count() == 0

@@ -78,9 +78,9 @@ def test_a_worker_applies_a_whole_recording_of_synapse(
 
             if pause_after and "backfill" in facts:
                 first = next(iter(facts["backfill"]))
-                until(lambda: positions().get("backfill", 0) >= first, "it has applied the first line of backfill")
+                until(lambda: positions().get("backfill", 0) >= first, "the first line of backfill is applied")
             played.resume.set()
-            until(lambda: ends.items() <= positions().items(), "it has applied all")
+            until(lambda: ends.items() <= positions().items(), "the worker has applied all")
             assert [*positions()] == [each.name for each in STREAMS]
             assert "faults_total" not in ask(f"{http}/metrics")[1]
             assert worker.terminate() == 0
@@ -110,7 +110,7 @@ def test_a_master_accepts_all_lines_of_synapses_workers(name: str, tmp_path: Pat
             text = ask(f"{http}/metrics")[1]
             return f'lines_total{{direction="in"}} {float(lines)}' in text
 
-        until(received, "it has received every line")
+        until(received, "the master has received every line")
         (connection,) = get_json(http, "/v1/connections")["connections"]
         assert (connection["name"], connection["last_command"]) == (recording.split()[1].decode(), "PING")
         assert "faults_total" not in ask(f"{http}/metrics")[1]

@@ -189,19 +189,19 @@ def test_a_wrong_password_is_named_and_the_right_one_is_found_without_a_restart(
             assert "redis_password_file" in worker.log
             assert "first" not in worker.log
             redis.call("ACL", "SETUSER", "us", ">first")
-            until(redis.subscribers, "it subscribes")
+            until(redis.subscribers, "the worker subscribes")
             redis.publish("POSITION orders master 1 1")
-            until(lambda: f"following {CHANNEL} at redis://us@" in worker.log, "it follows")
+            until(lambda: f"following {CHANNEL} at redis://us@" in worker.log, "the worker follows")
 
 
 def test_a_unix_socket_and_another_process_with_the_same_name(tmp_path: Path, redis: RedisServer) -> None:
     with make_worker(tmp_path / "worker", redis, url=f"redis+unix://{redis.path}") as worker:
-        until(redis.subscribers, "it subscribes")
+        until(redis.subscribers, "the worker subscribes")
         redis.publish("POSITION orders master 1 1")
-        until(lambda: f"following {CHANNEL}" in worker.log, "it follows")
+        until(lambda: f"following {CHANNEL}" in worker.log, "the worker follows")
         redis.publish("POSITION typing worker1 1 1")
-        until(lambda: "another process has the instance name worker1" in worker.log, "it stops")
-        until(lambda: redis.subscribers() == 0, "it disconnects")
+        until(lambda: "another process has the instance name worker1" in worker.log, "the worker stops")
+        until(lambda: redis.subscribers() == 0, "the worker disconnects")
         http = f"http://{worker.address('HTTP')}"
         metrics = get_json(http, "/v1/connections")
         assert metrics == {"connections": []}
@@ -224,7 +224,7 @@ def test_certificates_are_checked_by_both_ends(tmp_path: Path) -> None:
             until(lambda: "the peer does not trust the authority" in worker.log, "Redis refuses its certificate")
             shown.key.write_bytes(own.key.read_bytes())
             shown.certificate.write_bytes(own.certificate.read_bytes())
-            until(redis.subscribers, "it reads the files again, and subscribes")
+            until(redis.subscribers, "the worker reads the files again, and subscribes")
         other = make_worker(tmp_path / "other", redis, url=f"rediss://127.0.0.1:{port}")
         other.environment["SSL_CERT_FILE"] = str(tmp_path / "authority.pem")
         with other:
@@ -288,7 +288,7 @@ def test_what_a_synapse_has_published_is_copied_whole_and_once(tmp_path: Path, r
             LOCAL[1],
         ) as worker,
     ):
-        until(lambda: redis.subscribers("alpha.test"), "it subscribes")
+        until(lambda: redis.subscribers("alpha.test"), "the worker subscribes")
         for start in range(0, len(recording.messages), 500):
             redis.publish(*recording.messages[start : start + 500], channel="alpha.test")
         http = f"http://{worker.address('HTTP')}"

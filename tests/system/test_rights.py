@@ -130,7 +130,7 @@ def test_a_socket_that_other_hosts_reach_needs_insecure(tmp_path: Path, role: st
     keys = [f"{name} = {value}" for name, value in sockets.items()]
     (tmp_path / "edge.toml").write_text("\n".join(['connect = ["tcp:127.0.0.1:1"]', *keys, ROLES[role]]))
     with Daemon(tmp_path, "worker", "--config=edge.toml") as refused:
-        until(lambda: refused.ended, "it ends")
+        until(lambda: refused.ended, "the worker ends")
         assert f"cannot listen on tcp:0 ({key}): it is open to other hosts without" in refused.log
     with Daemon(tmp_path, "worker", "--config=edge.toml", "--insecure") as allowed:
         allowed.address("HTTP")

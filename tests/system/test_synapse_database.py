@@ -50,7 +50,7 @@ def test_all_facts_are_fetched_from_a_database_that_may_only_be_read(postgres: P
         options = (f"--connect={played.wire}", f"--catch-up={url}", f"--database=sqlite:///{tmp_path}/copy.db")
         with Daemon(tmp_path, "worker", *COMMON, *options) as worker:
             http = f"http://{worker.address('HTTP')}"
-            until(lambda: ends.items() <= positions(http).items(), "it has applied all")
+            until(lambda: ends.items() <= positions(http).items(), "the worker has applied all")
             found = {stream: copied(http, stream, ends) for stream in KEPT}
             assert worker.terminate() == 0
         assert "ERROR" not in worker.log_of(1)
@@ -105,10 +105,10 @@ def test_a_recorded_conversation_over_redis_gives_a_copy_with_all_that_positions
         options = (f"--connect={redis.url}", f"--catch-up={url}", f"--database=sqlite:///{tmp_path}/copy.db")
         with Daemon(tmp_path, "worker", *COMMON, *options) as worker:
             http = f"http://{worker.address('HTTP')}"
-            until(lambda: redis.subscribers(SERVER), "it has subscribed")
+            until(lambda: redis.subscribers(SERVER), "the worker has subscribed")
             for start in range(0, len(sent), 500):
                 redis.publish(*sent[start : start + 500], channel=SERVER)
-            until(lambda: ends.items() <= positions(http).items(), "it has applied all")
+            until(lambda: ends.items() <= positions(http).items(), "the worker has applied all")
             found = {stream: copied(http, stream, ends) for stream in KEPT}
             assert worker.terminate() == 0
         assert any("syt_masked_" in message for message in sent)
@@ -144,9 +144,9 @@ def test_missed_facts_in_memory_are_fetched_from_the_http_of_their_writer(redis:
         database = f"sqlite:///{tmp_path}/copy.db"
         options = (f"--connect={redis.url}", f"--database={database}", f"--secret-file={tmp_path}/secret", *COMMON[1:])
         with Daemon(tmp_path, "worker", f"--config={configuration}", *options) as worker:
-            until(lambda: redis.subscribers(SERVER), "it has subscribed")
+            until(lambda: redis.subscribers(SERVER), "the worker has subscribed")
             redis.publish("POSITION typing writer1 33 33", channel=SERVER)
-            until(lambda: typing(tmp_path / "copy.db"), "it has fetched")
+            until(lambda: typing(tmp_path / "copy.db"), "the worker has fetched")
             assert worker.terminate() == 0
         assert "missed facts of" not in worker.log_of(1)
     assert ("/_synapse/replication/get_repl_stream_updates/typing", "Bearer a-secret") in requests
