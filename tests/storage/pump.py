@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-PATIENCE = 60.0  # seconds without a word from any thread: the test hangs
+PATIENCE = 60.0  # seconds without a call from any thread: the test hangs
 
 
 @implementer(IReactorFromThreads)
