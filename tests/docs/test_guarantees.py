@@ -20,7 +20,7 @@ def test_a_test_that_proves_something_is_there(path: str, name: str) -> None:
 
 
 def test_every_guarantee_names_its_tests() -> None:
-    """Of the sections with promises; ``others`` are about what is not promised, and about the tests."""
+    """The sections with promises do; ``others`` are about what is not promised, or about the tests."""
     sections = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
     others = ("What is not", "Differences", "How it is tested")
     assert [
