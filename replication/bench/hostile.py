@@ -15,14 +15,15 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from replication.bench.daemons import BenchMaster, address_of, cpu_time, database_in, make_worker, serve_master
+from replication.bench.daemons import address_of, cpu_time, database_in, make_worker
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import ChildProcess
 from replication.bench.series import Series, Stopwatch
+from replication.bench.turns import begin_turns, serve_watched, turns_of
 from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ PEERS: Final = 1_000
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
 GARBAGE: Final = bytes(range(128, 256)) * 4 + b"\n"
 BLOCK: Final = 65_536
-LONG: Final = 0.004  # seconds of CPU time that make a turn long
 
 
 def measure(options: BenchOptions) -> Iterator[Series]:
@@ -61,7 +61,7 @@ class _Round:
     """The seconds from each commit until a worker has applied the fact, and what the master did meanwhile.
 
     ``cores``: its CPU time, by the clock.  ``longest``: the CPU time of its longest turn, in seconds.  ``in_long``: of
-    all turns that took longer than LONG.
+    all turns over 4 ms.
     """
 
     delays: list[float]
@@ -70,40 +70,10 @@ class _Round:
     in_long: float
 
 
-class _Turns:
-    """Measures the turns of a reactor."""
-
-    def __init__(self, reactor: Any) -> None:
-        self.begin()
-        iterate = reactor.doIteration
-
-        def turn(delay: float | None) -> None:
-            iterate(delay)
-            self._end_turn()
-
-        reactor.doIteration = turn
-
-    def begin(self) -> None:
-        """Measure from now on."""
-        self._ended, self.longest, self.in_long = time.thread_time(), 0.0, 0.0
-
-    def _end_turn(self) -> None:
-        before, self._ended = self._ended, time.thread_time()
-        took = self._ended - before
-        self.longest = max(self.longest, took)
-        if took > LONG:
-            self.in_long += took
-
-
-@attrs.frozen
-class _WatchedMaster(BenchMaster):
-    turns: _Turns
-
-
 def _round(attack: Callable[[int, int, float], None] | None, peers: int, facts: int) -> _Round:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="replication-bench-"))
-        master = stack.enter_context(ChildProcess(_serve, database_in(folder, "master")))
+        master = stack.enter_context(ChildProcess(serve_watched, database_in(folder, "master")))
         address: MasterAddress = master.call(address_of)
         worker = stack.enter_context(ChildProcess(make_worker, address, database_in(folder, "worker")))
         settled = 1 + PACE // 4  # facts before the attack: both processes have done everything once
@@ -111,25 +81,11 @@ def _round(attack: Callable[[int, int, float], None] | None, peers: int, facts: 
         if attack is not None:
             others = stack.enter_context(ChildProcess(_be_others))
             others.begin(_attack, attack, address.wire, peers, time.monotonic() + facts / PACE)
-        master.call(_begin_turns)
+        master.call(begin_turns)
         watch, before = Stopwatch(), master.call(cpu_time)
         delays = delays_between(master, write_facts, worker, settled, facts)
         cores = (master.call(cpu_time) - before) / watch.sample(1).wall
-        return _Round(delays, cores, *master.call(_turns))
-
-
-async def _serve(reactor: object, database: str) -> _WatchedMaster:
-    allow_open_files()
-    made = await serve_master(reactor, database)
-    return _WatchedMaster(made.reactor, made.master, made.address, _Turns(reactor))
-
-
-def _begin_turns(master: _WatchedMaster) -> None:
-    master.turns.begin()
-
-
-def _turns(master: _WatchedMaster) -> tuple[float, float]:
-    return master.turns.longest, master.turns.in_long
+        return _Round(delays, cores, *master.call(turns_of))
 
 
 # ---- the other processes

@@ -1,7 +1,8 @@
 """The cost of the live page: the latency of a follower while browsers show it, and a start with the page and without.
 
 The browsers follow the facts of the stream.  They are one process of the lowest priority, which stands for other hosts,
-as in ``hostile``.  The starts are of ``twistd replication master``; memory is known on Linux only.
+as in ``hostile``.  They have opened the page before the measurement begins.  The starts are of
+``twistd replication master``; memory is known on Linux only.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
+import attrs
+from twisted.internet.task import deferLater
+
 from replication.bench.cluster import free_ports
-from replication.bench.daemons import STREAM, address_of, cpu_time, database_in, make_worker, serve_master
+from replication.bench.daemons import STREAM, address_of, cpu_time, database_in, make_worker, short_row
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
 from replication.bench.processes import PATIENCE, BenchError, ChildProcess
 from replication.bench.series import Series, Stopwatch
+from replication.bench.turns import begin_turns, serve_watched, turns_of
+from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replication.bench.daemons import MasterAddress
     from replication.bench.series import BenchOptions
+    from replication.bench.turns import WatchedMaster
 
-VIEWERS: Final = 100
+VIEWERS: Final = ((100, 2), (1_000, 20))  # full and quick size
 QUANTILES: Final = (("p50", 0.5), ("p99", 0.99))
 BLOCK: Final = 65_536
 TWISTD: Final = "from twisted.scripts.twistd import run; run()"
@@ -43,12 +50,20 @@ _Variant = TypeVar("_Variant", int, bool)
 
 def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure a follower without and with viewers, and starts with and without the page."""
-    facts, counts = options.size(2_000, 20), (0, options.size(VIEWERS, 2))
-    rounds = [{count: _delays(count, facts) for count in _turned(counts, each)} for each in range(options.rounds)]
+    facts, seconds = options.size(2_000, 20), options.size(20, 3)
+    counts = (0, *(options.size(*each) for each in VIEWERS))
+    rounds = [
+        {count: _round(count, facts, seconds) for count in _turned(counts, each)} for each in range(options.rounds)
+    ]
     for count in counts:
-        variant = f"{count} viewers, {PACE} facts/s"
-        yield from quantiles(variant, [each[count][0] for each in rounds], QUANTILES)
-        yield Series(variant, "CPU of the master", "cores", [each[count][1] for each in rounds])
+        variant = f"{count:,} viewers, {PACE} facts/s"
+        yield from quantiles(variant, [each[count].delays for each in rounds], QUANTILES)
+        yield Series(variant, "CPU of the master", "cores", [each[count].cores for each in rounds])
+        yield Series(variant, "CPU of the longest turn", "s", [each[count].longest for each in rounds])
+        slow = f"{count:,} viewers, 1 fact/s"
+        yield Series(slow, "CPU of the master", "cores", [each[count].slow_cores for each in rounds])
+        if count:
+            yield Series(slow, "bytes a second to each", "bytes", [each[count].received for each in rounds])
     starts = [{page: _start(live_page=page) for page in _turned((True, False), each)} for each in range(options.rounds)]
     for page, variant in ((True, "a master with the page"), (False, "a master without it")):
         yield Series(variant, "start", "s", [each[page][0] for each in starts])
@@ -61,44 +76,84 @@ def _turned(variants: Sequence[_Variant], number: int) -> Sequence[_Variant]:
     return variants if number % 2 == 0 else variants[::-1]
 
 
-def _delays(viewers: int, facts: int) -> tuple[list[float], float]:
-    """Return the seconds from each commit until a worker has applied the fact, and the master's share of a core."""
+@attrs.frozen
+class _Round:
+    """The seconds from each commit until a worker has applied the fact, and what the master did meanwhile.
+
+    ``cores``: its CPU time, by the clock.  ``longest``: the CPU time of its longest turn, in seconds.
+
+    ``slow_cores``: its CPU time afterwards, at one fact a second: almost all of it is for the viewers.  ``received``:
+    the bytes that each viewer received a second then.
+    """
+
+    delays: list[float]
+    cores: float
+    longest: float
+    slow_cores: float
+    received: float
+
+
+def _round(viewers: int, facts: int, seconds: int) -> _Round:
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="replication-bench-"))
-        master = stack.enter_context(ChildProcess(serve_master, database_in(folder, "master")))
+        master = stack.enter_context(ChildProcess(serve_watched, database_in(folder, "master")))
         address: MasterAddress = master.call(address_of)
         worker = stack.enter_context(ChildProcess(make_worker, address, database_in(folder, "worker")))
         settled = 1 + PACE // 4  # facts before it: both processes have done everything once
         delays_between(master, write_facts, worker, 1, settled - 1)
-        browsers = stack.enter_context(ChildProcess(_be_others))
-        browsers.begin(_watch, address.url, viewers, time.monotonic() + facts / PACE)
+        browsers = stack.enter_context(ChildProcess(_Browsers, address.url, viewers))
+        browsers.call(_Browsers.open)
+        browsers.begin(_Browsers.read, facts / PACE)
+        master.call(begin_turns)
         watch, before = Stopwatch(), master.call(cpu_time)
         delays = delays_between(master, write_facts, worker, settled, facts)
-        share = (master.call(cpu_time) - before) / watch.sample(1).wall
-        if (received := browsers.result()) < viewers:
-            raise BenchError(f"{viewers} browsers opened the page, and {received} were answered")
-        return delays, share
+        cores = (master.call(cpu_time) - before) / watch.sample(1).wall
+        longest, _ = master.call(turns_of)
+        browsers.result()
+        browsers.begin(_Browsers.read, seconds)
+        watch, before = Stopwatch(), master.call(cpu_time)
+        master.call(_write_slowly, seconds)
+        slow_cores = (master.call(cpu_time) - before) / watch.sample(1).wall
+        return _Round(delays, cores, longest, slow_cores, browsers.result())
 
 
-def _be_others(_: object) -> None:
-    os.nice(19)
+async def _write_slowly(master: WatchedMaster, seconds: int) -> None:
+    """Write a fact each second, so that the viewers have something new to see."""
+    for number in range(seconds):
+        async with master.writer.reserve() as fact:
+            await fact.write(short_row(number))
+        await deferLater(master.reactor, 1.0)
 
 
-def _watch(_: object, url: str, viewers: int, end: float) -> int:
-    """Show the page in so many browsers until ``end``, and until all are answered; return how many were."""
-    host, port = urlsplit(url).netloc.split(":")
-    received = set[object]()
-    with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        for _number in range(viewers):
-            browser = stack.enter_context(closing(socket.create_connection((host, int(port)))))
+class _Browsers:
+    """Many open pages, which follow the facts of the stream."""
+
+    def __init__(self, _: object, url: str, count: int) -> None:
+        allow_open_files()
+        os.nice(19)
+        host, port = urlsplit(url).netloc.split(":")
+        self._place, self._count = (host, int(port)), count
+        self._selector = selectors.DefaultSelector()
+
+    def open(self) -> None:
+        """Open the pages, and return once each has received the beginning of its events."""
+        for _ in range(self._count):
+            browser = socket.create_connection(self._place, PATIENCE)
             browser.sendall(EVENTS)
-            selector.register(browser, selectors.EVENT_READ, browser)
-        while (left := end + (0 if len(received) == viewers else PATIENCE) - time.monotonic()) > 0:
-            for key, _events in selector.select(left):
-                browser = key.data
-                if b"retry: " in browser.recv(BLOCK):  # the beginning of the events
-                    received.add(browser)
-    return len(received)
+            received = b""
+            while b"retry: " not in received:
+                if not (block := browser.recv(BLOCK)):
+                    raise BenchError("a browser opened the page, and was not answered")
+                received += block
+            self._selector.register(browser, selectors.EVENT_READ, browser)
+
+    def read(self, seconds: float) -> float:
+        """Read for some time; return the bytes that each page received a second."""
+        size, end = 0, time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for key, _events in self._selector.select(left):
+                size += len(key.data.recv(BLOCK))
+        return size / seconds / max(self._count, 1)
 
 
 def _start(*, live_page: bool) -> tuple[float, float]:

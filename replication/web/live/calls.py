@@ -43,7 +43,7 @@ _PAGE: Final = Template("""<!DOCTYPE html>
 <form role="search">
 <fieldset>
 <legend>Find facts</legend>
-<label>stream <input name="stream" value="$stream" list="streams"></label>
+<label>stream <input name="stream" value="$stream" list="names"></label>
 <label>ID <input name="id" value="$token" inputmode="numeric"></label>
 <label>text in a row <input name="has" value="$has"></label>
 </fieldset>
@@ -53,12 +53,14 @@ $room_field
 <label>part of a name <input name="find" value="$find"></label>
 </fieldset>
 <button>Search</button>
-<datalist id="streams">$names</datalist>
+<datalist id="names">$names</datalist>
 </form>
 <label id="follow" hidden><span>follow the latest facts <input type="checkbox" checked></span></label>
 <div id="facts" data-followed="$followed">$facts</div>
 $room
-<div id="tables" data-events="live/events?find=$query">$tables</div>
+<div id="trouble">$trouble</div>
+<div id="streams" data-events="live/events?find=$query">$streams</div>
+<div id="connections">$connections</div>
 <div id="followers">$followers</div>
 $segments
 </main>
@@ -85,6 +87,7 @@ async def show_page(request: ApiRequest) -> Answer:
         raise RequestError(400, "parameter 'stream' is missing: an ID is one of a stream")
     names = sorted(each.definition.name for each in served.stream_statuses())
     visible = [each for each in names if rights.may_see(each)]
+    tables = await feed.tables(rights, find)
     page = _PAGE.substitute(
         title=text(f"{served.role} {served.instance_name} of {served.server_name}"),
         state=await feed.state(),
@@ -98,7 +101,9 @@ async def show_page(request: ApiRequest) -> Answer:
         facts=await feed.facts(rights, stream, token, has) if stream else "",
         room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
         room=await feed.section(("room", rights, room, place), lambda: _room(request, room, place)) if room else "",
-        tables=feed.tables(rights, find),
+        trouble=tables["trouble"],
+        streams=tables["streams"].html,
+        connections=tables["connections"].html,
         followers=await feed.followers(rights),
         segments=await feed.section(("segments", rights), lambda: segments_section(served, rights)),
     )
@@ -106,7 +111,7 @@ async def show_page(request: ApiRequest) -> Answer:
 
 
 async def send_events(request: ApiRequest) -> Answer:
-    """Answer with server-sent events, until the page is closed: each is a part of the page, HTML as a JSON string."""
+    """Answer with server-sent events, until the page is closed: a part of the page each, or cells."""
     query = read_query(request, [], ["find", "stream", "has"])
     feed, what = feed_of(request), [query.get(each, "") for each in ("find", "stream", "has")]
     return Answer(200, b"", "text/event-stream", HEADERS, stream=lambda opened: feed.follow(opened, *what))

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 MINUTES: Final = 10
 MAX_CURVES: Final = 1_000  # pairs of a stream and a writer
+REDRAW: Final = 10.0  # seconds; two pixels
 _SAMPLES: Final = 300  # of one pair
+_POINTS: Final = 60  # of one curve, at most
+_FEW: Final = 5  # samples, of which each is a visible part of the curve
 _RECENT: Final = 10.0  # seconds over which the present rate is taken
 _WIDTH, _HEIGHT = 120, 24  # pixels
 
@@ -29,11 +32,13 @@ class Curves:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], deque[Sample]] = {}
+        self._drawn: dict[tuple[str, str], tuple[float, str]] = {}  # with the time of the newest sample in it
 
     def add(self, samples: Mapping[tuple[str, str], Sample]) -> None:
         """Keep a sample of each pair, and forget the pairs without one."""
         for gone in self._kept.keys() - samples.keys():
             del self._kept[gone]
+            self._drawn.pop(gone, None)
         for pair, sample in samples.items():
             if pair in self._kept or len(self._kept) < MAX_CURVES:
                 kept = self._kept.setdefault(pair, deque(maxlen=_SAMPLES))
@@ -44,6 +49,15 @@ class Curves:
     def of(self, pair: tuple[str, str]) -> Sequence[Sample]:
         """Return the samples of a pair, the oldest first."""
         return [*self._kept.get(pair, ())]
+
+    def drawn(self, pair: tuple[str, str]) -> str:
+        """Return the curve of a pair; it is drawn again after each sample at first, then every REDRAW seconds."""
+        samples = self.of(pair)
+        at, svg = self._drawn.get(pair, (0.0, ""))
+        if samples and (len(samples) <= _FEW or samples[-1].at - at >= REDRAW):
+            svg = draw(samples)
+            self._drawn[pair] = samples[-1].at, svg
+        return svg
 
     def published(self, pair: tuple[str, str], at: float) -> int | None:
         """Return what was published at a time; None if the samples begin later."""
@@ -65,9 +79,11 @@ def draw(samples: Sequence[Sample]) -> str:
     """Return an SVG of the IDs a second, and of the lag as a second line; empty without three samples."""
     if len(samples) < 3:  # noqa: PLR2004
         return ""
-    pairs = [*pairwise(samples)]
+    step = -(-len(samples) // _POINTS)
+    ends = [*range(len(samples) - 1, -1, -step)][::-1]
+    pairs = [(samples[first], samples[last]) for first, last in pairwise(ends)]
     rates = [max(0.0, (new.position - old.position) / max(new.at - old.at, 0.001)) for old, new in pairs]
-    lags = [float(new.lag) for _, new in pairs]
+    lags = [float(max(each.lag for each in samples[first + 1 : last + 1])) for first, last in pairwise(ends)]
     end = samples[-1].at
     times = [1 - min(1.0, (end - new.at) / (MINUTES * 60)) for _, new in pairs]
     lines = f'<polyline class="rate" points="{_points(times, rates)}"/>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from replication.errors import ReplicationError
@@ -9,8 +10,6 @@ from replication.web.live.tables import table, text
 from replication.wire import grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from replication.net.access import Rights
     from replication.web.site import IServed
 
@@ -18,6 +17,7 @@ LATEST: Final = 20  # IDs of one writer
 SEARCHED: Final = 1_000  # IDs of one writer, if the rows must have a text
 _MOST: Final = 100  # rows
 _LONGEST: Final = 500  # characters of one value
+_DECODED: Final = 20_000  # characters of a row; a longer one is not decoded, as that takes long
 
 
 async def facts_section(served: IServed, rights: Rights, stream: str, token: int | None, has: str = "") -> str:
@@ -45,28 +45,25 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         except ReplicationError as error:
             failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
             continue
-        rows += [
-            [text(writer.instance), f"{fact.token:,}", *cells]
+        found_here = (
+            [text(writer.instance), f"{fact.token:,}", *_cells(each, len(status.definition.row or ()))]
             for fact in reversed(page.facts)
-            for cells in _cells(
-                [each for each in fact.texts if any(form in each for form in forms)], len(status.definition.row or ())
-            )
-        ]
+            for each in fact.texts
+            if any(form in each for form in forms)
+        )
+        rows += islice(found_here, _MOST - len(rows))
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
     what = f"a row with {text(repr(has))}" if has else "a fact"
     nothing = f"No writer has {what} among its last {reach} IDs." if token is None else "There is no such fact here."
-    shown = "" if failures and len(failures) == len(status.writers) else table(caption, heads, rows[:_MOST], nothing)
+    shown = "" if failures and len(failures) == len(status.writers) else table(caption, heads, rows, nothing)
     return shown + "".join(failures)
 
 
-def _cells(texts: Sequence[str], columns: int) -> Sequence[list[str]]:
-    """Return the cells of each row: its fields, or the whole row if it has not ``columns`` fields."""
-    rows = []
-    for row_text in texts:
-        row = grammar.read_json(row_text)
-        fields = row if columns and isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
-        rows.append([text(_shorten(each)) for each in fields])
-    return rows
+def _cells(row_text: str, columns: int) -> list[str]:
+    """Return the cells of a row: its fields, or the whole row if it is long or has not ``columns`` fields."""
+    row = row_text if len(row_text) > _DECODED else grammar.read_json(row_text)
+    fields = row if columns and isinstance(row, list) and len(row) == columns else [row, *[""] * (columns - 1)]
+    return [text(_shorten(each)) for each in fields]
 
 
 def _shorten(value: object) -> str:

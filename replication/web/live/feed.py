@@ -1,30 +1,32 @@
 """What all viewers of the live page share: one sampler, and server-sent events.
 
-The sampler runs while a page is open, and for a minute after the last request.  An event has one part of the page: the
-state, the tables, the followers or the latest facts.  A part is rendered once for all viewers who may see the same.
+The sampler runs while a page is open, and for a minute after the last request.  After a sample, what has changed is
+rendered once for all viewers who are shown the same, some rows in each turn of the reactor.  It is written in one piece
+to each of them, to a few every few milliseconds.  So a fact costs nothing here, and followers do not wait.
+
 What is read from a database is read one after the other, and facts are read only after a position has changed.  A
-viewer that does not read misses events, and gets the next one after it has read: nothing is queued for it.
+viewer that does not read misses events, and is sent the whole page after it has read: nothing is queued for it.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from zope.interface import implementer
 
 from replication.deferreds import share
 from replication.web.live import tables
+from replication.web.live.audience import Audience, Shown, Viewer
 from replication.web.live.curves import Curves, Sample
 from replication.web.live.facts import facts_section
 from replication.web.live.followers import followers_section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
     from twisted.python.failure import Failure
@@ -33,52 +35,25 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import StreamStatus
     from replication.web.followers import ReportNote
     from replication.web.health import Health
+    from replication.web.live.audience import Part
     from replication.web.request import ApiRequest
     from replication.web.site import IServed
 
+    _Followed = tuple[Rights, str, str]  # rights, stream, text in a row
+
 INTERVAL: Final = 2.0  # seconds between two samples
-SHARE: Final = 20  # a sample that takes a second is taken only every 20 seconds
+SHARE: Final = 20  # what takes a second is done only every 20 seconds
+READ_SHARE: Final = 5  # reading from a database that takes a second begins only 5 seconds later again
+READ_PATIENCE: Final = 0.5  # seconds that the news wait for what is being read
 PATIENCE: Final = 60.0  # seconds until the sampler ends, after the last request
-WRITES: Final = 10  # events that are written in one turn of the reactor
+WRITES: Final = 5  # viewers that are written to in one turn of the reactor; more if there are many viewers
+PAUSE: Final = 0.005  # seconds between two such turns
+SPREAD: Final = 1.0  # seconds in which all viewers are written to
 SECTION_PATIENCE: Final = 2.0  # seconds that the page waits for a part of it
-BYTES_PER_SECOND: Final = 4_096  # of events, for one viewer
 CHECK_INTERVAL: Final = 10.0  # seconds between two proofs that the store can be written, and two lists of followers
+RETRY: Final = 5_000  # ms until a browser connects again; those of many browsers differ by as much
 
 _log = Logger()
-_Followed = tuple["Rights", str, str]  # rights, stream, text in a row
-_Key = TypeVar("_Key", bound="Hashable")
-
-
-@implementer(IPushProducer)
-@attrs.define(eq=False)
-class _Viewer:
-    """One open page.
-
-    ``find`` is its search.  ``stream`` is the one whose latest facts it follows, with the text ``has``; or empty.
-    ``due`` is when it may receive the next events; ``sent`` are the last ones, by name.
-    """
-
-    request: ApiRequest
-    find: str
-    stream: str
-    has: str
-    due: float = 0.0
-    sent: dict[str, str] = attrs.field(factory=dict)
-    paused: bool = False
-
-    @property
-    def followed(self) -> _Followed:
-        """What decides which facts it shows."""
-        return self.request.rights, self.stream, self.has
-
-    def pauseProducing(self) -> None:
-        self.paused = True
-
-    def resumeProducing(self) -> None:
-        self.paused = False
-
-    def stopProducing(self) -> None:
-        """Do nothing: ``notifyFinish`` follows."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -90,20 +65,26 @@ class Feed:
     _health: Health
     _notes: Mapping[str, ReportNote]
     curves: Curves = attrs.field(init=False, factory=Curves)
-    _viewers: dict[_Viewer, None] = attrs.field(init=False, factory=dict)  # a set, in the order of arrival
+    _audiences: dict[Shown, Audience] = attrs.field(init=False, factory=dict)
+    _opened: int = attrs.field(init=False, default=0)  # pages, so far
     _making: dict[Hashable, Deferred[str]] = attrs.field(init=False, factory=dict)  # sections in progress
+    _state: str = attrs.field(init=False, default="")
+    _followers: dict[Rights, str] = attrs.field(init=False, factory=dict)
     _facts: dict[_Followed, tuple[Sequence[int], str]] = attrs.field(init=False, factory=dict)  # with the positions
-    _refreshing: bool = attrs.field(init=False, default=False)
     _store_fault: str | None = attrs.field(init=False, default=None)
     _checked_at: float = attrs.field(init=False, default=-CHECK_INTERVAL)
     _followers_at: float = attrs.field(init=False, default=-CHECK_INTERVAL)
     _looked_at: float = attrs.field(init=False, default=0.0)
-    _timer: IDelayedCall | None = attrs.field(init=False, default=None)
+    _timer: IDelayedCall | None = attrs.field(init=False, default=None)  # of the next sample
+    _reading: Deferred[None] | None = attrs.field(init=False, default=None)
+    _read_after: float = attrs.field(init=False, default=0.0)
+    _sending: Deferred[None] | None = attrs.field(init=False, default=None)
+    _send_after: float = attrs.field(init=False, default=0.0)
 
     @property
     def viewers(self) -> int:
         """The number of open pages that receive events."""
-        return len(self._viewers)
+        return sum(len(each.viewers) for each in self._audiences.values())
 
     def look(self) -> None:
         """Note that the page was requested: sample from now on."""
@@ -111,17 +92,9 @@ class Feed:
         if self._timer is None:
             self._sample()
 
-    def tables(self, rights: Rights, find: str) -> str:
-        """Return the tables that a viewer with these rights may see, as HTML."""
-        seen = [each for each in self._served.stream_statuses() if rights.may_see(each.definition.name)]
-        peers = self._served.peer_statuses()
-        return "".join(
-            [
-                tables.troubles_list(seen, peers, self._served.unreachable_writers(), rights),
-                tables.streams_table(seen, self.curves, find),
-                tables.followers_table(peers),
-            ]
-        )
+    async def tables(self, rights: Rights, find: str) -> dict[str, Part]:
+        """Return the tables that a viewer with these rights may see, and what needs attention."""
+        return await self._tables(self._served.stream_statuses(), rights, find, self._turn)
 
     async def state(self, check_after: float = 0.0) -> str:
         """Return whether the process is ready, or why not, as HTML; the store is checked again after some seconds."""
@@ -162,18 +135,23 @@ class Feed:
 
     def follow(self, request: ApiRequest, find: str, stream: str = "", has: str = "") -> None:
         """Send events to a page until it is closed; with ``stream`` also its latest facts."""
-        viewer = _Viewer(request, find, stream, has)
+        shown = Shown(request.rights, find, stream, has)
+        viewer, audience = Viewer(request), self._audiences.setdefault(shown, Audience(shown))
+        audience.viewers[viewer] = None
         request.registerProducer(viewer, True)  # type: ignore[no-untyped-call]
-        request.notifyFinish().addBoth(lambda _: self._viewers.pop(viewer))
-        self._viewers[viewer] = None
+        request.notifyFinish().addBoth(lambda _: self._closed(audience, viewer))
+        self._opened += 1
+        request.write(b"retry: %d\n\n" % (RETRY + self._opened * 37 % RETRY))  # type: ignore[no-untyped-call]
         self.look()
-        request.write(b"retry: 5000\n\n")  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """End the sampler, at the end of the process."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for each in (self._sending, self._reading):
+            if each is not None:
+                each.cancel()
 
     # ---- inside
 
@@ -181,73 +159,144 @@ class Feed:
         self._making.pop(key, None)
         return result
 
+    def _closed(self, audience: Audience, viewer: Viewer) -> None:
+        del audience.viewers[viewer]
+        if not audience.viewers:
+            del self._audiences[audience.shown]
+
     def _sample(self) -> None:
         began = self._clock.seconds()
-        if not self._viewers and began - self._looked_at > PATIENCE:
+        if not self._audiences and began - self._looked_at > PATIENCE:
             self._timer, self.curves, self._facts = None, Curves(), {}
             return
-        self.curves.add(_samples(self._served.stream_statuses(), began))
-        viewers = [each for each in self._viewers if not each.paused and began >= each.due]
-        for (rights, find), some in _grouped(viewers, lambda each: (each.request.rights, each.find)).items():
-            self._send("tables", self.tables(rights, find), some)
-        if viewers and not self._refreshing:
-            self._refreshing = True
-            refreshing = Deferred.fromCoroutine(self._refresh(viewers))
-            refreshing.addErrback(lambda failure: _log.failure("the live page", failure)).addBoth(self._refreshed)
+        statuses = self._served.stream_statuses()
+        self.curves.add(_samples(statuses, began))
+        if self._audiences and self._sending is None and began >= self._send_after:
+            self._sending = self._start(self._send(statuses))
+            self._sending.addBoth(self._sent)
         took = self._clock.seconds() - began
         self._timer = self._clock.callLater(max(INTERVAL, SHARE * took), self._sample)
 
-    async def _refresh(self, viewers: Sequence[_Viewer]) -> None:
-        """Send what a database may have to be read for, one part after the other."""
-        self._send("state", await self.state(CHECK_INTERVAL), viewers)
+    def _start(self, work: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
+        started = Deferred.fromCoroutine(work)
+        started.addErrback(lambda failure: failure.check(CancelledError) or _log.failure("the live page", failure))
+        return started
+
+    async def _send(self, statuses: Sequence[StreamStatus]) -> None:
+        """Send to all viewers what has changed."""
+        await self._wait_for_reading()
+        slices = _Slices(self._clock)
+        made: dict[tuple[Rights, str], dict[str, Part]] = {}
+        for audience in [*self._audiences.values()]:
+            if self._clock.seconds() >= audience.due:
+                shown = audience.shown
+                if (key := (shown.rights, shown.find)) not in made:
+                    if made:
+                        await slices.breathe()
+                    made[key] = await self._tables(statuses, *key, slices.breathe)
+                audience.update(self._read_parts(shown) | made[key], self._clock.seconds())
+        slices.end()
+        self._send_after = self._clock.seconds() + SHARE * slices.worked
+        await self._write()
+
+    async def _write(self) -> None:
+        """Write to the viewers that lack something: to a few in one turn of the reactor, so followers come between."""
+        now = self._clock.seconds()
+        waiting = [(each, viewer) for each in self._audiences.values() for viewer in each.waiting(now)]
+        some = max(WRITES, ceil(len(waiting) * PAUSE / SPREAD))
+        for start in range(0, len(waiting), some):
+            if start:
+                await deferLater(self._clock, PAUSE)
+            for audience, viewer in waiting[start : start + some]:
+                audience.send(viewer, now)
+
+    def _sent(self, _: object) -> None:
+        self._sending = None
+
+    async def _tables(
+        self, statuses: Sequence[StreamStatus], rights: Rights, find: str, breathe: Callable[[], Awaitable[None]]
+    ) -> dict[str, Part]:
+        seen = [each for each in statuses if rights.may_see(each.definition.name)]
+        peers = self._served.peer_statuses()
+        return {
+            "trouble": tables.troubles_list(seen, peers, self._served.unreachable_writers(), rights),
+            "streams": await tables.streams_table(seen, self.curves, find, breathe),
+            "connections": tables.connections_table(peers),
+        }
+
+    async def _turn(self) -> None:
+        """Let the reactor do other work."""
+        await deferLater(self._clock, 0.0)
+
+    # ---- what a database may have to be read for
+
+    def _read_parts(self, shown: Shown) -> dict[str, Part]:
+        """Return what was read last for some viewers."""
+        _, facts = self._facts.get((shown.rights, shown.stream, shown.has), (None, None))
+        found = {"state": self._state, "followers": self._followers.get(shown.rights), "facts": facts}
+        return {name: html for name, html in found.items() if html}
+
+    async def _wait_for_reading(self) -> None:
+        """Read, if that is due, and wait a little for it; viewers are sent what is there by then."""
+        if self._reading is None and self._clock.seconds() >= self._read_after:
+            self._reading = self._start(self._read())
+            self._reading.addBoth(self._was_read, self._clock.seconds())
+        if self._reading is not None:
+            await share(self._reading).addTimeout(READ_PATIENCE, self._clock, lambda *_: None)
+
+    async def _read(self) -> None:
+        """Read one part after the other."""
+        self._state = await self.state(CHECK_INTERVAL)
         if (now := self._clock.seconds()) - self._followers_at >= CHECK_INTERVAL:
             self._followers_at = now
-            for rights, some in _grouped(viewers, lambda each: each.request.rights).items():
-                self._send("followers", await self.followers(rights), some)
-        followed = {each.followed for each in self._viewers}
+            every = dict.fromkeys(each.rights for each in self._audiences)
+            self._followers = {rights: await self.followers(rights) for rights in every}
+        followed = dict.fromkeys((each.rights, each.stream, each.has) for each in self._audiences if each.stream)
         self._facts = {key: kept for key, kept in self._facts.items() if key in followed}
-        following = [each for each in viewers if each.stream]
-        for key, some in _grouped(following, lambda each: each.followed).items():
-            self._send("facts", await self._latest(key), some)
+        for key in followed:
+            await self._read_facts(*key)
 
-    def _refreshed(self, _: object) -> None:
-        self._refreshing = False
-
-    async def _latest(self, key: _Followed) -> str:
-        """Return the latest facts of a stream; they are read only if a position has changed."""
-        rights, stream, has = key
+    async def _read_facts(self, rights: Rights, stream: str, has: str) -> None:
+        """Read the latest facts of a stream, if a position has changed."""
+        key, making = (rights, stream, has), ("facts", rights, stream, None, has)
         found = self._served.stream_statuses(stream)
         positions = [writer.position for each in found for writer in each.writers]
-        known, shown = self._facts.get(key, (None, ""))
-        if known != positions:
-            shown = await self.facts(rights, stream, None, has)
-            if ("facts", rights, stream, None, has) not in self._making:  # else this is no answer
-                self._facts[key] = positions, shown
-        return shown
+        known, _ = self._facts.get(key, (None, ""))
+        if known == positions or making in self._making:
+            return
+        self._facts[key] = (), await self.facts(rights, stream, None, has)
+        if making in self._making:  # they come later
+            self._making[making].addCallback(self._keep_facts, key, positions)
+        else:
+            self._facts[key] = positions, self._facts[key][1]
 
-    def _send(self, name: str, html: str, viewers: Iterable[_Viewer]) -> None:
-        """Send an event to those that have not received the same before."""
-        event = f"event: {name}\ndata: {json.dumps(html)}\n\n".encode()
-        receivers = [each for each in viewers if each.sent.get(name, "") != html and not each.paused]
-        for viewer in receivers:
-            viewer.sent[name] = html
-            viewer.due = max(viewer.due, self._clock.seconds()) + len(event) / BYTES_PER_SECOND
-        self._write(event, receivers)
+    def _keep_facts(self, html: str, key: _Followed, positions: Sequence[int]) -> str:
+        self._facts[key] = positions, html
+        return html
 
-    def _write(self, event: bytes, receivers: Sequence[_Viewer]) -> None:
-        """Write an event to a few viewers, and to the others in later turns of the reactor: followers come between."""
-        for viewer in receivers[:WRITES]:
-            if viewer in self._viewers:
-                viewer.request.write(event)  # type: ignore[no-untyped-call]
-        if len(receivers) > WRITES:
-            self._clock.callLater(0.0, self._write, event, receivers[WRITES:])
+    def _was_read(self, _: object, began: float) -> None:
+        now = self._clock.seconds()
+        self._reading, self._read_after = None, now + READ_SHARE * (now - began)
 
 
-def _grouped(viewers: Iterable[_Viewer], key: Callable[[_Viewer], _Key]) -> dict[_Key, list[_Viewer]]:
-    groups: dict[_Key, list[_Viewer]] = {}
-    for each in viewers:
-        groups.setdefault(key(each), []).append(each)
-    return groups
+class _Slices:
+    """Work in several turns of the reactor, and the seconds that it took in all."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        """Begin with the first turn."""
+        self.worked = 0.0
+        self._clock = clock
+        self._began = clock.seconds()
+
+    async def breathe(self) -> None:
+        """Let the reactor do other work."""
+        self.end()
+        await deferLater(self._clock, 0.0)
+        self._began = self._clock.seconds()
+
+    def end(self) -> None:
+        """End a turn."""
+        self.worked += self._clock.seconds() - self._began
 
 
 def _samples(statuses: Sequence[StreamStatus], now: float) -> dict[tuple[str, str], Sample]:

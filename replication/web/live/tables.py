@@ -7,17 +7,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+import attrs
+
 from replication.errors import escape
-from replication.web.live.curves import draw, rate
+from replication.web.live.curves import rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
     from replication.net.access import Rights
     from replication.streams.interfaces import PeerStatus, StreamStatus, WriterStatus
     from replication.web.live.curves import Curves
 
 MAX_ROWS: Final = 100  # of one table
+ROWS_A_TURN: Final = 10  # that are rendered in one turn of the reactor
 _FIRST: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of states
 
 
@@ -26,24 +29,61 @@ def text(value: object) -> str:
     return html.escape(escape(str(value)))
 
 
+@attrs.frozen
+class Table:
+    """A table.  The cells of ``rows`` are HTML, and each row has a key.  A head that begins with # has numbers below it.
+
+    ``empty`` is the sentence that is shown without rows, and ``more`` is HTML after the table.
+    """
+
+    caption: str
+    heads: Sequence[str]
+    rows: Mapping[Hashable, Sequence[str]] = attrs.field(eq=lambda rows: [*rows.items()])  # their order counts
+    empty: str
+    more: str = ""
+
+    @property
+    def html(self) -> str:
+        """The whole table, as HTML."""
+        if not self.rows:
+            return f"<h2>{self.caption}</h2><p>{self.empty}</p>{self.more}"
+        titles = "".join(f'<th scope="col"{_kind(each)}>{each.lstrip("#")}</th>' for each in self.heads)
+        body = "".join(
+            f"<tr>{''.join(f'<td{_kind(head)}>{cell}</td>' for head, cell in zip(self.heads, row, strict=True))}</tr>"
+            for row in self.rows.values()
+        )
+        return (
+            f'<h2>{self.caption}</h2><div class="wide" tabindex="0" role="region" aria-label="{self.caption}"><table>'
+            f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>{self.more}"
+        )
+
+    def changes(self, before: Table) -> list[tuple[int, int, str]] | None:
+        """Return the number of the row and of the cell, and the HTML, of each cell that has changed.
+
+        None if anything else differs, such as the order of the rows.
+        """
+        if [*self.rows] != [*before.rows] or attrs.evolve(before, rows=self.rows) != self:
+            return None
+        return [
+            (row, cell, new)
+            for row, (news, olds) in enumerate(zip(self.rows.values(), before.rows.values(), strict=True))
+            for cell, (new, old) in enumerate(zip(news, olds, strict=True))
+            if new != old
+        ]
+
+
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
-    """Return a table; the cells of ``rows`` are HTML.  A head that begins with # has numbers below it."""
-    shown = [*rows]
-    if not shown:
-        return f"<h2>{caption}</h2><p>{empty}</p>"
-    titles = "".join(f'<th scope="col"{_kind(each)}>{each.lstrip("#")}</th>' for each in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td{_kind(head)}>{cell}</td>' for head, cell in zip(heads, row, strict=True))}</tr>"
-        for row in shown
-    )
-    return (
-        f'<h2>{caption}</h2><div class="wide" tabindex="0" role="region" aria-label="{caption}"><table>'
-        f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    """Return the HTML of a table whose rows need no keys."""
+    return Table(caption, heads, dict(enumerate(rows)), empty).html
 
 
-def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -> str:
-    """Return the table of streams and writers: those that need attention first, then by name."""
+async def streams_table(
+    statuses: Sequence[StreamStatus], curves: Curves, find: str, breathe: Callable[[], Awaitable[None]]
+) -> Table:
+    """Return the table of streams and writers: those that need attention first, then by name.
+
+    ``breathe`` is called after each few rows: the reactor does other work then.
+    """
     found = [
         (stream, writer)
         for stream in statuses
@@ -57,8 +97,12 @@ def streams_table(statuses: Sequence[StreamStatus], curves: Curves, find: str) -
     )
     rest = len(found) - MAX_ROWS
     more = f"<p>{rest:,} more rows: search by a part of a name.</p>" if rest > 0 else ""
-    rows = [_stream_row(*each, curves) for each in found[:MAX_ROWS]]
-    return table("Streams", heads, rows, "No stream has a writer yet.") + more
+    rows: dict[Hashable, Sequence[str]] = {}
+    for stream, writer in found[:MAX_ROWS]:
+        if rows and len(rows) % ROWS_A_TURN == 0:
+            await breathe()
+        rows[stream.definition.name, writer.instance] = _stream_row(stream, writer, curves)
+    return Table("Streams", heads, rows, "No stream has a writer yet.", more)
 
 
 def troubles_list(
@@ -85,11 +129,11 @@ def troubles_list(
     return f'<section class="trouble"><h2>Needs attention</h2><ul>{shown}</ul></section>'
 
 
-def followers_table(peers: Sequence[PeerStatus]) -> str:
+def connections_table(peers: Sequence[PeerStatus]) -> Table:
     """Return the table of connections, those with the longest queues first."""
     ordered = sorted(peers, key=lambda each: (-each.queued_bytes, each.name, each.address))
-    rows = [
-        [
+    rows: dict[Hashable, Sequence[str]] = {
+        (each.name, each.address, number): [
             text(each.name or "-"),
             text(each.address),
             show_time(each.since),
@@ -98,16 +142,16 @@ def followers_table(peers: Sequence[PeerStatus]) -> str:
             f"{each.queued_bytes:,}",
             text(each.last_command or "-"),
         ]
-        for each in ordered[:MAX_ROWS]
-    ]
+        for number, each in enumerate(ordered[:MAX_ROWS])
+    }
     heads = ("name", "address", "since", "#lines out", "#bytes out", "#queued bytes", "last command")
     more = f"<p>{len(peers) - MAX_ROWS:,} more connections.</p>" if len(peers) > MAX_ROWS else ""
-    return table("Connections", heads, rows, "No process is connected here.") + more
+    return Table("Connections", heads, rows, "No process is connected here.", more)
 
 
 def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> list[str]:
-    name, samples = stream.definition.name, curves.of((stream.definition.name, writer.instance))
-    speed = rate(samples)
+    name, pair = stream.definition.name, (stream.definition.name, writer.instance)
+    speed = rate(curves.of(pair))
     state = text(writer.state)
     if writer.state == "catching up" and writer.source:
         state += f" from {text(writer.source)}"
@@ -121,7 +165,7 @@ def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> l
         f"{writer.position:,}",
         f"{writer.lag:,}",
         "-" if speed is None else f"{speed:,.1f}",
-        draw(samples),
+        curves.drawn(pair),
         f"{stream.open_count:,}",
         "-" if oldest is None else f"{oldest[0]:,} for {_duration(oldest[1])}",
         f"{writer.lost_and_found:,}",

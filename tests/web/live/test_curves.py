@@ -34,3 +34,21 @@ def test_ten_minutes_of_a_limited_number_of_pairs_are_kept() -> None:
     curves.add({("orders", str(number)): Sample(0.0, 1, 0) for number in range(2 * MAX_CURVES)})
     assert curves.of(("orders", "master")) == []
     assert sum(bool(curves.of(("orders", str(number)))) for number in range(2 * MAX_CURVES)) == MAX_CURVES
+
+
+def test_a_curve_of_ten_minutes_is_small_and_keeps_the_largest_lag() -> None:
+    many = [Sample(2.0 * number, number, 7 if number == 133 else 0) for number in range(300)]
+    curve = draw(many)
+    assert len(curve) < 1_600
+    assert "lag at most 7" in curve
+    assert curve.count("<polyline") == 2
+
+
+def test_a_curve_is_drawn_again_only_when_it_has_visibly_changed() -> None:
+    curves, seen = Curves(), []
+    for number in range(20):
+        curves.add({("orders", "master"): Sample(2.0 * number, number * number, 0)})
+        seen.append(curves.drawn(("orders", "master")))
+    assert seen[0] == ""
+    assert len(set(seen[2:5])) == 3
+    assert 2 <= len(set(seen[5:])) <= 4

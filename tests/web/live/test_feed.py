@@ -14,8 +14,18 @@ from twisted.python.failure import Failure
 
 from replication.errors import StoreError
 from replication.streams.interfaces import Page
-from replication.web.live.feed import CHECK_INTERVAL, INTERVAL, PATIENCE, SECTION_PATIENCE, WRITES
-from replication.wire.grammar import Token
+from replication.web.live import tables
+from replication.web.live.feed import (
+    CHECK_INTERVAL,
+    INTERVAL,
+    PATIENCE,
+    PAUSE,
+    READ_PATIENCE,
+    RETRY,
+    SECTION_PATIENCE,
+    WRITES,
+)
+from replication.wire.grammar import InstanceName, Token
 from tests.web.live.test_followers import Reports
 from tests.web.served import ApiTestCase, Client, fact, header
 
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replication.streams.retention import SegmentChain
+
+LAG = 4  # the number of its cell
 
 
 def producer(client: Client) -> Any:
@@ -35,8 +47,8 @@ class EventsTests(ApiTestCase):
         client.send(header("GET", f"/live/events{query}"))
         return client
 
-    def events(self, client: Client, name: str = "tables") -> Iterator[str]:
-        """Yield the HTML of each event with this name so far."""
+    def events(self, client: Client, name: str = "streams") -> Iterator[Any]:
+        """Yield the data of each event with this name so far: HTML, or changed cells."""
         head, _, body = client.transport.value().partition(b"\r\n\r\n")
         assert b"200 OK" in head, head
         assert b"text/event-stream" in head
@@ -63,8 +75,14 @@ class EventsTests(ApiTestCase):
         """Let the lag of a writer be another one."""
         statuses, count = self.served.stream_statuses(), next(self.counts)
         writer = attrs.evolve(statuses[0].writers[0], published=Token(1_000 + count))
-        changed = [attrs.evolve(statuses[0], writers=[writer]), *statuses[1:]]
+        changed = [attrs.evolve(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
         self.served.stream_statuses = lambda only=None: changed  # type: ignore[method-assign]
+
+    def shuffle(self) -> None:
+        """Let all writers of a table be others."""
+        (orders, *_), count = self.served.stream_statuses(), next(self.counts)
+        writers = [attrs.evolve(orders.writers[0], instance=InstanceName(f"w{count}-{each}")) for each in range(50)]
+        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=writers)]  # type: ignore[method-assign]
 
     def setUp(self) -> None:
         super().setUp()
@@ -75,17 +93,47 @@ class EventsTests(ApiTestCase):
         self.clock.advance(INTERVAL)
         self.change()
         self.clock.advance(INTERVAL)
-        first, *_, last = self.events(client)
-        self.assertIn(">orders<", first)
-        self.assertIn(">991<", last)
+        (streams,) = self.events(client)
+        self.assertIn(">orders<", streams)
+        (*_, cells) = self.events(client, "cells")
+        self.assertIn([1, LAG, "991"], cells["streams"])
+
+    def test_all_that_has_changed_is_written_in_one_piece(self) -> None:
+        client = self.open("?stream=orders")
+        self.clock.advance(INTERVAL)
+        client.transport.clear()
+        writes: list[bytes] = []
+        self.patch(producer(client).requests[0], "write", writes.append)
+        self.move(10)
+        self.served.keep("orders", "master", [fact(10, ["z", "sent"])])
+        self.clock.advance(INTERVAL)
+        self.assertEqual(len(writes), 1)
+        self.assertEqual(writes[0].count(b"event: "), 2)
+
+    def test_a_page_that_is_opened_later_receives_all_parts(self) -> None:
+        self.open()
+        self.clock.pump([INTERVAL] * 3)
+        later = self.open()
+        self.clock.advance(INTERVAL)
+        for name in ("state", "trouble", "streams", "connections"):
+            self.assertEqual(len([*self.events(later, name)]), 1, name)
 
     def test_a_viewer_receives_a_few_kilobytes_a_second_at_most(self) -> None:
         client = self.open()
         for _ in range(60):
-            self.change()
+            self.shuffle()
             self.clock.advance(INTERVAL)
         self.assertLess(len(client.transport.value()) / (60 * INTERVAL), 5_000)
         self.assertGreater(len([*self.events(client)]), 10)
+
+    def test_cells_that_have_not_changed_are_not_sent(self) -> None:
+        client = self.open()
+        self.clock.pump([INTERVAL] * 20)
+        client.transport.clear()
+        for _ in range(60):
+            self.change()
+            self.clock.advance(INTERVAL)
+        self.assertLess(len(client.transport.value()) / (60 * INTERVAL), 500)
 
     def test_a_viewer_that_does_not_read_receives_the_newest_tables_later(self) -> None:
         client = self.open()
@@ -100,6 +148,7 @@ class EventsTests(ApiTestCase):
         self.change()
         self.clock.advance(INTERVAL)
         self.assertIn(b">1,001<", client.transport.value())
+        self.assertNotIn(b"event: cells", client.transport.value())
 
     def test_whether_the_process_is_ready_is_kept_up_to_date(self) -> None:
         client = self.open()
@@ -173,7 +222,7 @@ class EventsTests(ApiTestCase):
         statuses = self.served.stream_statuses
         self.served.stream_statuses = lambda only=None: calls.append(1) or statuses(only)  # type: ignore[method-assign,func-returns-value]
         self.clock.advance(INTERVAL)
-        self.assertEqual(len(calls), 3)  # a sample, a rendering, and whether it is ready
+        self.assertEqual(len(calls), 2)  # for a sample, and whether it is ready
         self.assertEqual(feed.viewers, len(clients))
 
     def test_many_viewers_are_served_in_several_turns_of_the_reactor(self) -> None:
@@ -186,10 +235,56 @@ class EventsTests(ApiTestCase):
             return call_later(delay, *call)
 
         self.patch(self.clock, "callLater", note)
-        self.clock.advance(INTERVAL)
+        self.clock.pump([INTERVAL, PAUSE, PAUSE])
         turns.append(sum(bool([*self.events(each)]) for each in clients))
         self.assertEqual(turns[-1], len(clients))
         self.assertLessEqual(max(after - before for before, after in pairwise(turns)), WRITES)
+
+    def test_a_page_that_is_closed_while_others_are_written_to_receives_nothing(self) -> None:
+        clients = [self.open() for _ in range(WRITES + 1)]
+        self.clock.advance(INTERVAL)
+        clients[-1].transport.clear()
+        clients[-1].protocol.connectionLost(Failure(ConnectionDone()))
+        self.clock.advance(PAUSE)
+        self.assertEqual(clients[-1].transport.value(), b"")
+        self.assertEqual(len([*self.events(clients[-2])]), 1)
+
+    def test_a_large_table_is_rendered_in_several_turns_of_the_reactor(self) -> None:
+        self.shuffle()
+        turns = [0]
+        row = tables._stream_row
+
+        def note(*of: Any) -> list[str]:
+            turns[-1] += 1
+            return row(*of)
+
+        call_later = self.clock.callLater
+        self.patch(self.clock, "callLater", lambda *call: turns.append(0) or call_later(*call))  # type: ignore[func-returns-value]
+        self.patch(tables, "_stream_row", note)
+        self.open()
+        self.clock.advance(0.0)
+        self.assertEqual(sum(turns), 50)
+        self.assertLessEqual(max(turns), tables.ROWS_A_TURN)
+
+    def test_news_do_not_wait_for_a_database_that_does_not_answer(self) -> None:
+        self.served.checking = Deferred()
+        client = self.open()
+        self.clock.pump([INTERVAL, READ_PATIENCE])
+        self.assertEqual(len([*self.events(client)]), 1)
+
+    def test_an_end_of_the_site_while_a_database_is_read_ends_all(self) -> None:
+        self.served.checking = Deferred()
+        self.open()
+        self.site.stopFactory()
+        self.assertEqual(self.sampling(), [])
+        self.clock.advance(INTERVAL)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_browsers_connect_again_at_different_times(self) -> None:
+        retries = {re.search(rb"retry: (\d+)", self.open().transport.value()) for _ in range(50)}
+        times = {int(each[1]) for each in retries if each}
+        self.assertEqual(len(times), 50)
+        self.assertLess(max(times), 2 * RETRY)
 
     def test_the_end_of_the_site_ends_the_sampler(self) -> None:
         self.open()

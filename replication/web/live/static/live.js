@@ -1,13 +1,14 @@
 // Keeps the page up to date by server-sent events, and sends the decisions of its buttons.
-const [state, facts, follow, tables, followers] = ["state", "facts", "follow", "tables", "followers"].map((id) =>
-  document.getElementById(id));
-const parts = { state, facts, tables, followers };  // each event has the name of a part
+const names = ["state", "trouble", "streams", "connections", "followers", "facts"];  // of events, and of parts of the page
+const parts = Object.fromEntries(names.map((id) => [id, document.getElementById(id)]));
+const { state, trouble, streams, facts } = parts;
+const follow = document.getElementById("follow");
 let events;
 
 function connect() {
   events?.close();
   if (document.hidden) return;
-  events = new EventSource(tables.dataset.events + (follow.querySelector("input").checked ? facts.dataset.followed : ""));
+  events = new EventSource(streams.dataset.events + (follow.querySelector("input").checked ? facts.dataset.followed : ""));
   events.onerror = ({ target }) => {
     state.textContent = "no connection to this process; trying again";
     if (target.readyState === EventSource.CLOSED) setTimeout(connect, 5000);  // it was refused, as by a process that stops
@@ -15,6 +16,12 @@ function connect() {
   for (const [name, part] of Object.entries(parts)) {
     events.addEventListener(name, (event) => show(part, JSON.parse(event.data)));
   }
+  events.addEventListener("cells", (event) => {
+    for (const [name, cells] of Object.entries(JSON.parse(event.data))) {
+      const { rows } = parts[name].querySelector("tbody");
+      for (const [row, cell, html] of cells) rows[row].cells[cell].innerHTML = html;
+    }
+  });
 }
 
 // Replaces a part; the process has escaped every name, row and error.  Keyboard and scroll bars stay where they are.
@@ -32,7 +39,7 @@ follow.addEventListener("change", connect);
 document.addEventListener("visibilitychange", connect);
 connect();
 
-tables.addEventListener("click", async (event) => {
+trouble.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-decision]");
   if (!button) return;
   const { decision, stream, writer, token } = button.dataset;
