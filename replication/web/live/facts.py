@@ -34,7 +34,8 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
     heads = ("writer", "#ID", *(text(each) for each in status.definition.row or ("row",)))
     reach = SEARCHED if has else LATEST
     forms = {has, grammar.encode_json(has)[1:-1]}  # a row may have its characters, or their escapes
-    rows: list[list[str]] = []
+    columns = len(status.definition.row or ())
+    matching: list[tuple[int, str, str]] = []
     failures = []
     for writer in status.writers:
         after, upto = (max(0, writer.position - reach), writer.position) if token is None else (token - 1, token)
@@ -45,13 +46,17 @@ async def facts_section(served: IServed, rights: Rights, stream: str, token: int
         except ReplicationError as error:
             failures.append(f"<p>{text(writer.instance)}: {text(error)}</p>")
             continue
-        found_here = (
-            [text(writer.instance), f"{fact.token:,}", *_cells(each, len(status.definition.row or ()))]
-            for fact in reversed(page.facts)
-            for each in fact.texts
-            if any(form in each for form in forms)
+        matching += islice(
+            (
+                (fact.token, writer.instance, row)
+                for fact in reversed(page.facts)
+                for row in fact.texts
+                if any(form in row for form in forms)
+            ),
+            _MOST,
         )
-        rows += islice(found_here, _MOST - len(rows))
+    matching.sort(key=lambda each: -each[0])  # the rows of a fact stay in their order
+    rows = [[text(writer), f"{each:,}", *_cells(row, columns)] for each, writer, row in matching[:_MOST]]
     caption = f"Latest facts of {text(stream)}" if token is None else f"Fact {token:,} of {text(stream)}"
     what = f"a row with {text(repr(has))}" if has else "a fact"
     nothing = f"No writer has {what} among its last {reach} IDs." if token is None else "There is no such fact here."

@@ -155,7 +155,7 @@ def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> l
     state = text(writer.state)
     if writer.state == "catching up" and writer.source:
         state += f" from {text(writer.source)}"
-    if writer.state == "catching up" and speed and writer.lag:
+    if writer.state == "catching up" and writer.source and speed and writer.lag:
         state += f": {100 * writer.position / max(writer.published, 1):.0f} %, {_duration(writer.lag / speed)} left"
     oldest = stream.oldest_open
     return [
@@ -188,7 +188,9 @@ def _cure(stream: str, writer: WriterStatus, rights: Rights) -> str:
 
 
 def _urgency(writer: WriterStatus) -> int:
-    return _FIRST.index(writer.state) if writer.state in _FIRST else len(_FIRST)
+    """Return the place of a state.  A catch-up without a source is short: its row stays where it is."""
+    short = writer.state == "catching up" and not writer.source
+    return _FIRST.index(writer.state) if writer.state in _FIRST and not short else len(_FIRST)
 
 
 def _button(decision: str, stream: str, writer: str, token: int, label: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
+from replication.wire import grammar
 from replication.wire.grammar import Token
 from tests.web.served import ApiTestCase, fact
 
@@ -26,6 +27,19 @@ class FactsTests(ApiTestCase):
         text = self.page("?stream=orders")
         self.assertLess(text.index(">paid<"), text.index(">new<"))
         self.assertIn('<td class="number">5</td><td>a</td><td>paid</td>', text)
+
+    def test_the_latest_facts_of_several_writers_are_in_one_order(self) -> None:
+        self.served.keep("orders", "master", [fact(3, ["m", "old"]), fact(8, ["m", "new"])], settled=9)
+        self.served.keep("orders", "worker2", [fact(each, ["w", f"number{each}"]) for each in (5, 7)], settled=9)
+        text = self.page("?stream=orders")
+        places = [text.index(f">{each}<") for each in ("new", "number7", "number5", "old")]
+        self.assertEqual(places, sorted(places))
+
+    def test_a_row_that_is_very_long_is_shortened_without_decoding_it(self) -> None:
+        long = Fact(Token(5), ('["a","' + "x" * 30_000 + '"]',))
+        self.patch(grammar, "read_json", lambda _: self.fail("it was decoded"))
+        self.served.histories["orders", "master"] = [long]
+        self.assertIn("… (30,008 characters)", self.page("?stream=orders&id=5"))
 
     def test_a_row_whose_fields_have_no_names_is_shown_whole(self) -> None:
         rows = [["only"], [], "text", ["two", "fields"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 from tests.web.live.hostile import HostileServed
 from tests.web.served import ApiTestCase, Client, served_site
 
@@ -35,6 +35,20 @@ class TablesTests(ApiTestCase):
         behind = attrs.evolve(orders.writers[0], state="catching up", source="<its own HTTP>")
         self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[behind])]  # type: ignore[method-assign]
         self.assertIn("catching up from &lt;its own HTTP&gt;", self.page())
+
+    def test_a_writer_that_catches_up_for_a_moment_stays_in_its_place(self) -> None:
+        """A worker of a Synapse does so at each fact of several rows."""
+        (orders, *_) = self.served.stream_statuses()
+        brief, long = (attrs.evolve(orders.writers[0], state="catching up", source=each) for each in (None, "a folder"))
+        live = attrs.evolve(orders.writers[0], instance=InstanceName("live"), state="live")
+        shown = [attrs.evolve(brief, instance=InstanceName("z-brief")), live]
+        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=shown)]  # type: ignore[method-assign]
+        page = self.page()
+        self.assertLess(page.index(">live<"), page.index(">z-brief<"))
+        self.assertIn(">catching up</span>", page)
+        shown.append(attrs.evolve(long, instance=InstanceName("z-long")))
+        page = self.page()
+        self.assertLess(page.index(">z-long<"), page.index(">live<"))
 
     def test_a_writer_that_is_not_connected_needs_attention(self) -> None:
         self.served.unreachable = ["tcp:master:9092 (Connection refused)"]
