@@ -88,9 +88,9 @@ class Audience:
         if cells:
             events.append(_event("cells", cells))
         if events:
-            self._number += 1
+            first, self._number = not self._number, self._number + 1
             self._news, self._whole = b"".join(events), None
-            self.due = now + len(self._news) / BYTES_PER_SECOND
+            self.due = now if first else now + len(self._news) / BYTES_PER_SECOND  # facts soon move on a page just opened
 
     def waiting(self, now: float) -> list[Viewer]:
         """Return the viewers that lack something, and may be sent it: those that do not read are sent nothing."""

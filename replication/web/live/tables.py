@@ -117,7 +117,9 @@ def troubles_list(
         name = stream.definition.name
         for writer in stream.writers:
             if writer.error:
-                what = f"<b>{text(name)}</b> of {text(writer.instance)}: {text(writer.error)}"
+                plain, why = f"{text(name)} of {text(writer.instance)}", text(writer.error)
+                bold = f"<b>{text(name)}</b> of {text(writer.instance)}"
+                what = why.replace(plain, bold, 1) if plain in why else f"{bold}: {why}"
                 items.append(f"{what}<p>{_cure(name, writer, rights)}</p>")
         items += [text(note) for note in stream.notes]
     items += [f"no connection to the writer at {text(each)}: it is tried again" for each in unreachable]

@@ -86,5 +86,7 @@ def test_a_viewer_that_has_missed_news_is_sent_the_whole_page_at_most_so_often()
 
 def test_further_news_are_due_when_the_bytes_of_the_last_ones_are_within_the_limit() -> None:
     shared, _ = audience(1)
+    shared.update({"state": "y" * 2 * BYTES_PER_SECOND}, 5.0)
+    assert shared.due == 5.0  # the whole page, as it was just opened
     shared.update({"state": "x" * 2 * BYTES_PER_SECOND}, 7.0)
     assert 9.0 < shared.due < 9.1

@@ -22,6 +22,12 @@ class TablesTests(ApiTestCase):
         self.assertIn("<b>orders</b> of worker2: the function raised", page)
         self.assertIn("<li>stream &#x27;orders&#x27;: mend it</li>", page)
 
+    def test_an_error_that_names_the_stream_and_the_writer_is_shown_without_a_second_name(self) -> None:
+        (orders, *_) = self.served.stream_statuses()
+        stopped = attrs.evolve(orders.writers[1], error="applying orders of worker2 after 7: no <b>")
+        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[stopped])]  # type: ignore[method-assign]
+        self.assertIn("<li>applying <b>orders</b> of worker2 after 7: no &lt;b&gt;<p>", self.page())
+
     def test_a_fact_that_a_function_cannot_take_is_linked_with_the_cure(self) -> None:
         (orders, *_) = self.served.stream_statuses()
         stopped = attrs.evolve(orders.writers[1], failed=Token(8))
