@@ -175,6 +175,7 @@ def test_a_stopped_stream_is_found_understood_and_mended_from_the_page(
         page.get_by_role("region", name="Fact 4 of orders").get_by_text("bad").wait_for()
         page.on("dialog", lambda dialog: dialog.accept())
         trouble.get_by_role("button", name="leave it out: fact 4").click()
+        page.get_by_role("status").get_by_text("fact 4 is left out").wait_for()
         page.get_by_role("status").get_by_text("ready", exact=True).wait_for()
         cells(page, "orders").get_by_text("live").wait_for()
         page.get_by_role("heading", name="Needs attention").wait_for(state="detached")

@@ -50,9 +50,11 @@ class Viewer:
     paused: bool = False
 
     def pauseProducing(self) -> None:
+        """Send nothing more: the viewer does not read."""
         self.paused = True
 
     def resumeProducing(self) -> None:
+        """Send on."""
         self.paused = False
 
     def stopProducing(self) -> None:
@@ -90,7 +92,9 @@ class Audience:
         if events:
             first, self._number = not self._number, self._number + 1
             self._news, self._whole = b"".join(events), None
-            self.due = now if first else now + len(self._news) / BYTES_PER_SECOND  # facts soon move on a page just opened
+            self.due = (
+                now if first else now + len(self._news) / BYTES_PER_SECOND
+            )  # facts soon move on a page just opened
 
     def waiting(self, now: float) -> list[Viewer]:
         """Return the viewers that lack something, and may be sent it: those that do not read are sent nothing."""

@@ -55,10 +55,10 @@ $room_field
 <button>Search</button>
 <datalist id="names">$names</datalist>
 </form>
+<div id="trouble">$trouble</div>
 <label id="follow" hidden><span>follow the latest facts <input type="checkbox" checked></span></label>
 <div id="facts" data-followed="$followed">$facts</div>
 $room
-<div id="trouble">$trouble</div>
 <div id="streams" data-events="live/events?find=$query">$streams</div>
 <div id="connections">$connections</div>
 <div id="followers">$followers</div>

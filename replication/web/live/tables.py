@@ -31,9 +31,9 @@ def text(value: object) -> str:
 
 @attrs.frozen
 class Table:
-    """A table.  The cells of ``rows`` are HTML, and each row has a key.  A head that begins with # has numbers below it.
+    """A table.  A head that begins with # has numbers below it.
 
-    ``empty`` is the sentence that is shown without rows, and ``more`` is HTML after the table.
+    The cells of ``rows`` are HTML, and each row has a key.  ``empty`` is the sentence that is shown without rows, and ``more`` is HTML after the table.
     """
 
     caption: str

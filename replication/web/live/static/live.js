@@ -4,6 +4,7 @@ const parts = Object.fromEntries(names.map((id) => [id, document.getElementById(
 const { state, trouble, streams, facts } = parts;
 const follow = document.getElementById("follow");
 let events;
+let ready = state.innerHTML;  // what the process has sent last
 
 function connect() {
   events?.close();
@@ -30,6 +31,7 @@ function show(part, html) {
   const kept = part.contains(document.activeElement) && named(document.activeElement);
   const places = new Map([...part.querySelectorAll(".wide")].map((each) => [named(each), [each.scrollLeft, each.scrollTop]]));
   part.innerHTML = html;
+  if (part === state) ready = html;
   for (const each of part.querySelectorAll(".wide")) each.scrollTo(...(places.get(named(each)) ?? [0, 0]));
   if (kept) [...part.querySelectorAll("a, button, [tabindex]")].find((each) => named(each) === kept)?.focus({ preventScroll: true });
 }
@@ -51,5 +53,6 @@ trouble.addEventListener("click", async (event) => {
     body: JSON.stringify({ instance: writer, token: Number(token) }),
   });
   state.textContent = answer.ok ? `fact ${token} is left out` : (await answer.json()).detail;
+  setTimeout(() => show(state, ready), 5000);
   button.disabled = false;
 });
