@@ -30,6 +30,7 @@ REDRAW: Final = 0.25  # seconds between two drawings of a terminal, whose size m
 ORDERS: Final = {"a": "attention", "n": "name", "l": "lag"}  # by key
 STEPS: Final = {"up": -1, "down": 1, "page up": -20, "page down": 20}  # streams, by key
 URGENT: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of --watch
+BRIEF: Final = 1_000  # IDs; a worker of a Synapse catches up for a moment at each fact of several rows
 STYLES: Final = {  # on a terminal
     **dict.fromkeys(("stopped", "not connected"), "bold red"),
     **dict.fromkeys(("catching up", "opening", "waiting for others"), "yellow"),
@@ -176,7 +177,11 @@ def _name(stream: dict[str, Any]) -> str:
 
 
 def _urgency(stream: dict[str, Any]) -> int:
-    states = [writer["state"] for writer in stream["writers"]]
+    states = [
+        writer["state"]
+        for writer in stream["writers"]
+        if writer["state"] != "catching up" or writer["lag"] > BRIEF  # a short catch-up moves no row
+    ]
     return min([URGENT.index(each) for each in states if each in URGENT], default=len(URGENT))
 
 

@@ -237,9 +237,10 @@ def test_a_state_has_a_colour_on_a_terminal_unless_the_user_wants_none(monkeypat
 
 
 def test_what_needs_attention_comes_first_while_watching() -> None:
-    def stream(name: str, *states: str) -> dict[str, Any]:
-        return {"name": name, "writers": [{"state": each} for each in states]}
+    def stream(name: str, *states: str, lag: int = 5_000) -> dict[str, Any]:
+        return {"name": name, "writers": [{"state": each, "lag": lag} for each in states]}
 
     streams = [stream("b", "live"), stream("a"), stream("d", "live", "stopped"), stream("c", "catching up")]
+    streams.append(stream("brief", "catching up", lag=3))  # as at a Synapse's facts of several rows
     ordered = status.attention_first({**SEEN, "streams": streams})
-    assert [each["name"] for each in ordered["streams"]] == ["d", "c", "a", "b"]
+    assert [each["name"] for each in ordered["streams"]] == ["d", "c", "a", "b", "brief"]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replication.web.live.curves import Curves
 
 MAX_ROWS: Final = 100  # of one table
+BRIEF: Final = 1_000  # IDs; a worker of a Synapse catches up for a moment at each fact of several rows
 ROWS_A_TURN: Final = 10  # that are rendered in one turn of the reactor
 _FIRST: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of states
 
@@ -33,7 +34,8 @@ def text(value: object) -> str:
 class Table:
     """A table.  A head that begins with # has numbers below it.
 
-    The cells of ``rows`` are HTML, and each row has a key.  ``empty`` is the sentence that is shown without rows, and ``more`` is HTML after the table.
+    The cells of ``rows`` are HTML, and each row has a key.  ``empty`` is the sentence that is shown without rows, and
+    ``more`` is HTML after the table.
     """
 
     caption: str
@@ -157,7 +159,7 @@ def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> l
     state = text(writer.state)
     if writer.state == "catching up" and writer.source:
         state += f" from {text(writer.source)}"
-    if writer.state == "catching up" and writer.source and speed and writer.lag:
+    if writer.state == "catching up" and writer.lag > BRIEF and speed:
         state += f": {100 * writer.position / max(writer.published, 1):.0f} %, {_duration(writer.lag / speed)} left"
     oldest = stream.oldest_open
     return [
@@ -190,8 +192,8 @@ def _cure(stream: str, writer: WriterStatus, rights: Rights) -> str:
 
 
 def _urgency(writer: WriterStatus) -> int:
-    """Return the place of a state.  A catch-up without a source is short: its row stays where it is."""
-    short = writer.state == "catching up" and not writer.source
+    """Return the place of a state.  A short catch-up moves no row."""
+    short = writer.state == "catching up" and writer.lag <= BRIEF
     return _FIRST.index(writer.state) if writer.state in _FIRST and not short else len(_FIRST)
 
 

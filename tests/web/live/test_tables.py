@@ -45,7 +45,8 @@ class TablesTests(ApiTestCase):
     def test_a_writer_that_catches_up_for_a_moment_stays_in_its_place(self) -> None:
         """A worker of a Synapse does so at each fact of several rows."""
         (orders, *_) = self.served.stream_statuses()
-        brief, long = (attrs.evolve(orders.writers[0], state="catching up", source=each) for each in (None, "a folder"))
+        brief = attrs.evolve(orders.writers[0], state="catching up")
+        long = attrs.evolve(brief, published=Token(5_000))
         live = attrs.evolve(orders.writers[0], instance=InstanceName("live"), state="live")
         shown = [attrs.evolve(brief, instance=InstanceName("z-brief")), live]
         self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=shown)]  # type: ignore[method-assign]
