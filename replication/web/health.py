@@ -17,10 +17,11 @@ from replication.errors import StoreError, StreamError
 from replication.web.request import Answer, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
+    from replication.streams.interfaces import StreamStatus
     from replication.web.request import ApiRequest
     from replication.web.site import IServed
 
@@ -71,11 +72,11 @@ class Health:
             return f"the store has not answered for {PATIENCE:.0f} s"
         return None
 
-    def stream_faults(self) -> list[str]:
-        """Return which streams are stopped, and which writers are not connected."""
+    def stream_faults(self, statuses: Sequence[StreamStatus] | None = None) -> list[str]:
+        """Return which streams are stopped, and which writers are not connected; ``statuses`` are read if not given."""
         stopped = [
             f"stream {stream.definition.name} of {writer.instance} is stopped"
-            for stream in self._served.stream_statuses()
+            for stream in (self._served.stream_statuses() if statuses is None else statuses)
             for writer in stream.writers
             if writer.error
         ]

@@ -95,13 +95,13 @@ class Feed:
         """Return the tables that a viewer with these rights may see, and what needs attention."""
         return await self._tables(self._served.stream_statuses(), rights, find, self._turn)
 
-    async def state(self, check_after: float = 0.0) -> str:
+    async def state(self, check_after: float = 0.0, statuses: Sequence[StreamStatus] | None = None) -> str:
         """Return whether the process is ready, or why not, as HTML; the store is checked again after some seconds."""
         now = self._clock.seconds()
         if now - self._checked_at >= check_after:
             self._checked_at = now
             self._store_fault = await self._health.store_fault()
-        faults = [*([] if self._store_fault is None else [self._store_fault]), *self._health.stream_faults()]
+        faults = [*([] if self._store_fault is None else [self._store_fault]), *self._health.stream_faults(statuses)]
         if not faults:
             return '<span class="live">ready</span>'
         return f'<span class="stopped">not ready: {tables.text("; ".join(faults))}</span>'
@@ -183,7 +183,7 @@ class Feed:
 
     async def _send(self, statuses: Sequence[StreamStatus]) -> None:
         """Send to all viewers what has changed."""
-        await self._wait_for_reading()
+        await self._wait_for_reading(statuses)
         slices = _Slices(self._clock)
         made: dict[tuple[Rights, str], dict[str, Part]] = {}
         for audience in [*self._audiences.values()]:
@@ -234,17 +234,17 @@ class Feed:
         found = {"state": self._state, "followers": self._followers.get(shown.rights), "facts": facts}
         return {name: html for name, html in found.items() if html}
 
-    async def _wait_for_reading(self) -> None:
+    async def _wait_for_reading(self, statuses: Sequence[StreamStatus]) -> None:
         """Read, if that is due, and wait a little for it; viewers are sent what is there by then."""
         if self._reading is None and self._clock.seconds() >= self._read_after:
-            self._reading = self._start(self._read())
+            self._reading = self._start(self._read(statuses))
             self._reading.addBoth(self._was_read, self._clock.seconds())
         if self._reading is not None:
             await share(self._reading).addTimeout(READ_PATIENCE, self._clock, lambda *_: None)
 
-    async def _read(self) -> None:
+    async def _read(self, statuses: Sequence[StreamStatus]) -> None:
         """Read one part after the other."""
-        self._state = await self.state(CHECK_INTERVAL)
+        self._state = await self.state(CHECK_INTERVAL, statuses)
         if (now := self._clock.seconds()) - self._followers_at >= CHECK_INTERVAL:
             self._followers_at = now
             every = dict.fromkeys(each.rights for each in self._audiences)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 100  # of one table
 BRIEF: Final = 1_000  # IDs; a worker of a Synapse catches up for a moment at each fact of several rows
-ROWS_A_TURN: Final = 10  # that are rendered in one turn of the reactor
+ROWS_A_TURN: Final = 4  # that are rendered in one turn of the reactor: 2 ms, if all curves are drawn
 _FIRST: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of states
 
 

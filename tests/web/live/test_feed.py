@@ -222,7 +222,7 @@ class EventsTests(ApiTestCase):
         statuses = self.served.stream_statuses
         self.served.stream_statuses = lambda only=None: calls.append(1) or statuses(only)  # type: ignore[method-assign,func-returns-value]
         self.clock.advance(INTERVAL)
-        self.assertEqual(len(calls), 2)  # for a sample, and whether it is ready
+        self.assertEqual(len(calls), 1)  # for a sample
         self.assertEqual(feed.viewers, len(clients))
 
     def test_many_viewers_are_served_in_several_turns_of_the_reactor(self) -> None:
