@@ -83,7 +83,7 @@ class Audience:
             before = self._parts.get(name, "")
             changes = part.changes(before) if isinstance(part, Table) and isinstance(before, Table) else None
             if part != before and changes is None:
-                events.append(_event(name, _html(part)))
+                events.append(_event(name, html_of(part)))
             elif changes:
                 cells[name] = changes
             self._parts[name] = part
@@ -112,14 +112,15 @@ class Audience:
             data = self._news
         else:
             if self._whole is None:
-                self._whole = b"".join(_event(name, _html(part)) for name, part in self._parts.items())
+                self._whole = b"".join(_event(name, html_of(part)) for name, part in self._parts.items())
             data = self._whole
             viewer.due = now + len(data) / BYTES_PER_SECOND
         viewer.number = self._number
         viewer.request.write(data)  # type: ignore[no-untyped-call]
 
 
-def _html(part: Part) -> str:
+def html_of(part: Part) -> str:
+    """Return a part as HTML."""
     return part.html if isinstance(part, Table) else part
 
 

@@ -102,8 +102,8 @@ async def show_page(request: ApiRequest) -> Answer:
         room_field=_ROOM_FIELD.substitute(room=text(room)) if request.api.keeps_rooms else "",
         room=await feed.section(("room", rights, room, place), lambda: _room(request, room, place)) if room else "",
         trouble=tables["trouble"],
-        streams=tables["streams"].html,
-        connections=tables["connections"].html,
+        streams=tables["streams"],
+        connections=tables["connections"],
         followers=await feed.followers(rights),
         segments=await feed.section(("segments", rights), lambda: segments_section(served, rights)),
     )

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 
 from replication.deferreds import share
 from replication.web.live import tables
-from replication.web.live.audience import Audience, Shown, Viewer
+from replication.web.live.audience import Audience, Shown, Viewer, html_of
 from replication.web.live.curves import Curves, Sample
 from replication.web.live.facts import facts_section
 from replication.web.live.followers import followers_section
@@ -91,9 +91,10 @@ class Feed:
         if self._timer is None:
             self._sample()
 
-    async def tables(self, rights: Rights, find: str) -> dict[str, Part]:
-        """Return the tables that a viewer with these rights may see, and what needs attention."""
-        return await self._tables(self._served.stream_statuses(), rights, find, self._turn)
+    async def tables(self, rights: Rights, find: str) -> dict[str, str]:
+        """Return the HTML of the tables that a viewer with these rights may see, and of what needs attention."""
+        found = await self._tables(self._served.stream_statuses(), rights, find, self._turn)
+        return {name: html_of(part) for name, part in found.items()}
 
     async def state(self, check_after: float = 0.0, statuses: Sequence[StreamStatus] | None = None) -> str:
         """Return whether the process is ready, or why not, as HTML; the store is checked again after some seconds."""
@@ -178,8 +179,7 @@ class Feed:
 
     def _start(self, work: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
         started = Deferred.fromCoroutine(work)
-        started.addErrback(lambda failure: failure.check(CancelledError) or _log.failure("the live page", failure))
-        return started
+        return started.addErrback(_log_unless_cancelled)
 
     async def _send(self, statuses: Sequence[StreamStatus]) -> None:
         """Send to all viewers what has changed."""
@@ -295,6 +295,11 @@ class _Slices:
     def end(self) -> None:
         """End a turn."""
         self.worked += self._clock.seconds() - self._began
+
+
+def _log_unless_cancelled(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.failure("the live page", failure)
 
 
 def _samples(statuses: Sequence[StreamStatus], now: float) -> dict[tuple[str, str], Sample]:
