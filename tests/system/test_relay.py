@@ -15,8 +15,9 @@ import pytest
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.system.daemons import Daemon, append, fixed_ports, get_json, until
+from tests.system.databases import SqliteDatabase
 from tests.system.test_kills import APP, has, rows_of, table
-from tests.system.test_restores import SEEN, Shop, SqliteDatabase
+from tests.system.test_restores import SEEN, Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import ExitStack, closing
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +10,15 @@ import pytest
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.system.daemons import Daemon, append, fixed_ports, until
+from tests.system.databases import PostgresDatabase, SqliteDatabase
 from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.postgres import PostgresServer
+    from tests.system.databases import Database
 
 APP = """
 def register(worker):
@@ -40,66 +41,6 @@ connect = "tcp:127.0.0.1:1"
 """
 STOPPED = "Nothing is deleted here"
 SEEN = "SELECT token, row FROM seen ORDER BY token"
-
-
-class SqliteDatabase:
-    """The master's database: a file, which is replaced while the master is stopped."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file, self.backup = folder / "replication.db", folder / "backup.db"
-        self.url = f"sqlite:///{self.file}"
-
-    def back_up(self) -> None:
-        """Make a backup while the master runs."""
-        with closing(sqlite3.connect(self.file)) as source, closing(sqlite3.connect(self.backup)) as target:
-            source.backup(target)
-
-    def empty(self) -> None:
-        """Delete everything."""
-        for each in ("", "-wal", "-shm"):
-            Path(f"{self.file}{each}").unlink(missing_ok=True)
-
-    def restore(self) -> None:
-        """Put the backup in place."""
-        self.empty()
-        self.file.write_bytes(self.backup.read_bytes())
-
-    def rows(self) -> list[tuple[object, ...]]:
-        """Return the rows of the stream."""
-        return table(self.file, "orders")
-
-
-class PostgresDatabase:
-    """The same in PostgreSQL: the backup is a copy of the database."""
-
-    def __init__(self, server: PostgresServer, database: str) -> None:
-        self.server, self.database, self.backup = server, database, f"{database}_backup"
-        self.url = server.url(database)
-
-    def back_up(self) -> None:
-        """Make a backup while the master runs; its sessions are ended for that, and it connects again."""
-        self._copy(self.database, self.backup)
-
-    def restore(self) -> None:
-        """Put the backup in place."""
-        self._copy(self.backup, self.database)
-
-    def _copy(self, source: str, target: str) -> None:
-        self.server.sql(f"DROP DATABASE IF EXISTS {target} WITH (FORCE)")
-        self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS false")
-        users = f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{source}'"
-        self.server.sql(users)
-        self.server.sql(f"CREATE DATABASE {target} TEMPLATE {source}")
-        self.server.sql(f"ALTER DATABASE {source} ALLOW_CONNECTIONS true")
-
-    def rows(self) -> list[tuple[object, ...]]:
-        """Return the rows of the stream."""
-        return self.server.sql(
-            "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1, 2", database=self.database
-        )
-
-
-Database = SqliteDatabase | PostgresDatabase
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

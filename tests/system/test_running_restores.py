@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.error import URLError
@@ -18,23 +18,17 @@ from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.postgres import PostgresServer
 from tests.system.daemons import LOCAL, Daemon, append, fixed_ports, until
+from tests.system.databases import OpenFile, PostgresDatabase
 from tests.system.test_kills import has, table
-from tests.system.test_restores import SEEN, Database, PostgresDatabase, Shop, SqliteDatabase
+from tests.system.test_restores import SEEN, Shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.system.databases import Database
+
 LOST = "has lost commits of this process"
-
-
-class OpenFile(SqliteDatabase):
-    """The backup is restored into the file that the master has open."""
-
-    def restore(self) -> None:
-        """Do what ``sqlite3 FILE ".restore COPY"`` does."""
-        with closing(sqlite3.connect(self.backup)) as source, closing(sqlite3.connect(self.file)) as target:
-            source.backup(target)
 
 
 class DumpedDatabase(PostgresDatabase):
