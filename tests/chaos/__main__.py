@@ -48,16 +48,16 @@ def main() -> int:
         return run_round(options.child, options.seed, options.round, options.seconds)
     missing = needs.missing()
     for name, why in missing.items():
-        print(f"without {name}: {why}", flush=True)
+        show(f"without {name}: {why}")
     if missing and os.environ.get("CI"):
         return 1
     seed = int(time.time()) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
+    show(f"seed {seed}")
     begin = time.monotonic()
     totals, kept = Rounds(seed, options).run(begin + 60 * options.minutes)
-    print(report(totals, time.monotonic() - begin), flush=True)
+    show(report(totals, time.monotonic() - begin))
     for each in kept:
-        print(f"failed: repeat it with --seed {seed} --round {each.name}; its folder is kept: {each}")
+        show(f"failed: repeat it with --seed {seed} --round {each.name}; its folder is kept: {each}")
     return 0 if totals.good else 1
 
 
@@ -138,23 +138,27 @@ def run_round(folder: Path, seed: int, number: int, seconds: float) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     missing = needs.missing()
     plan = draw_plan(f"{seed}:{number}", [*missing], number=number)
-    print(f"round {number}: {plan}", flush=True)
+    show(f"round {number}: {plan}")
     began = time.monotonic()
     log = (folder / "faults.log").open("a")
 
-    def show(text: str) -> None:
+    def note(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} {text}", file=log, flush=True)
 
-    totals = Round(plan, folder, [*missing], show).run(seconds, spark=needs.SPARK not in missing)
+    totals = Round(plan, folder, [*missing], note).run(seconds, spark=needs.SPARK not in missing)
     (folder / RESULT).write_text(json.dumps(attrs.asdict(totals)))
     words = "good" if totals.good else "FAILED"
     took = time.monotonic() - began
-    print(
-        f"round {number}: {words}, {sum(totals.kills.values())} kills, {totals.turns} turns, {took:.0f} s", flush=True
-    )
+    kills = sum(totals.kills.values())
+    show(f"round {number}: {words}, {kills} kills, {totals.turns} turns, {took:.0f} s")
     for each in [*totals.findings.examples, *totals.errors]:
-        print(f"round {number}: {each}", flush=True)
+        show(f"round {number}: {each}")
     return 0
+
+
+def show(text: str) -> None:
+    """Print a line of the report."""
+    print(text, flush=True)  # noqa: T201
 
 
 def read_result(path: Path) -> Totals:
@@ -171,15 +175,18 @@ def report(totals: Totals, seconds: float) -> str:
     """Return the totals as text."""
     lines = [f"{number:7} {name}" for name, number in totals.faults.most_common()]
     lines += ["", *(f"{number:7} kills of {name}" for name, number in totals.kills.most_common()), ""]
-    lines += [f"{number:7} × {name}" for name, number in totals.exits.most_common()]
-    found = totals.findings
-    lines.append(
-        f"""
-{totals.turns} turns in {seconds / 60:.1f} minutes, each with a comparison; the slowest was equal after {totals.slowest:.1f} s
-{totals.appended} facts appended, {totals.acknowledged} acknowledged, {totals.rows_compared} rows compared
-{totals.forgiven} facts lost with a backup or a failover, as they may; {totals.ways_out} functions without on_reset let out
-{sum(totals.faults.values())} faults, {sum(totals.kills.values())} kills, {found.lost} lost, {found.twice} twice, {found.diverged} diverged, {len(totals.errors)} errors"""
-    )
+    lines += [f"{number:7} times: {name}" for name, number in totals.exits.most_common()]
+    found, minutes = totals.findings, seconds / 60
+    lines += [
+        "",
+        f"{totals.turns} turns in {minutes:.1f} minutes, each with a comparison",
+        f"all was equal after {totals.slowest:.1f} s at most, once the faults of a turn were over",
+        f"{totals.appended} facts appended, {totals.acknowledged} acknowledged, {totals.rows_compared} rows compared",
+        f"{totals.forgiven} acknowledged facts lost with a backup, a WAL or a failover, as they may",
+        f"{totals.ways_out} starts with --accept-new-history, as the log asked",
+        f"{sum(totals.faults.values())} faults, {sum(totals.kills.values())} kills",
+        f"{found.lost} lost, {found.twice} twice, {found.diverged} diverged, {len(totals.errors)} errors",
+    ]
     return "\n".join(lines)
 
 

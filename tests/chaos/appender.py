@@ -1,8 +1,8 @@
-"""A program that appends facts over HTTP, until SIGTERM: ``appender.py URL STREAM LEDGER SEED AUTHORITY``.
+"""A program that appends facts over HTTP: ``appender.py URL STREAM LEDGER SEED AUTHORITY``.
 
 It writes each append into its ledger before the first request, and repeats the request with the same idempotency key
-until it is acknowledged.  After a SIGKILL the next process goes on with what has no answer.  SIGTERM ends it once
-everything is acknowledged.
+until it is acknowledged.  After a SIGKILL the next process goes on with what has no answer.  At the end of its input
+it ends once everything is acknowledged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import signal
 import ssl
 import sys
 import threading
@@ -115,10 +114,15 @@ class Appender:
 
 
 def main(url: str, stream: str, ledger: str, seed: str, authority: str = "") -> None:
-    """Run until SIGTERM."""
+    """Run until the standard input ends."""
     appender = Appender(url, stream, Path(ledger), int(seed), authority)
-    signal.signal(signal.SIGTERM, lambda *_: appender.ending.set())
+    threading.Thread(target=_wait_for_the_end, args=[appender.ending], daemon=True).start()
     appender.run()
+
+
+def _wait_for_the_end(ending: threading.Event) -> None:
+    sys.stdin.read()
+    ending.set()
 
 
 if __name__ == "__main__":

@@ -58,12 +58,12 @@ class History:
     before: float  # when the last loss was over; 0 if there was none
 
 
-def check(scene: Scene, findings: Findings) -> dict[str, History]:
-    """Compare everything, with patience; no program appends now."""
+def check(scene: Scene, findings: Findings, patience: float = PATIENCE) -> dict[str, History]:
+    """Compare everything; no program appends now.  Followers may take ``patience`` seconds to become equal."""
     histories = {stream: check_writer(scene, stream, findings) for stream in STREAMS}
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     for name in scene.followers:
-        for stream, history in histories.items():
+        for history in histories.values():
             check_follower(scene, name, history, findings, deadline)
     return histories
 
@@ -116,7 +116,7 @@ def check_follower(scene: Scene, name: str, history: History, findings: Findings
         return bool(_fits(scene, name, history, found))
 
     try:
-        scene.until(equal, "it is equal", max(1.0, deadline - time.monotonic()))
+        scene.until(equal, "it is equal", max(0.0, deadline - time.monotonic()))
     except AssertionError:
         there, here = Counter(history.rows), Counter(found)
         what = f"{name} {stream}"

@@ -11,7 +11,7 @@ import struct
 import time
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.chaos.faults import Fault
 from tests.chaos.needs import MOUNT, POSTGRES
@@ -303,6 +303,16 @@ def appends_again(scene: Scene, stream: str) -> None:
     scene.until(has, f"{name} appends")
 
 
+def ask_server(scene: Scene, sql: str) -> list[tuple[Any, ...]] | None:
+    """Return the rows of a query; None while the server is away or recovers."""
+    import psycopg
+
+    try:
+        return scene.servers[0].sql(sql)
+    except psycopg.OperationalError:
+        return None
+
+
 def empty_wals(scene: Scene) -> None:
     """Move all that the WALs have into the databases, so that a cut cannot take it."""
     for home in scene.homes.values():
@@ -312,8 +322,9 @@ def empty_wals(scene: Scene) -> None:
 
 
 def _sessions(scene: Scene) -> list[int]:
+    """Return the server's processes that serve daemons; none while it is away or recovers."""
     sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'replication %'"
-    return [pid for (pid,) in scene.servers[0].sql(sql)]
+    return [pid for (pid,) in ask_server(scene, sql) or ()]
 
 
 def _wal(scene: Scene, stream: str) -> Path:

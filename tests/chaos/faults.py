@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tests.chaos.proxy import HARMLESS, Toxin
@@ -15,6 +14,8 @@ from tests.chaos.scene import STREAMS
 from tests.system.daemons import environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.chaos.proxy import Proxy
     from tests.chaos.scene import Scene
 

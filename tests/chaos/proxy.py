@@ -53,7 +53,7 @@ class Proxy:
         proxies.run(self._listen())
 
     async def _listen(self) -> None:
-        await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._proxies.servers.append(await asyncio.start_server(self._serve, "127.0.0.1", self.port))
 
     def cut(self) -> None:
         """Reset all connections."""
@@ -83,7 +83,7 @@ class Proxy:
         with suppress(OSError):
             while data := await reader.read(2**16):
                 while data:
-                    while self.toxin.silent:
+                    while self.toxin.silent:  # noqa: ASYNC110 (another thread changes it)
                         await asyncio.sleep(0.05)
                     toxin = self.toxin
                     piece, data = bytearray(data[: toxin.piece]), data[toxin.piece :]
@@ -100,6 +100,7 @@ class Proxies:
     """The proxies of a scene, which one thread serves."""
 
     def __init__(self) -> None:
+        self.servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
 
@@ -112,5 +113,16 @@ class Proxies:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for each in self.servers:
+            each.close()
+        rest = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close

@@ -12,15 +12,15 @@ import attrs
 
 from tests.chaos import databases, faults, needs
 from tests.chaos.comparison import Findings, check
+from tests.chaos.faults import Fault
 from tests.chaos.scene import STREAMS, Plan, Scene
 from tests.chaos.segments import check_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tests.chaos.databases import LosesFacts
-    from tests.chaos.faults import Fault
 
 QUICK = (faults.Kill, faults.KillSeveral, faults.KillAtStart, faults.KillAppender)
 
@@ -79,19 +79,19 @@ class Round:
     def __init__(self, plan: Plan, folder: Path, missing: Sequence[str], show: Callable[[str], None]) -> None:
         self._plan, self._missing, self._show = plan, missing, show
         self._chance = random.Random(f"{plan.seed} faults")
-        self._scene = Scene(plan, folder, self._chance)
+        self.scene = Scene(plan, folder, self._chance)
         self.totals = Totals()
 
     def run(self, seconds: float, *, spark: bool) -> Totals:
         """Make faults until ``seconds`` have passed; compare after each turn."""
-        scene, totals = self._scene, self.totals
+        scene, totals = self.scene, self.totals
         try:
             with scene:
                 try:
-                    self._first()
+                    self.begin()
                     end = time.monotonic() + seconds
                     while time.monotonic() < end and totals.good:
-                        self._turn()
+                        self.turn(*self._draw_turn())
                     if totals.good and needs.REPLAY not in self._missing:
                         self._segments(spark=spark)
                 finally:
@@ -100,65 +100,66 @@ class Round:
             totals.errors.append(f"seed {self._plan.seed}: {traceback.format_exc()}")
         return totals
 
-    def _first(self) -> None:
+    def begin(self) -> None:
         """Begin every stream, so that a backup has its first epoch; and empty the WALs, so that no cut goes behind."""
         for stream in STREAMS:
-            self._scene.start_appending(stream)
+            self.scene.start_appending(stream)
         for stream in STREAMS:
-            databases.appends_again(self._scene, stream)
+            databases.appends_again(self.scene, stream)
         self._settle()
-        databases.empty_wals(self._scene)
+        databases.empty_wals(self.scene)
 
-    def _turn(self) -> None:
-        """Make some faults, one after the other, and up to three at once; then heal, settle and compare."""
-        scene, chance = self._scene, self._chance
+    def turn(self, drawn: Iterable[Fault], losing: LosesFacts | None = None) -> None:
+        """Make faults one after the other, with up to three at once; then heal, settle and compare."""
+        scene = self.scene
         for stream in STREAMS:
             scene.start_appending(stream)
-        losing = self._draw_loss() if chance.random() < 0.3 else None
         lasting: list[Fault] = []
         try:
             if losing is not None:
                 losing.prepare(scene)
-            for _ in range(chance.randrange(8, 16)):
-                fault = self._draw()
-                if type(fault).heal is not faults.Fault.heal:
-                    if len(lasting) == 3 or any(type(each) is type(fault) for each in lasting):
-                        lasting.pop(0).heal(scene)
-                    lasting = [each for each in lasting if type(each) is not type(fault)]
+            for fault in drawn:
+                same = [each for each in lasting if type(each) is type(fault)]
+                for each in same or lasting[: len(lasting) - 2]:
+                    lasting.remove(each)
+                    each.heal(scene)
+                if type(fault).heal is not Fault.heal:
                     lasting.append(fault)
                 self._inject(fault)
-                scene.act(chance.expovariate(1.5))
+                scene.act(self._chance.expovariate(1.5))
         finally:
             for fault in lasting:
                 fault.heal(scene)
             scene.heal_proxies()
+        if scene.servers:
+            scene.until(lambda: databases.ask_server(scene, "SELECT 1"), "the server has recovered")
         if losing is not None:
             self._inject(losing)
-            scene.act(chance.uniform(0, 2))
+            scene.act(self._chance.uniform(0, 2))
         self._settle()
         self.totals.turns += 1
+
+    def _draw_turn(self) -> tuple[Iterable[Fault], LosesFacts | None]:
+        losing = self._choose(databases.LOSSES)() if self._chance.random() < 0.3 else None
+        assert losing is None or isinstance(losing, databases.LosesFacts)
+        return (self._draw() for _ in range(self._chance.randrange(8, 16))), losing
 
     def _inject(self, fault: Fault) -> None:
         self.totals.faults[fault.name] += 1
         self._show(f"  {fault.name}")
-        fault.inject(self._scene)
+        fault.inject(self.scene)
 
     def _draw(self) -> Fault:
         if self._chance.random() < 0.4:
             return self._choose(QUICK)()
         return self._choose((*faults.FAULTS, *databases.FAULTS))()
 
-    def _draw_loss(self) -> LosesFacts | None:
-        found = self._choose(databases.LOSSES)()
-        assert isinstance(found, databases.LosesFacts)
-        return found
-
     def _choose(self, kinds: Sequence[type[Fault]]) -> type[Fault]:
-        fits = [each for each in kinds if not {*each.needs} & {*self._missing} and each().fits(self._scene)]
+        fits = [each for each in kinds if not {*each.needs} & {*self._missing} and each().fits(self.scene)]
         return self._chance.choices(fits, [each.weight for each in fits])[0]
 
     def _settle(self) -> None:
-        scene, totals = self._scene, self.totals
+        scene, totals = self.scene, self.totals
         begin = time.monotonic()
         scene.stop_appending()
         histories = check(scene, totals.findings)
@@ -170,11 +171,11 @@ class Round:
         self._show(f"  equal after {took:.1f} s: {sum(len(each.rows) for each in histories.values())} rows")
 
     def _segments(self, *, spark: bool) -> None:
-        check_segments(self._scene, self._histories, self.totals.findings, "local[1]" if spark else "none")
+        check_segments(self.scene, self._histories, self.totals.findings, "local[1]" if spark else "none")
         self.totals.faults["replay on Spark" if spark else "replay"] += 1
 
     def _note(self) -> None:
-        scene, totals = self._scene, self.totals
+        scene, totals = self.scene, self.totals
         totals.kills, totals.exits, totals.ways_out = scene.kills, scene.exits, scene.ways_out
         for stream, history in getattr(self, "_histories", {}).items():
             appends = scene.ledger(stream)

@@ -11,8 +11,6 @@ writer1 ─┘           ├── copy      copies both; with PostgreSQL, in a 
 from __future__ import annotations
 
 import http.client
-import random
-import signal
 import ssl
 import subprocess
 import sys
@@ -20,7 +18,6 @@ import time
 import urllib.request
 from collections import Counter
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
@@ -34,7 +31,9 @@ from tests.system.databases import OpenFile, PostgresDatabase, SqliteDatabase
 from tests.system.test_kills import rows_of, table
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.certificates import Authority, Identity
     from tests.postgres import PostgresServer
@@ -176,8 +175,7 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         """Kill everything."""
         for each in self._appenders.values():
-            each.kill()
-            each.wait()
+            _kill(each)
         self.stack.close()
 
     def _build(self) -> None:
@@ -189,7 +187,8 @@ class Scene:
         if self.plan.database == POSTGRES:
             self._start_servers()
         for name in ("master", "writer1", "relay"):
-            self.ports[name] = wire, web = (*free_ports(2),)
+            wire, web = free_ports(2)
+            self.ports[name] = wire, web
             self.through[name] = Proxy(self.proxies, wire), Proxy(self.proxies, web)
         self.homes = {stream: self._home(stream, name) for stream, name in STREAMS.items()}
         near, far = tuple(STREAMS.values()), ("relay",)
@@ -334,20 +333,22 @@ class Scene:
         arguments = [url, stream, str(self._ledger_of(stream)), self.plan.seed.partition(":")[0], authority]
         with (self.folder / f"{stream}-appender.log").open("ab") as log:
             command = [sys.executable, program, *arguments]
-            self._appenders[stream] = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+            self._appenders[stream] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment()
+            )
 
     def kill_appender(self, stream: str) -> None:
         """SIGKILL the program that appends to a stream, and start it again."""
         if (process := self._appenders.get(stream)) is not None:
-            process.kill()
-            process.wait()
+            _kill(process)
             self.kills["appender"] += 1
             self.start_appending(stream)
 
     def stop_appending(self) -> None:
         """Let the programs end once all that they have sent is acknowledged; AssertionError if that takes too long."""
         for each in self._appenders.values():
-            each.send_signal(signal.SIGTERM)
+            assert each.stdin is not None
+            each.stdin.close()
         for stream, each in self._appenders.items():
             self.until(lambda each=each: each.poll() is not None, f"every append to {stream} is acknowledged")  # type: ignore[misc]
         self._appenders.clear()
@@ -446,3 +447,10 @@ class Scene:
             with suppress(FileNotFoundError):
                 found[name] = "".join(daemon.log_of(start + 1) for start in range(daemon.starts))
         return found
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
