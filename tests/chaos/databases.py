@@ -13,10 +13,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from replication.bench.processes import BenchError
 from tests.chaos.faults import Fault
 from tests.chaos.needs import MOUNT, POSTGRES
 from tests.chaos.scene import STREAMS, Loss
-from tests.system.databases import PostgresDatabase, SqliteDatabase
+from tests.system.databases import PostgresDatabase, SqliteDatabase, limit_files
 
 if TYPE_CHECKING:
     from tests.chaos.scene import Scene
@@ -77,10 +78,11 @@ class FullDisk(OnSqlite):
         return scene.plan.small_disk
 
     def inject(self, scene: Scene) -> None:
-        with suppress(OSError), self._ballast(scene).open("wb") as file:
-            while True:
-                file.write(bytes(2**16))
-                file.flush()
+        with self._ballast(scene).open("wb", buffering=0) as file:
+            for size in (2**20, 2**12):
+                with suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
 
     def heal(self, scene: Scene) -> None:
         self._ballast(scene).unlink(missing_ok=True)
@@ -175,6 +177,23 @@ class StopSessions(OnServer):
         for each in self._pids:
             with suppress(ProcessLookupError):
                 os.kill(each, number)
+
+
+class FullServerDisk(OnServer):
+    """No file of the server may grow beyond the middle of a WAL segment: it crashes, and may not recover."""
+
+    def inject(self, scene: Scene) -> None:
+        server = scene.servers[0]
+        pid_file = server.folder / "data/postmaster.pid"
+        if pid_file.exists():
+            postmaster = int(pid_file.read_text().split()[0])
+            limit_files(server, [postmaster, *_sessions(scene)], f"{scene.chance.randrange(2**20, 2**24)}:")
+
+    def heal(self, scene: Scene) -> None:
+        server = scene.servers[0]
+        with suppress(BenchError):  # it has stopped itself
+            server.stop("immediate")
+        server.start()  # without the limit
 
 
 # ---- faults that lose facts
@@ -360,5 +379,6 @@ FAULTS: Final[tuple[type[Fault], ...]] = (
     ServerAway,
     KillSession,
     StopSessions,
+    FullServerDisk,
 )
 LOSSES: Final[tuple[type[LosesFacts], ...]] = (RestoreStopped, RestoreRunning, CutWal, FailOver)

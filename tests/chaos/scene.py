@@ -396,8 +396,8 @@ class Scene:
         """Count the reason of a daemon that has ended by itself."""
         process = daemon._process
         if process is not None and process.poll() is not None:
-            lines = daemon.log.strip().splitlines() or [""]
-            self.exits[f"{daemon.name}: status {process.returncode}: {lines[-1][:150]}"] += 1
+            reason = (daemon.log.strip().splitlines() or [""])[-1][:150] if process.returncode else "after SIGTERM"
+            self.exits[f"{daemon.name}: status {process.returncode}: {reason}"] += 1
 
     def act(self, seconds: float) -> None:
         """Let some time pass."""

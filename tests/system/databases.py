@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.system.test_kills import table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.postgres import PostgresServer
 
 
@@ -92,3 +96,12 @@ class PostgresDatabase:
 
 
 Database = SqliteDatabase | PostgresDatabase
+
+
+def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None:
+    """Limit how large a file these processes of the server may make, as the user whose they are."""
+    folder = server.folder.stat()
+    owner: dict[str, Any] = {"user": folder.st_uid, "group": folder.st_gid, "extra_groups": []}
+    for pid in pids:
+        command = ["prlimit", f"--pid={pid}", f"--fsize={limit}"]
+        subprocess.run(command, check=False, stderr=subprocess.DEVNULL, **({} if os.geteuid() else owner))

@@ -17,10 +17,11 @@ import psycopg
 import pytest
 
 from tests.system.daemons import Daemon, environment, get_json, until
+from tests.system.databases import limit_files
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.postgres import PostgresServer
@@ -189,15 +190,6 @@ def disk_full(pair: Pair) -> Iterator[None]:
         limit_files(pair.server, limited, "unlimited:")
         pair.end_sessions()  # the sessions of the fault have the limit, too
         pair.sql("DELETE FROM stream_events WHERE instance_name = 'filler'")
-
-
-def limit_files(server: PostgresServer, pids: Iterable[int], limit: str) -> None:
-    """Limit how large a file these processes of the server may make, as the user whose they are."""
-    folder = server.folder.stat()
-    owner: dict[str, Any] = {"user": folder.st_uid, "group": folder.st_gid, "extra_groups": []}
-    for pid in pids:
-        command = ["prlimit", f"--pid={pid}", f"--fsize={limit}"]
-        subprocess.run(command, check=False, stderr=subprocess.DEVNULL, **({} if os.geteuid() else owner))
 
 
 @pytest.mark.parametrize(
