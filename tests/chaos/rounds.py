@@ -95,7 +95,7 @@ class Round:
                     if totals.good and needs.REPLAY not in self._missing:
                         self._segments(spark=spark)
                 finally:
-                    self._note()
+                    self._note()  # before the scene kills all that is left
         except Exception:  # noqa: BLE001 (of any part; the totals have it)
             totals.errors.append(f"seed {self._plan.seed}: {traceback.format_exc()}")
         return totals
@@ -176,7 +176,7 @@ class Round:
 
     def _note(self) -> None:
         scene, totals = self.scene, self.totals
-        totals.kills, totals.exits, totals.ways_out = scene.kills, scene.exits, scene.ways_out
+        totals.kills, totals.exits, totals.ways_out = Counter(scene.kills), Counter(scene.exits), scene.ways_out
         for stream, history in getattr(self, "_histories", {}).items():
             appends = scene.ledger(stream)
             totals.appended += sum(len(each.facts) for each in appends.values())
