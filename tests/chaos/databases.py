@@ -281,6 +281,9 @@ class FailOver(OnServer, LosesFacts):
     def prepare(self, scene: Scene) -> None:
         primary, standby = scene.servers
         self._begin = time.monotonic()
+        ((reached,),) = primary.sql("SELECT pg_current_wal_flush_lsn()")
+        has_it = f"SELECT true WHERE pg_last_wal_replay_lsn() >= '{reached}'"
+        scene.until(lambda: standby.sql(has_it), "the standby has what was acknowledged until now", 60)
         standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
         standby.sql("SELECT pg_reload_conf()")
         scene.until(lambda: not primary.sql("SELECT pid FROM pg_stat_replication"), "the standby is cut off", 60)
