@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +60,9 @@ class History:
 def check(scene: Scene, findings: Findings, patience: float = PATIENCE) -> dict[str, History]:
     """Compare everything; no program appends now.  Followers may take ``patience`` seconds to become equal."""
     histories = {stream: check_writer(scene, stream, findings) for stream in STREAMS}
-    deadline = time.monotonic() + patience
     for name in scene.followers:
         for history in histories.values():
-            check_follower(scene, name, history, findings, deadline)
+            check_follower(scene, name, history, findings, 0 if findings else patience)
     return histories
 
 
@@ -105,8 +103,8 @@ def lost_keys(appends: dict[str, Append], losses: Iterable[Loss]) -> frozenset[s
     return frozenset(keys)
 
 
-def check_follower(scene: Scene, name: str, history: History, findings: Findings, deadline: float) -> None:
-    """Compare what a follower has with the writer's database, until it is equal or the deadline is over."""
+def check_follower(scene: Scene, name: str, history: History, findings: Findings, patience: float) -> None:
+    """Compare what a follower has with the writer's database, until it is equal or ``patience`` is over."""
     follower, stream = scene.followers[name], history.stream
     found: Rows = []
 
@@ -116,7 +114,7 @@ def check_follower(scene: Scene, name: str, history: History, findings: Findings
         return bool(_fits(scene, name, history, found))
 
     try:
-        scene.until(equal, "it is equal", max(0.0, deadline - time.monotonic()))
+        scene.until(equal, "it is equal", patience)
     except AssertionError:
         there, here = Counter(history.rows), Counter(found)
         what = f"{name} {stream}"

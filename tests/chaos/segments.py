@@ -28,12 +28,15 @@ def check_segments(scene: Scene, histories: Mapping[str, History], findings: Fin
         scene.act(1.5)  # within a second a writer stores its position
         with (scene.folder / "replay.log").open("ab") as log:
             command = replay_command(scene, stream, spark)
-            done = subprocess.run(
-                command, check=False, stdout=log, stderr=log, env=environment(), cwd=scene.folder, timeout=REPLAY
-            )
-        if done.returncode:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment(), cwd=scene.folder)
+            try:
+                scene.until(lambda process=process: process.poll() is not None, "the replay ends", REPLAY)  # type: ignore[misc]
+            finally:
+                process.kill()
+                process.wait()
+        if process.returncode:
             last = (scene.folder / "replay.log").read_text(errors="replace").strip().splitlines()[-1:]
-            findings.add("diverged", f"the replay of {stream} ended with status {done.returncode}", last)
+            findings.add("diverged", f"the replay of {stream} ended with status {process.returncode}", last)
             continue
         there = {(token, text) for token, _, _, text in history.rows}
         rows, positions = read_segments(scene, stream)
