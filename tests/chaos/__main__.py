@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +28,11 @@ import attrs
 from tests.chaos import needs
 from tests.chaos.comparison import Findings
 from tests.chaos.rounds import Round, Totals, draw_plan
+from tests.chaos.scene import SERVERS
 
 ROUND: Final = 300.0  # seconds
 BOUND: Final = 3_600.0  # seconds more, in which a round must have ended
+CLEANING: Final = 120  # seconds
 SPARK_EVERY: Final = 3  # rounds: a start of Spark takes the time of many faults
 RESULT: Final = "result.json"
 
@@ -90,8 +93,8 @@ class Rounds:
                 self._collect()
                 time.sleep(0.5)
         finally:
-            for process in self._running:
-                _end(process)
+            for process, (folder, _) in self._running.items():
+                _end(process, folder)
         if not self._kept:
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._totals, self._kept
@@ -109,7 +112,7 @@ class Rounds:
             if process.poll() is None and time.monotonic() < bound:
                 continue
             late = process.poll() is None
-            _end(process)
+            _end(process, folder)
             del self._running[process]
             totals = Totals(errors=[f"round {folder.name} has not ended in time" if late else "it has no result"])
             if (folder / RESULT).exists():
@@ -121,18 +124,23 @@ class Rounds:
                 self._kept.append(folder)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a round: with SIGTERM it cleans up; what is left of its session is killed."""
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End a round: with SIGTERM it cleans up; if it does not, this does."""
     process.terminate()
     try:
-        process.wait(60)
+        process.wait(CLEANING)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # daemons and programs are of its session
+    for server in (folder / SERVERS).read_text().splitlines() if (folder / SERVERS).exists() else ():
+        pid = Path(server, "data/postmaster.pid")
+        with suppress(OSError):
+            os.kill(int(pid.read_text().split()[0]), signal.SIGQUIT)
+            shutil.rmtree(server, ignore_errors=True)
+    if (folder / "disk").is_mount():
+        subprocess.run(["umount", "--lazy", folder / "disk"], check=False)
 
 
 def run_round(folder: Path, seed: int, number: int, seconds: float) -> int:

@@ -42,6 +42,7 @@ STREAMS: Final = {"orders": "master", "events": "writer1"}  # with their writers
 FUNCTIONS: Final = ("seen", "plain", "far-seen")
 PATIENCE: Final = 180.0  # seconds in which everything must be as if there had been no fault
 DISK: Final = 128  # MiB
+SERVERS: Final = "servers"  # a file with the folders of the PostgreSQL servers
 YEAR: Final = 365
 # Nothing here is unique, so that effects that are there twice can be counted.
 APP = """
@@ -243,6 +244,7 @@ class Scene:
         self.servers = [primary]
         if self.plan.standby:
             self.servers.append(self.stack.enter_context(primary.standby()))
+        (self.folder / SERVERS).write_text("".join(f"{each.folder}\n" for each in self.servers))
 
     def _home(self, stream: str, name: str) -> SqliteDatabase | PostgresDatabase:
         if self.plan.database == POSTGRES:
