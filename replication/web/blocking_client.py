@@ -219,23 +219,20 @@ class HttpClient:
             return None
         return error.get("detail") or error.get("error") if isinstance(error, dict) else None
 
-    def retry(self, request: Callable[[], _T], progress: Callable[[], int] = lambda: 0) -> _T:
+    def retry(self, request: Callable[[], _T], progress: Callable[[], float] | None = None) -> _T:
         """Return what ``request`` returns; call it again after an UnavailableError, until the patience is over.
 
-        The patience begins anew if ``progress`` has changed.
+        The patience begins now, or at the time that ``progress`` returns, which later progress changes.
         """
-        deadline, backoff, reached = self.clock() + self.patience, Backoff(FIRST_DELAY, MAX_DELAY), progress()
+        begin = self.clock() if progress is None else progress()
+        backoff = Backoff(FIRST_DELAY, MAX_DELAY)
         while True:
             try:
                 return request()
             except UnavailableError as error:
-                if progress() != reached:
-                    deadline, backoff, reached = (
-                        self.clock() + self.patience,
-                        Backoff(FIRST_DELAY, MAX_DELAY),
-                        progress(),
-                    )
-                left = deadline - self.clock()
+                if progress is not None and progress() != begin:
+                    begin, backoff = progress(), Backoff(FIRST_DELAY, MAX_DELAY)
+                left = begin + self.patience - self.clock()
                 if left <= 0:
                     raise
                 self.on_retry(error)

@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from http import HTTPStatus
 from http.client import RemoteDisconnected
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -95,6 +96,9 @@ class LineUpload:
 
     All methods raise HttpError if the server refuses; ``first`` is then the number of facts before the first line of
     the request whose lines the error counts.  UnavailableError: nothing was answered for the patience of the client.
+
+    Both bounds of time, that of a connection without answers and the patience, hold over all calls: lines that are
+    added meanwhile do not begin them anew.
     """
 
     def __init__(self, client: HttpClient, stream: str, on_ids: Callable[[Sequence[int]], None]) -> None:
@@ -107,6 +111,8 @@ class LineUpload:
         self._unanswered: deque[bytes] = deque()
         self._size = 0  # bytes of these
         self._ends = False
+        self._since = 0.0  # when the last answer arrived, or the first line that has none was added
+        self._silent_since: float | None = None  # when all was sent to this connection, while it answers nothing
         self._socket: socket | None = None
         self._out = bytearray()
         self._parser = AnswerParser()
@@ -123,6 +129,8 @@ class LineUpload:
 
     def add(self, lines: Sequence[bytes]) -> None:
         """Send lines; wait for answers if too many have none."""
+        if not self._unanswered:
+            self._since = self._client.clock()
         self._unanswered.extend(lines)
         self._size += sum(map(len, lines))
         if self._socket is not None:
@@ -154,9 +162,9 @@ class LineUpload:
                 while not is_done():
                     reads: list[Any] = [connection, source] if source is not None else [connection]
                     writes = [connection] if self._out else []
-                    patience = TIMEOUT if self._unanswered else None
-                    readable, writable, _ = select.select(reads, writes, [], patience)
-                    if not readable and not writable:
+                    left = self._seconds_left()
+                    readable, writable, _ = select.select(reads, writes, [], left)
+                    if (not readable and not writable) or (left == 0 and connection not in readable):
                         raise TimeoutError("timed out")
                     if writable:
                         self._send(connection)
@@ -173,7 +181,17 @@ class LineUpload:
                     return  # nothing is missing: the next lines are sent over another connection
                 raise self._client.failure(error) from error
 
-        self._client.retry(exchange, lambda: self._answered)
+        self._client.retry(exchange, lambda: self._since)
+
+    def _seconds_left(self) -> float | None:
+        """Return how long nothing may happen, 0 if no answer has come for too long."""
+        if not self._unanswered:
+            return None
+        if self._out:
+            return TIMEOUT
+        if self._silent_since is None:
+            self._silent_since = monotonic()
+        return max(0.0, self._silent_since + TIMEOUT - monotonic())
 
     def _connected(self) -> socket:
         if self._socket is None:
@@ -184,7 +202,7 @@ class LineUpload:
             }
             self._socket = self._client.open(f"{self._path}?after={self._answered}", headers)
             self._socket.setblocking(False)
-            self.first = self._answered
+            self.first, self._silent_since = self._answered, None
             self._parser = AnswerParser()
             self._out.clear()
             self._put(self._unanswered)
@@ -230,4 +248,5 @@ class LineUpload:
             raise self._client.refusal(answer["status"], answer["error"], line)
         self._size -= sum([len(self._unanswered.popleft()) for _ in answer])
         self._answered += len(answer)
+        self._since, self._silent_since = self._client.clock(), None
         self._on_ids(answer)

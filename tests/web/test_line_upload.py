@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from socket import SHUT_RD
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,6 +56,16 @@ def make_upload() -> Iterator[Callable[..., Upload]]:
 def server() -> Iterator[LineServer]:
     with LineServer() as found:
         yield found
+
+
+@contextmanager
+def open_pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    try:
+        yield reader, writer
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_an_answer_is_parsed_however_it_is_cut() -> None:
@@ -168,6 +179,46 @@ def test_a_server_that_never_answers_is_unavailable(
         upload.lines.finish()
 
 
+def test_lines_that_come_slowly_do_not_hide_that_no_answer_comes(
+    make_upload: Callable[..., Upload], server: LineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_upload, "TIMEOUT", 1.0)
+    server.silent = True
+    with open_pipe() as (reader, writer):
+        upload = make_upload(server, patience=0.0)
+        os.write(writer, b"x")  # the source can always be read
+        with pytest.raises(UnavailableError, match="timed out"):
+            for _ in range(200):
+                upload.lines.add([b"a"])
+                upload.lines.wait_for(reader)
+                sleep(0.05)
+
+
+def test_lines_that_come_slowly_do_not_hide_that_each_connection_is_cut(make_upload: Callable[..., Upload]) -> None:
+    with LineServer(*["before"] * 1000) as server, open_pipe() as (reader, writer):
+        upload = make_upload(server, patience=10.0)
+        os.write(writer, b"x")
+        with pytest.raises(UnavailableError):
+            for _ in range(200):
+                upload.lines.add([b"a"])
+                upload.now += 0.5
+                upload.lines.wait_for(reader)
+                sleep(0.01)
+        assert 10.0 <= upload.now < 20.0
+
+
+def test_the_patience_for_lines_begins_with_the_first_one_that_has_no_answer(
+    make_upload: Callable[..., Upload],
+) -> None:
+    with LineServer(None, "before", None) as server:
+        upload = make_upload(server, patience=10.0)
+        for line in (b"a", b"b"):
+            upload.now += 1000.0
+            upload.lines.add([line])
+            upload.lines._exchange(lambda: not upload.lines._unanswered)
+        assert (server.stored, upload.ids) == (["a", "b"], [2, 3])
+
+
 def test_an_unreachable_server_is_unavailable(make_upload: Callable[..., Upload]) -> None:
     with LineServer() as gone:
         pass
@@ -192,39 +243,38 @@ def test_the_patience_begins_anew_with_progress() -> None:
     with pytest.raises(UnavailableError):
         client.retry(request)
     calls.clear()
-    assert client.retry(request, lambda: len(calls)) == "done"
+    assert client.retry(request, lambda: now[0]) == "done"
+    calls.clear()
+    with pytest.raises(UnavailableError):
+        client.retry(request, lambda: now[0] - 60.0)
 
 
 def test_a_connection_that_ends_while_no_line_waits_is_no_error(
     make_upload: Callable[..., Upload], server: LineServer
 ) -> None:
-    reader, writer = os.pipe()
-    upload = make_upload(server, patience=0.0)
-    upload.lines.add([b"a"])
-    upload.lines._exchange(lambda: upload.ids == [2])
-    connection = upload.lines._socket
-    assert connection is not None
-    connection.shutdown(SHUT_RD)  # as if the server had ended, hours later
-    upload.lines.wait_for(reader)
-    upload.lines.add([b"b"])
-    upload.lines.finish()
-    assert (server.stored, upload.ids) == (["a", "b"], [2, 3])
-    os.close(reader)
-    os.close(writer)
+    with open_pipe() as (reader, _):
+        upload = make_upload(server, patience=0.0)
+        upload.lines.add([b"a"])
+        upload.lines._exchange(lambda: upload.ids == [2])
+        connection = upload.lines._socket
+        assert connection is not None
+        connection.shutdown(SHUT_RD)  # as if the server had ended, hours later
+        upload.lines.wait_for(reader)
+        upload.lines.add([b"b"])
+        upload.lines.finish()
+        assert (server.stored, upload.ids) == (["a", "b"], [2, 3])
 
 
 def test_ids_are_received_while_a_source_is_waited_for(make_upload: Callable[..., Upload], server: LineServer) -> None:
-    reader, writer = os.pipe()
-    upload = make_upload(server)
-    upload.lines.wait_for(reader)  # nothing was sent, so nothing can be received
-    upload.lines.add([b"a"])
+    with open_pipe() as (reader, writer):
+        upload = make_upload(server)
+        upload.lines.wait_for(reader)  # nothing was sent, so nothing can be received
+        upload.lines.add([b"a"])
 
-    def take(ids: list[int]) -> None:
-        upload.ids.extend(ids)
-        os.write(writer, b"x")
+        def take(ids: list[int]) -> None:
+            upload.ids.extend(ids)
+            os.write(writer, b"x")
 
-    upload.lines._on_ids = take  # type: ignore[assignment]
-    upload.lines.wait_for(reader)
-    assert upload.ids == [2]
-    os.close(reader)
-    os.close(writer)
+        upload.lines._on_ids = take  # type: ignore[assignment]
+        upload.lines.wait_for(reader)
+        assert upload.ids == [2]
