@@ -1,4 +1,4 @@
-"""A proxy of TCP between real processes: slow, late, silent, wrong or cut, as it is told while it runs."""
+"""A proxy of TCP between real processes: slow, late, silent, wrong or cut; a test changes it while it runs."""
 
 from __future__ import annotations
 

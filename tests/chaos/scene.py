@@ -432,7 +432,7 @@ class Scene:
         return answer
 
     def let_plain_out(self) -> None:
-        """If the functions without ``on_reset`` have stopped, do what their log says."""
+        """If the functions without ``on_reset`` have stopped, follow the cure in their log."""
         plain = self.daemons["plain"]
         cure = "--accept-new-history"
         if cure in plain.options or plain.ended:
