@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Self
@@ -26,6 +26,7 @@ from tests.answering import answering
 from tests.certificates import Authority
 from tests.redis import PATIENCE, Monitor, RedisServer
 from tests.system.daemons import LOCAL, Daemon, append, get_json, until
+from tests.system.peers import Peer
 from tests.system.test_kills import table
 
 DATA = Path(__file__).parents[1] / "data/synapse-modern"
@@ -171,6 +172,29 @@ def test_a_copy_equals_the_writer_after_redis_connections_and_the_worker_were_ki
             }  # a fourth was published before the monitor began
             subscribed = {line for each in monitors for line in each.lines() if line.startswith('"SUBSCRIBE"')}
             assert subscribed == {f'"SUBSCRIBE" "{CHANNEL}"'}
+
+
+def test_hundreds_of_followers_behind_a_relay_take_one_subscription(tmp_path: Path, redis: RedisServer) -> None:
+    """Each receives the position of the writer, then every fact once and in order."""
+    served = f"--server-name={CHANNEL}", "--stream=orders", *LOCAL
+    with Daemon(tmp_path, "master", *served) as master, Homeserver(redis, master.address("HTTP")) as homeserver:
+        homeserver.write(3)
+        history = f"--catch-up=http://{master.address('HTTP')}"
+        relay = make_worker(tmp_path / "relay", redis, history, LOCAL[0])
+        with relay, ExitStack() as stack:
+            until(lambda: position(relay) == homeserver.position, "the relay has all facts")
+            peers = [stack.enter_context(Peer(relay.address("the wire"))) for _ in range(300)]
+            for peer in peers:
+                peer.send(b"REPLICATE\n")
+                peer.read_until(f"POSITION orders master {homeserver.position} {homeserver.position}")
+            assert redis.subscribers() == 2, "the homeserver and the relay"
+            first = homeserver.position + 1
+            homeserver.write(200)
+            expected = [f'RDATA orders master {token} ["fact"]' for token in range(first, homeserver.position + 1)]
+            for peer in peers:
+                peer.read_until(expected[-1])
+                assert [line for line in peer.lines if line.startswith("RDATA")] == expected
+            assert redis.subscribers() == 2
 
 
 def quoted(message: str) -> str:
