@@ -30,7 +30,7 @@ RUN_BY = {
     "docs/spark.md": "tests/system/test_cluster.py::spark-submit",
     "docs/tutorial.md": "tests/docs/test_pages.py::tutorial.md",
     "docs/how-to/back-up.md": "tests/system/test_backups.py::pg_basebackup",
-    "docs/how-to/follow-a-synapse.md": "tests/interop_modern/scene.py::follow-a-synapse.md",
+    "docs/how-to/follow-a-synapse.md": "tests/interop_modern/cluster.py::follow-a-synapse.md",
     "docs/how-to/invalidate-caches.md": "tests/system/test_members.py::examples/members.py",
     "docs/how-to/relay.md": "tests/system/test_relay.py::relay",
     "docs/how-to/run-under-systemd.md": "tests/system/test_systemd.py::def test_",
