@@ -306,6 +306,7 @@ def test_four_writers_and_three_followers_through_every_kind_of_kill(
         cluster = Cluster(stack, tmp_path, server)
         observers = {name: Observer(cluster.ports[name][0]) for name in WRITERS}
         for observer in observers.values():
+            stack.callback(observer.ending.set)  # also if the test fails: its process would not end
             observer.start()
         appenders = {
             name: Appender(cluster.ports[name[:2]][1], some, n) for n, (name, some) in enumerate(facts.items())
