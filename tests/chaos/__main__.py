@@ -59,11 +59,15 @@ def main() -> int:
     seed = int(time.time()) if options.seed is None else options.seed
     show(f"seed {seed}")
     begin = time.monotonic()
-    totals, kept = Rounds(seed, options).run(begin + 60 * options.minutes)
-    show(report(totals, time.monotonic() - begin))
-    for each in kept:
+    rounds = Rounds(seed, options)
+    try:
+        rounds.run(begin + 60 * options.minutes)
+    except (KeyboardInterrupt, SystemExit):
+        show("interrupted; rounds that had not ended do not count")
+    show(report(rounds.totals, time.monotonic() - begin))
+    for each in rounds.kept:
         show(f"failed: repeat it with --seed {seed} --round {each.name}; its folder is kept: {each}")
-    return 0 if totals.good else 1
+    return 0 if rounds.totals.good and rounds.totals.turns else 1
 
 
 class Rounds:
@@ -73,31 +77,27 @@ class Rounds:
         self._seed, self._options = seed, options
         self._folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.folder))
         self._running: dict[subprocess.Popen[bytes], tuple[Path, float]] = {}
-        self._totals, self._kept = Totals(), list[Path]()
+        self.totals, self.kept = (
+            Totals(),
+            list[Path](),
+        )  # of rounds that have ended, and the folders of those that failed
 
-    def run(self, end: float) -> tuple[Totals, list[Path]]:
-        """Begin rounds until ``end``; return the totals, and the folders of rounds that failed."""
+    def run(self, end: float) -> None:
+        """Begin rounds until ``end``, and wait for all of them."""
         number = 0 if self._options.round is None else self._options.round
-        only = self._options.round is not None
         try:
             while (left := end - time.monotonic()) > 30 or self._running:
-                if (
-                    left > 30
-                    and len(self._running) < self._options.jobs
-                    and not (only and number > self._options.round)
-                ):
+                if left > 30 and len(self._running) < self._options.jobs:
                     self._begin(number, min(self._options.seconds, left))
                     number += 1
-                elif only and not self._running:
-                    break
+                    end = 0.0 if self._options.round is not None else end
                 self._collect()
                 time.sleep(0.5)
         finally:
             for process, (folder, _) in self._running.items():
                 _end(process, folder)
-        if not self._kept:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        return self._totals, self._kept
+            if not self.kept:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _begin(self, number: int, seconds: float) -> None:
         folder = self._folder / str(number)
@@ -117,11 +117,11 @@ class Rounds:
             totals = Totals(errors=[f"round {folder.name} has not ended in time" if late else "it has no result"])
             if (folder / RESULT).exists():
                 totals = read_result(folder / RESULT)
-            self._totals.add(totals)
+            self.totals.add(totals)
             if totals.good:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
-                self._kept.append(folder)
+                self.kept.append(folder)
 
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
