@@ -125,7 +125,7 @@ class Application:
 
         async def call(transaction: ApplyTransaction) -> Sequence[SkippedFact]:
             assert self.function is not None  # noqa: S101 - else nothing is skipped
-            await maybeDeferred(self.function, [skipped.fact], transaction)
+            await self._run(self.function, [skipped.fact], transaction)
             return [attrs.evolve(skipped, state=SkipState.APPLIED)]
 
         async def keep(_: ApplyTransaction) -> Sequence[SkippedFact]:
@@ -159,21 +159,21 @@ class Application:
         """Call the function for a step; returns the facts that it did not receive."""
         if isinstance(step, Reset):
             if self.undo is not None:
-                await maybeDeferred(self.undo, transaction.writer, step.to, transaction)
+                await self._run(self.undo, transaction.writer, step.to, transaction)
             return ()
         if self.function is None or not step.facts:
             return ()
         facts, skipped = self.failing.divide(step.facts, transaction.writer_of)
         tried += facts
         if facts:
-            await maybeDeferred(self.function, facts, transaction)
+            await self._run(self.function, facts, transaction)
         return skipped
 
     async def _decide(
         self, on_failed: FailedFactFunction, failed: FailedFact, transaction: ApplyTransaction
     ) -> Sequence[SkippedFact]:
         """Call the application's function for a fact that fails; raise its error again unless it is to be skipped."""
-        action = await maybeDeferred(on_failed.function, failed, transaction)
+        action = await self._run(on_failed.function, failed, transaction)
         if not isinstance(action, FailedFactAction):
             raise ConfigError(
                 f"the function of on_failed_fact({self._stream!r}) returned {action!r:.80}: return "
@@ -184,6 +184,21 @@ class Application:
         return [
             SkippedFact(self._stream, failed.writer, failed.fact, SkipState.SKIPPED, failed.reason, "function"),
         ]
+
+    async def _run(self, function: Callable[..., object], *arguments: object) -> object:
+        """Call a function of the application.
+
+        An exception that elsewhere ends a process, or the work of this class, is raised as a RuntimeError, so that the
+        stream stops as after any other: SystemExit, or a cancellation of something that the function awaits.
+        """
+        try:
+            return await maybeDeferred(function, *arguments)
+        except GeneratorExit:
+            raise  # this coroutine is closed
+        except BaseException as error:
+            if self.failing.stopping or (isinstance(error, Exception) and not isinstance(error, CancelledError)):
+                raise
+            raise RuntimeError(f"the function raised {describe_error(error)}") from error
 
     async def _commit(self, work: _Work, call: Call) -> None:
         skipped = await self._transact(work, call)

@@ -73,6 +73,11 @@ class FailingFacts:
     _waiting: dict[_Key, list[Deferred[None]]] = attrs.field(init=False, factory=lambda: defaultdict(list))
     _pauses: dict[InstanceName, Deferred[None]] = attrs.field(init=False, factory=dict)  # by line
 
+    @property
+    def stopping(self) -> bool:
+        """Whether this process stops, which cancels what runs."""
+        return self._lifetime.ended
+
     # ---- what was requested
 
     async def load(self, store: IStreamStore, follower: InstanceName) -> None:

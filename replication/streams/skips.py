@@ -78,6 +78,6 @@ class SkippedFact:
         return self.writer, self.fact.token
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception in one line."""
     return f"{type(error).__name__}: {error}"

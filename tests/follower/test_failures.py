@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -186,6 +187,41 @@ class FindTests(FailingCase):
         self.process.clock.advance(1)
         self.assertEqual((done, self.seen[-1], self.position()), ([None], [6], 9))
         self.flushLoggedErrors(ValueError)
+
+
+class RaisedTests(FailingCase):
+    """Exceptions that mean more elsewhere: the end of a process, a task that was cancelled."""
+
+    def apply(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        if bad := self.poison.intersection(each.token for each in facts):
+            raise self.error(f"cannot take {bad}")
+
+    def check(self, error: type[BaseException]) -> None:
+        self.poison, self.error = {3}, error
+        with logged():
+            self.rows(fact(2), fact(3), fact(4))
+            self.until_alone(3)
+        self.assertEqual((self.position(), self.state()), (2, "stopped"))
+        self.assertIn(f"{error.__name__}: cannot take {{3}}", self.follower.errors[MASTER])
+        with logged():
+            done = self.leave_out(3)
+        self.assertEqual((done, self.position(), self.state()), ([None], 4, "live"))
+        with logged():
+            done = begin(self.follower.application.failing.request_retry(self.kept()[0]))
+            self.follower.resume()
+        self.assertIn(f"{error.__name__}: cannot take {{3}}", str(error_of(done)))
+        self.rows(fact(5))
+        self.assertEqual((self.states(), self.position(), self.state()), ([(3, "skipped")], 5, "live"))
+        self.flushLoggedErrors()
+
+    def test_an_exit_stops_the_stream_as_any_exception(self) -> None:
+        self.check(SystemExit)
+
+    def test_a_task_of_asyncio_that_was_cancelled_stops_the_stream_as_any_exception(self) -> None:
+        self.check(asyncio.CancelledError)
+
+    def test_a_deferred_that_was_cancelled_stops_the_stream_as_any_exception(self) -> None:
+        self.check(CancelledError)
 
 
 class SkipTests(FailingCase):
