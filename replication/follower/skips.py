@@ -36,10 +36,13 @@ class FollowedSkips:
         A fact that was skipped before stays so.  StreamError: it does not fail, or the stream has no function.
         """
         follower, source = self._follower(stream), grammar.instance_name(writer)
-        found = await self._find(follower, source, token)
-        if found is None or found.state is not SkipState.SKIPPED:
-            await self._wait(follower, follower.application.failing.request_skip(source, token))
+        async with follower.lock:  # nothing is applied until the request is noted, so what is read holds
             found = await self._find(follower, source, token)
+            if found is not None and found.state is SkipState.SKIPPED:
+                return found
+            done = follower.application.failing.request_skip(source, token)
+        await self._wait(follower, done)
+        found = await self._find(follower, source, token)
         assert found is not None  # noqa: S101 - the skip stored it
         return found
 
@@ -49,14 +52,18 @@ class FollowedSkips:
         One that was applied before stays so.  StreamError: it was not skipped, or the function raises again.
         """
         follower, source = self._follower(stream), grammar.instance_name(writer)
-        found = await self._find(follower, source, token)
-        if found is None or found.state is SkipState.SKIP_REQUESTED:
-            raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
-        if found.state is SkipState.APPLIED:
-            return found
-        if source not in follower.cursors:
-            raise StreamError(f"no position of {writer!r} was received since the start: try again once it is connected")
-        await self._wait(follower, follower.application.failing.request_retry(found))
+        async with follower.lock:  # as in ``skip``
+            found = await self._find(follower, source, token)
+            if found is None or found.state is SkipState.SKIP_REQUESTED:
+                raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
+            if found.state is SkipState.APPLIED:
+                return found
+            if source not in follower.cursors:
+                raise StreamError(
+                    f"no position of {writer!r} was received since the start: try again once it is connected"
+                )
+            done = follower.application.failing.request_retry(found)
+        await self._wait(follower, done)
         return attrs.evolve(found, state=SkipState.APPLIED)
 
     async def skipped(self, stream: str | None, limit: int) -> Sequence[SkippedFact]:

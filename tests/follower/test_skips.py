@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from twisted.internet.defer import Deferred
 
 from replication.errors import StoppingError, StoreError, StreamError, UnknownStreamError
 from replication.streams.interfaces import Write
@@ -22,6 +25,7 @@ class SkipsTests(WorkerCase):
     def setUp(self) -> None:
         super().setUp()
         self.poison = {3}
+        self.applied: list[int] = []
         self.writer = self.serve(HELLO + position(1, 1) + position(1, 1, "stock"))
 
     def make_it_fail(self) -> None:
@@ -29,6 +33,7 @@ class SkipsTests(WorkerCase):
         def apply(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
             if self.poison & {fact.token for fact in facts}:
                 raise ValueError("no")
+            self.applied += [fact.token for fact in facts]
 
         self.start()
         with logged():
@@ -53,6 +58,27 @@ class SkipsTests(WorkerCase):
         self.assertEqual((applied.state, again.state), (SkipState.APPLIED, SkipState.APPLIED))
         samples = {each.name: each.value for each in self.worker.served.samples() if "stream" in each.labels}
         self.assertEqual(samples["facts_skipped_total"], 1)
+
+    def test_two_requests_at_once_are_one(self) -> None:
+        """The database answers the first one late: the second one would be done before."""
+        self.make_it_fail()
+        for what, state in (("skip", SkipState.SKIPPED), ("retry", SkipState.APPLIED)):
+            if what == "retry":
+                self.poison.clear()
+            find, delayed = self.store.skipped_facts, Deferred[None]()
+
+            async def late(*args: Any, find: Any = find, delayed: Deferred[None] = delayed, **kwargs: Any) -> Any:
+                found = await find(*args, **kwargs)
+                await delayed
+                return found
+
+            with logged():
+                with patch.object(self.store, "skipped_facts", late):
+                    first = self.decide(what)
+                second = self.decide(what)
+                delayed.callback(None)
+            self.assertEqual([each.state for each in (*first, *second)], [state] * 2)
+        self.assertEqual(self.applied, [2, 4, 3])
 
     def test_the_function_of_the_application_decides(self) -> None:
         failed: list[FailedFact] = []
