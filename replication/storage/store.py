@@ -40,8 +40,6 @@ _T = TypeVar("_T")
 _C = TypeVar("_C", bound=ICloses)
 _Connection = TypeVar("_Connection", bound=SqlConnection[Any])
 
-_FIRST_WORDS: Final = re.compile(r"(?:[\s\ufeff;]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
-
 
 class ApplicationReader:
     """Reads the IDs in tables of an application; ``SqlStore`` has the rest."""
@@ -217,6 +215,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
     """
 
     log = Logger()
+    FIRST_WORDS: ClassVar[re.Pattern[str]]  # two groups: the first two words of a statement, after comments
     RESERVED: ClassVar[frozenset[str]]  # statements that would end the transaction, or do not work inside one
 
     def __init__(
@@ -326,7 +325,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
 
     def check_statement(self, sql: str) -> None:
         """Raise StoreError if the application may not run this statement in a transaction."""
-        match = _FIRST_WORDS.match(sql)
+        match = self.FIRST_WORDS.match(sql)
         word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
         if word in self.RESERVED:
             raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")

@@ -10,6 +10,7 @@ In the application's SQL a parameter is ``%s``; with parameters, ``%`` is writte
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from threading import Event
 from typing import TYPE_CHECKING, Final
@@ -62,6 +63,8 @@ class PostgresStore(SqlStore[PostgresConnection]):
     """
 
     SCHEMA = len(STEPS)
+    # A line ends at CR, too.  Comments may be nested: one that has another one, or no end, stands for the first word.
+    FIRST_WORDS = re.compile(r"(?:[\s\ufeff;]|--[^\r\n]*|/\*(?:(?!/\*|\*/).)*\*/)*(/\*|\w*)\s*(\w*)", re.DOTALL)
     RESERVED = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
 
     def __init__(
@@ -172,6 +175,8 @@ class PostgresStore(SqlStore[PostgresConnection]):
     # ---- for transactions and sequences
 
     def _check_words(self, word: str, second: str) -> None:
+        if word == "/*":
+            raise StoreError("a statement begins with a comment inside a comment, or with one that does not end")
         if word == "COPY":
             raise StoreError("COPY needs a connection of its own: use INSERT, with unnest() for many rows")
         if word in _OF_SESSION or (word in ("SET", "RESET") and second not in _OF_TRANSACTION):

@@ -11,6 +11,7 @@ interactions, each behind a savepoint.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,6 +49,7 @@ class SqliteStore(SqlStore[SqliteConnection]):
     """
 
     SCHEMA = len(STEPS)
+    FIRST_WORDS = re.compile(r"(?:[\s\ufeff;]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
     RESERVED = frozenset(
         ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA", "ATTACH", "DETACH", "VACUUM")
     )

@@ -38,10 +38,10 @@ from tests.storage.pump import PATIENCE, threads_of
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from replication.storage.receipts import ReceiptClock
-    from replication.streams.interfaces import IStreamStore
+    from replication.streams.interfaces import ISqlExecutor, IStreamStore
 
 _T = TypeVar("_T")
 
@@ -88,6 +88,19 @@ class PostgresTests(OnPostgres, StreamStoreContract, SqlTransactionContract, Syn
     """Both contracts."""
 
     mark = "%s"
+
+    def test_no_comment_hides_a_statement_that_ends_the_transaction(self) -> None:
+        """A line ends at CR, and comments may be nested."""
+
+        def work(database: ISqlExecutor, _: object) -> Sequence[Write]:
+            database.execute(self.insert, (1, "placed"))
+            database.execute("/* so */ -- so\r SELECT /* /* so */ */ 1")
+            for sql in ("-- so\rCOMMIT", "/* /* so */ */ COMMIT", "-- so\n/**//*/*/*/*/*/COMMIT", "/*/**/*/COMMIT"):
+                self.assertRaises(StoreError, database.execute, sql)
+            raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, self.wait, self.interact(work))
+        self.assertEqual(self.orders(), [])
 
     def test_transactions_take_turns_in_the_order_in_which_they_began(self) -> None:
         """Here they run side by side: each has its own session, and each statement a snapshot of its own."""
