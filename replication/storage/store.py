@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.threads import blockingCallFromThread
@@ -26,6 +25,7 @@ from replication.streams.interfaces import Write
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
