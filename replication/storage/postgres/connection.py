@@ -416,9 +416,9 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             session.add(sql.set, (*key, sign * upto))
         else:
             upto = upto if write.reset else max(upto, write.expected)
-            done = session.run(sql.move, (sign * upto, *key, sign * write.expected))
+            done = session.returns(sql.move, (sign * upto, *key, sign * write.expected))
             if not done and write.expected == 0:
-                done = session.run(sql.begin, (*key, sign * upto))
+                done = session.returns(sql.begin, (*key, sign * upto))
             if not done:
                 stored = next((sign * stream_id for (stream_id,) in session.run(sql.get, key)), 0)
                 raise moved(write, Token(stored))

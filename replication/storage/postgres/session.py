@@ -25,16 +25,18 @@ from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, ConfigError, StoreError, ValueRefusedError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, MISSING_MARKS, Holder
+from replication.storage.postgres.pipeline import PREPARED, Pipeline
 from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from threading import Event
 
+    from psycopg.pq.abc import PGresult
+
 _T = TypeVar("_T")
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
-PREPARED: Final = 500  # statements of a session: a few for each stream
 
 _DEFAULTS: Final[Mapping[str, str | int]] = {
     "connect_timeout": 10,  # seconds for each host
@@ -56,6 +58,7 @@ _OVERRIDE: Final = (
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
+ALLOCATE: Final = "SELECT nextval(%s)"
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
 _BACKEND: Final = (
     "SELECT pid, extract(epoch FROM backend_start)::text, extract(epoch FROM pg_postmaster_start_time())::text "
@@ -144,6 +147,7 @@ class Address:
 class PostgresSession:
     """A session of the database at ``address``, for ``holder``, with ``settings`` of its own.
 
+    One without settings writes facts: there, ``Pipeline`` prepares statements, and the driver does not.
     ``number`` counts the sessions so far; it differs after a session was lost and opened again.  ``ending`` is set when
     the process ends, and ends the wait for the outcome of a COMMIT.
     """
@@ -169,7 +173,7 @@ class PostgresSession:
         self._begun = False
         self._opening: str | None = None  # BEGIN, until it is sent
         self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
-        self._last_added: psycopg.Cursor[Any] | None = None  # of the last of them that was sent
+        self._pipeline: Pipeline | None = None  # of the driver's connection
 
     def connect(self) -> psycopg.Connection:
         """Return the driver's connection; open it if there is none, or if a later one has reached another server.
@@ -184,12 +188,14 @@ class PostgresSession:
             with self.refusals():
                 connection = psycopg.connect(self.address.conninfo, autocommit=True)
                 connection.prepared_max = PREPARED
+                if not self._settings:
+                    connection.prepare_threshold = None
                 try:
                     self._configure(connection)
                 except BaseException:
                     connection.close()
                     raise
-            self._connection = connection
+            self._connection, self._pipeline = connection, Pipeline(connection)
             self.number += 1
             self.holder.connected = True
         return self._connection
@@ -265,6 +271,10 @@ class PostgresSession:
             finally:
                 connection.prepare_threshold = usual
 
+    def returns(self, sql: str, parameters: Sequence[object]) -> bool:
+        """Run one statement, and return whether it returns a row."""
+        return self._run_together((sql, parameters))[-1].ntuples > 0
+
     def types_of(self, sql: str) -> list[int]:
         """Return the types of a query's columns, as OIDs; for a domain, the type behind it."""
         with self.refusals():
@@ -290,6 +300,12 @@ class PostgresSession:
         self.refresh()
         self._begun, self._opening = True, f"BEGIN {how}"
 
+    def begin_with_id(self, sequence: str) -> int:
+        """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip."""
+        self.begin()
+        allocated = self._run_together((ALLOCATE, (sequence,)))[-1].get_value(0, 0)
+        return int(allocated or 0)
+
     @property
     def begun(self) -> bool:
         """Whether a transaction was begun and not ended, even if the session was lost meanwhile."""
@@ -306,9 +322,9 @@ class PostgresSession:
             raise self._undone()
         backend = self._backend
         self._mark += 1
-        self.add(MARK, (self._name, self.holder.table, self.holder.table, self._mark))
+        mark = MARK, (self._name, self.holder.table, self.holder.table, self._mark)
         try:
-            self.run("COMMIT")
+            *_, marked, _ = self._run_together(mark, ("COMMIT", ()))
         except SessionLostError as lost:
             self._begun = False
             if not self._was_committed(backend):
@@ -322,9 +338,8 @@ class PostgresSession:
             raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
         else:
             self._begun = False
-            row = None if self._last_added is None else self._last_added.fetchone()
-            if row is not None:  # otherwise nothing was written
-                self.holder.marks[self._name], self.holder.table = self._mark, row[0]
+            if marked.ntuples:  # otherwise nothing was written
+                self.holder.marks[self._name], self.holder.table = self._mark, int(marked.get_value(0, 0) or 0)
                 if self._is_stale():  # another session has not seen this mark at the server that it has reached
                     self._was_committed(backend)
 
@@ -396,17 +411,27 @@ class PostgresSession:
     @contextmanager
     def _sending(self, *, in_pipeline: bool = False) -> Iterator[psycopg.Connection]:
         """Send the statements that wait together with the one of the caller."""
-        connection = self._current()
-        begin: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
-        waiting = begin + self._added
-        self._clear_waiting()
+        connection, waiting = self._current(), self._take_waiting()
         if not waiting and not in_pipeline:
             yield connection
             return
         with connection.pipeline():
             for sql, parameters in waiting:
-                self._last_added = connection.execute(sql, parameters or None)
+                connection.execute(sql, parameters or None)
             yield connection
+
+    def _run_together(self, *statements: tuple[str, Sequence[object]]) -> list[PGresult]:
+        """Send the statements that wait together with these, and return the results of all."""
+        with self.refusals():
+            self._current()
+            assert self._pipeline is not None  # noqa: S101 (there is a connection)
+            return self._pipeline.run([*self._take_waiting(), *statements])
+
+    def _take_waiting(self) -> list[tuple[str, Sequence[object]]]:
+        begin: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
+        waiting = begin + self._added
+        self._clear_waiting()
+        return waiting
 
     def _clear_waiting(self) -> None:
         self._opening = None

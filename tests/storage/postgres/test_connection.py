@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from replication.storage.contract import Batch
 from replication.storage.postgres.connection import ON_DEMAND, STEPS, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
+from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.streams.definitions import StreamDefinition
@@ -24,7 +24,7 @@ from tests.storage.on_postgres import HasDatabase
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 class UsesConnection(HasDatabase):
@@ -73,22 +73,13 @@ class GroupTests(UsesConnection, SynchronousTestCase):
 
     def test_what_only_adds_takes_three_statements_and_one_trip_however_many_batches(self) -> None:
         statements: list[str] = []
-        driver = self.connection.session.connect()
-        execute, pipeline = driver.execute, driver.pipeline
+        run = Pipeline.run
 
-        def note(sql: str, *args: Any, **options: Any) -> Any:
-            statements.append(sql.split(maxsplit=1)[0])
-            return execute(sql, *args, **options)
+        def note(pipeline: Pipeline, sent: Sequence[tuple[str, Any]]) -> Any:
+            statements.extend(["(", *(sql.split(maxsplit=1)[0] for sql, _ in sent), ")"])
+            return run(pipeline, sent)
 
-        @contextmanager
-        def note_trip() -> Iterator[None]:
-            statements.append("(")
-            with pipeline():
-                yield
-            statements.append(")")
-
-        self.patch(driver, "execute", note)
-        self.patch(driver, "pipeline", note_trip)
+        self.patch(Pipeline, "run", note)
         self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 102)))
         self.assertEqual(" ".join(statements), "( BEGIN INSERT INSERT INSERT COMMIT )")
 

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import ConfigError, StoreError
 from replication.storage.postgres import session as postgres_session
 from replication.storage.postgres.holder import MARKS, Holder
+from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import (
     CURES,
     Address,
@@ -370,14 +371,15 @@ class OutcomeTests(UsesSession, SynchronousTestCase):
 
     def after_commit(self, act: Callable[[], object]) -> None:
         """Let the driver call ``act`` once COMMIT has taken effect, before it returns."""
-        leave = psycopg.Pipeline.__exit__
+        run = Pipeline.run
 
-        def leave_and_act(pipeline: psycopg.Pipeline, *error: Any) -> None:
-            leave(pipeline, *error)
-            self.patch(psycopg.Pipeline, "__exit__", leave)
+        def run_and_act(pipeline: Pipeline, statements: Any) -> Any:
+            results = run(pipeline, statements)
+            self.patch(Pipeline, "run", run)
             act()
+            return results
 
-        self.patch(psycopg.Pipeline, "__exit__", leave_and_act)
+        self.patch(Pipeline, "run", run_and_act)
 
     def test_f10_the_driver_fails_after_it_was_committed(self) -> None:
         """The server has crashed, and the driver does not note that the connection is lost."""

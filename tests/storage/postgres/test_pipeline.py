@@ -1,0 +1,106 @@
+"""Statements that are sent together: their parameters, their errors, and what the server keeps prepared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import errors
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.storage.postgres import pipeline
+from replication.storage.postgres.pipeline import PREPARED_AT, Pipeline
+from tests.storage.on_postgres import HasDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ODD = "quotes \" and ', a \\ backslash, {braces}, commas, \n lines, NULL, é and 🎈"
+
+
+class PipelineTests(HasDatabase, SynchronousTestCase):
+    def setUp(self) -> None:
+        self.connection = self.connect()
+        self.pipeline = Pipeline(self.connection)
+
+    def connect(self, **settings: Any) -> psycopg.Connection:
+        connection = psycopg.connect(self.url, autocommit=True, **{"prepare_threshold": None, **settings})
+        self.addCleanup(connection.close)
+        return connection
+
+    def run_in_turn(self, *statements: tuple[str, Sequence[object]]) -> list[bytes | None]:
+        """Return the first value of each result."""
+        return [each.get_value(0, 0) if each.ntuples else None for each in self.pipeline.run(statements)]
+
+    def prepared(self) -> int:
+        ((count,),) = self.connection.execute(
+            "SELECT count(*) FROM pg_prepared_statements WHERE starts_with(name, 'replication')"
+        )
+        return int(count)
+
+    def test_a_value_arrives_as_it_is(self) -> None:
+        given: list[tuple[str, object]] = [("text", ODD), ("bigint", -(2**62)), ("float8", 0.1), ("text", None)]
+        for kind, value in given:
+            ((arrived,),) = self.connection.execute(f"SELECT %s::{kind}", (value,))
+            (text,) = self.run_in_turn((f"SELECT %s::{kind}", (value,)))
+            self.assertEqual(text, None if arrived is None else str(arrived).encode(), kind)
+
+    def test_a_list_arrives_as_it_is(self) -> None:
+        for kind, values in ("text", ["", ODD, "NULL", '"'] * 2), ("bigint", [1, -2]), ("text", []):
+            sql = f"SELECT array_to_json(%s::{kind}[])::text"
+            ((arrived,),) = self.connection.execute(sql, (values,))
+            self.assertEqual(self.run_in_turn((sql, (values,))), [arrived.encode()])
+
+    def test_a_text_is_in_the_encoding_of_the_connection(self) -> None:
+        self.pipeline = Pipeline(self.connect(client_encoding="LATIN1"))
+        self.assertEqual(self.run_in_turn(("SELECT ascii(%s), 'é'", ("é",))), [b"233"])
+
+    def test_what_cannot_be_sent_is_refused_and_the_next_statement_works(self) -> None:
+        for bad, kind in ("a\0b", psycopg.DataError), ("\ud800", UnicodeEncodeError), (["\0"], psycopg.DataError):
+            self.assertRaises(kind, self.pipeline.run, [("SELECT %s::text", (bad,))])
+        self.assertEqual(self.run_in_turn(("SELECT 1", ())), [b"1"])
+
+    def test_after_an_error_no_statement_runs_and_the_next_trip_works(self) -> None:
+        self.connection.execute("CREATE TABLE mine (a integer)")
+        for number in range(4 * PREPARED_AT):
+            given = [("INSERT INTO mine VALUES (1 / %s)", (number % 2,)), ("INSERT INTO mine VALUES (%s)", (number,))]
+            try:
+                self.pipeline.run([("BEGIN", ()), *given, ("ROLLBACK", ())])
+            except errors.DivisionByZero:
+                self.assertEqual(number % 2, 0)
+                self.connection.execute("ROLLBACK")
+            else:
+                self.assertEqual(number % 2, 1)
+        self.assertEqual(self.run_in_turn(("SELECT count(*) FROM mine", ())), [b"0"])
+
+    def test_a_frequent_statement_is_prepared_once(self) -> None:
+        for number in range(3 * PREPARED_AT):
+            self.assertEqual(
+                self.run_in_turn(("SELECT %s + 1", (number,)), ("SELECT 0", ())), [b"%d" % (number + 1), b"0"]
+            )
+            self.assertEqual(self.prepared(), int(number + 1 >= PREPARED_AT))
+
+    def test_what_the_driver_would_drop_is_not_prepared(self) -> None:
+        connection = self.connect(prepare_threshold=1)
+        self.pipeline = Pipeline(connection)
+        for _ in range(3 * PREPARED_AT):
+            self.assertEqual(
+                self.run_in_turn(("BEGIN", ()), ("SELECT %s + 1", (1,)), ("ROLLBACK", ())), [None, b"2", None]
+            )
+            connection.execute("SELECT 1")
+            connection.execute("BEGIN")
+            connection.execute("ROLLBACK")
+
+    def test_the_server_keeps_a_limited_number_of_statements(self) -> None:
+        self.patch(pipeline, "PREPARED", 3)
+        for which in range(8):
+            for _ in range(PREPARED_AT):
+                self.run_in_turn((f"SELECT %s + {which}", (1,)))
+        self.assertEqual(self.prepared(), 3)
+        self.assertEqual(self.run_in_turn(("SELECT %s + 0", (1,)), ("SELECT %s + 7", (1,))), [b"1", b"8"])
+
+    def test_a_session_that_the_server_has_ended_has_its_reason(self) -> None:
+        ((pid,),) = self.connection.execute("SELECT pg_backend_pid()")
+        self.sql("SELECT pg_terminate_backend(%s, 60000)", pid)
+        self.assertRaises(psycopg.OperationalError, self.pipeline.run, [("SELECT 1", ())])
+        self.assertRaises(psycopg.OperationalError, self.pipeline.run, [("SELECT 1", ())])
