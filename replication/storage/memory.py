@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import IReactorCalls, ISqlExecutor, IWatch, Page, Receipt
+    from replication.streams.interfaces import IAllocation, IReactorCalls, ISqlExecutor, IWatch, Page, Receipt
     from replication.streams.skips import SkippedFact
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -328,7 +328,11 @@ class MemoryStore(_MemoryNotes):
         """Commit as a transaction without statements does."""
         await self.transaction().commit(writes, receipt)
 
-    async def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> None:
+    async def interact(
+        self,
+        function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]],
+        allocation: IAllocation | None = None,
+    ) -> None:
         """Call ``function``, which can run no statement, and commit with what it returns."""
         transaction = self.transaction()
         await transaction.commit(function(NoSql(), call_reactor))

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import FactSlice, IReactorCalls, ISqlExecutor, KnownFollower, Page, Receipt
+    from replication.streams.interfaces import (
+        FactSlice,
+        IAllocation,
+        IReactorCalls,
+        ISqlExecutor,
+        KnownFollower,
+        Page,
+        Receipt,
+    )
     from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName
 
@@ -186,7 +194,11 @@ class Interacts:
     _table: Callable[[StreamName], StreamTable[Any]]
     check_statement: Callable[[str], None]
 
-    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
+    def interact(
+        self,
+        function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]],
+        allocation: IAllocation | None = None,
+    ) -> Awaitable[None]:
         """Call ``function`` in a transaction, and commit with what it returns; see ``IStreamStore``."""
         self._checked(self._writer)
 
@@ -194,9 +206,9 @@ class Interacts:
             writes = function(database, self._call_reactor)
             return Batch([(self._table(write.stream), write) for write in writes], None, 0.0, 0.0)  # without a receipt
 
-        return self._interact(Interaction(run, self.check_statement))
+        return self._interact(Interaction(run, self.check_statement), allocation)
 
-    def _interact(self, interaction: Interaction) -> Awaitable[None]:
+    def _interact(self, interaction: Interaction, allocation: IAllocation | None) -> Awaitable[None]:
         """Run an interaction, and return once it is durable."""
         raise NotImplementedError
 

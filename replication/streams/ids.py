@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from replication.streams.pending import PendingIds
+from replication.errors import SequenceRegressedError
+from replication.streams.pending import PendingIds, regressed
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.streams.interfaces import ISequence
+    from replication.wire.grammar import StreamName
 
 
 class StreamIds:
@@ -54,6 +56,14 @@ class StreamIds:
         """Return ``token``, or the horizon if that is smaller."""
         return Token(token if self.horizon is None else min(token, self.horizon))
 
+    @property
+    def allocated_in_transactions(self) -> bool:
+        """Whether the transaction that stores a fact may allocate its ID.
+
+        Not beside external writers: their horizon passes IDs of a transaction that has written nothing yet.
+        """
+        return self.sequence is not None and self.horizon is None
+
     async def reserve(self, count: int) -> Sequence[Token]:
         """Return ``count`` new IDs, which are open until they are completed.
 
@@ -70,3 +80,45 @@ class StreamIds:
             self.pending.abandon(floor)
             raise
         return [Token(each) for each in ids]
+
+
+class Allocation:
+    """An ID that is allocated in the transaction that stores its fact; an IAllocation.
+
+    From ``expect`` to ``end``, no ID settles that the sequence may return (docs/protocol/traps.md 36).  ``token`` is
+    None until the ID is there.
+    """
+
+    def __init__(self, pending: PendingIds, stream: StreamName) -> None:
+        self.stream = stream
+        self.token: Token | None = None
+        self._pending = pending
+        self._floor: int | None = None
+
+    def expect(self) -> None:
+        """Note that the transaction begins."""
+        self._floor = self._pending.expect()
+
+    def allocated(self, id_: int) -> None:
+        """Take the ID; SequenceRegressedError if it was used before ``expect``."""
+        floor = self._floor or 0
+        if id_ <= floor:
+            raise regressed([id_], floor)
+        self.token = Token(id_)
+
+    def place(self) -> tuple[Token, Token]:
+        """Return the ID, and the position that its transaction stores: 0 for none."""
+        assert self.token is not None  # noqa: S101 (the store calls a function after ``allocated`` only)
+        return self.token, Token(0)
+
+    def end(self) -> Sequence[Token]:
+        """Note that the transaction has ended, and return its ID, which is open now; nothing if it has none."""
+        if self._floor is None:
+            return []
+        ids = [] if self.token is None else [self.token]
+        try:
+            self._pending.open(self._floor, ids)
+        except SequenceRegressedError:
+            self._pending.abandon(self._floor)
+            raise
+        return ids

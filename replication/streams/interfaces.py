@@ -244,6 +244,23 @@ class IReactorCalls(Protocol):
         ...
 
 
+class IAllocation(Protocol):
+    """An ID of ``stream`` that is allocated from its sequence in the transaction that stores the fact."""
+
+    stream: StreamName
+
+    def expect(self) -> None:
+        """Note that the transaction begins; on the reactor's thread."""
+        ...
+
+    def allocated(self, id_: int) -> None:
+        """Take the ID, on the database's thread; another one if the transaction is tried again.
+
+        SequenceRegressedError: it is not larger than all that were used before ``expect``.
+        """
+        ...
+
+
 class ITransaction(Protocol):
     """A transaction of the application; it begins with the first statement, and ``commit`` or ``rollback`` ends it.
 
@@ -401,9 +418,14 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """Commit as a transaction without statements does, together with all commits that wait."""
         ...
 
-    def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> Awaitable[None]:
+    def interact(
+        self,
+        function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]],
+        allocation: IAllocation | None = None,
+    ) -> Awaitable[None]:
         """Call ``function`` in a transaction, on the database's thread; commit with the writes that it returns.
 
+        With ``allocation``, for a stream with a sequence, the transaction allocates its ID first.
         That takes one change of threads.  In SQLite, functions that wait share one commit; an exception of one undoes
         its own statements only.  If the database undoes a whole transaction, the others are called again.  To cancel
         the result ends the waiting, not the transaction.

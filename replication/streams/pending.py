@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def regressed(ids: Sequence[int], floor: int) -> SequenceRegressedError:
+    """Return the error for IDs of a sequence of which one was used before."""
+    return SequenceRegressedError(
+        f"the sequence returned {list(ids)}, but every ID up to {floor} was used before, and others are open:"
+        " set it forward, past every ID that is stored",
+        ids=ids,
+        used_upto=floor,
+    )
+
+
 class PendingIds:
     """One writer's stream IDs, which complete in any order.
 
@@ -47,8 +57,8 @@ class PendingIds:
 
     @property
     def open_count(self) -> int:
-        """The number of open IDs."""
-        return len(self._open)
+        """The number of open IDs, and of requests for IDs in progress."""
+        return len(self._open) + len(self._floors)
 
     def oldest(self) -> int | None:
         """Return the smallest open ID: all larger ones wait for it; None if no ID is open."""
@@ -83,12 +93,7 @@ class PendingIds:
         """
         arrived = sorted(set(ids))
         if len(arrived) < len(ids) or any(each <= floor or each in self._open for each in arrived):
-            raise SequenceRegressedError(
-                f"the sequence returned {list(ids)}, but every ID up to {floor} was used before, and others are open:"
-                " set it forward, past every ID that is stored",
-                ids=ids,
-                used_upto=floor,
-            )
+            raise regressed(ids, floor)
         self.abandon(floor)
         if arrived:
             self.highest = max(self.highest, arrived[-1])

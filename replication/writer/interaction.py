@@ -67,14 +67,14 @@ class AddedFact:
 class Interaction(Generic[R]):
     """Calls ``function``, and keeps its ``result`` and the facts that are ``committed`` with it.
 
-    ``settled`` is the position that is stored with the fact ``token``.  ``add`` is called on the reactor's thread if
-    the fact alone is not enough: it checks whether the fact can wait in memory, and returns the one of invalidations.
+    ``id_`` returns the ID of the fact and the position that is stored with it.  ``add`` is called on the reactor's
+    thread if the fact alone is not enough: it checks whether the fact can wait in memory, and returns the one of
+    invalidations.
     """
 
     _stream: PublishedStream
     _function: Callable[[ISqlExecutor, NewFact], R]
-    _token: Token
-    _settled: Token
+    _id: Callable[[], tuple[Token, Token]]
     _encode_invalidation: Callable[[str, Sequence[object] | None], str]
     _add: Callable[[Fact, Sequence[str]], Coroutine[Deferred[Any], Any, AddedFact | None]]
     result: R = attrs.field(init=False)
@@ -85,7 +85,8 @@ class Interaction(Generic[R]):
 
         StreamError: the function is a coroutine function, or returns a Deferred.  RowError: the fact is too large.
         """
-        new = NewFact(self._stream.definition, self._token, self._encode_invalidation)
+        token, settled = self._id()
+        new = NewFact(self._stream.definition, token, self._encode_invalidation)
         self.result = self._function(database, new)
         if isinstance(self.result, (Deferred, CoroutineType)):
             if isinstance(self.result, CoroutineType):
@@ -93,9 +94,9 @@ class Interaction(Generic[R]):
             raise StreamError("run_interaction() needs a plain function: it runs on a thread, and can await nothing")
         check_size(new.texts)
         check_size(new.invalidations)
-        fact = Fact(self._token, tuple(new.texts))
+        fact = Fact(token, tuple(new.texts))
         self.committed = {self._stream: [fact]}
-        writes = [*self._stream.writes_upto(self._settled, [fact])]
+        writes = [*self._stream.writes_upto(settled, [fact])]
         if new.invalidations or self._stream.memory_log is not None:
             added = call_reactor(lambda: self._add(fact, new.invalidations))
             if added is not None:

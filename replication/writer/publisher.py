@@ -94,8 +94,12 @@ class PublishedStream:
         try:
             return await self.ids.reserve(count)
         except BaseException:
-            self._publisher.publish()  # facts that waited for these IDs
+            self.publish()
             raise
+
+    def publish(self) -> None:
+        """Publish facts that waited for IDs that were not allocated."""
+        self._publisher.publish()
 
     def writes(self, facts: Sequence[Fact], *, alone: bool) -> Sequence[Write]:
         """Return what a transaction stores to commit ``facts``; nothing for an in-memory stream.

@@ -13,6 +13,7 @@ from replication.deferreds import shield
 from replication.errors import RowError, StoppingError, StoreError, StreamError
 from replication.net import traces
 from replication.streams.facts import Fact, check_size
+from replication.streams.ids import Allocation
 from replication.writer.interaction import AddedFact, Interaction, NewFact
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ class OpenTransactions:
         for transaction in self._open:
             for stream, tokens in transaction.held.items():
                 yield stream, tokens[0], now - transaction.since
+            allocation = transaction.allocation
+            if allocation is not None and allocation.token is not None and transaction.stream not in transaction.held:
+                yield transaction.stream, allocation.token, now - transaction.since
 
     async def finish(self, patience: float) -> None:
         """Let the open transactions end for ``patience`` seconds, then roll back the rest."""
@@ -170,6 +174,7 @@ class FactTransaction(Generic[T]):
     _give: Callable[[list[Reservation]], T]
     since: float = attrs.field(init=False, default=0.0)  # seconds of ``clock``
     held: dict[PublishedStream, Sequence[Token]] = attrs.field(init=False, factory=dict)  # the reserved IDs
+    allocation: Allocation | None = attrs.field(init=False, default=None)  # of an interaction
     _transaction: ITransaction | None = attrs.field(init=False, default=None)
     _reservations: list[Reservation] = attrs.field(init=False, factory=list)
     _invalidations: list[str] = attrs.field(init=False, factory=list)  # rows of one fact on the caches stream
@@ -207,11 +212,7 @@ class FactTransaction(Generic[T]):
 
     async def begin(self) -> Sequence[Token]:
         """Reserve the IDs and return them, once; StoppingError or StoreError as ``__aenter__``."""
-        if self._begun:
-            raise StreamError("a reservation is used once: call reserve() again")
-        self._begun = True
-        self._all.begin(self)
-        self.since = self._all.clock.seconds()
+        self._start()
         try:
             return await self._hold(self.stream, self._count)
         except BaseException:
@@ -238,25 +239,20 @@ class FactTransaction(Generic[T]):
         self._complete_all(committed)
 
     async def interact(self, function: Callable[[ISqlExecutor, NewFact], R]) -> R:
-        """Reserve an ID, call ``function`` in a transaction on the database's thread, and commit with its fact.
+        """Call ``function`` in a transaction on the database's thread, and commit with its fact.
 
-        The ID is complete then, also if that fails.
+        The ID is reserved before, or allocated in the transaction.  It is complete then, also if that fails.
         """
-        (token,) = await self.begin()
-        self._ended = "complete: write while the function runs"
-        settled = self.stream.position_with([token], alone=True)
-        interaction = Interaction(
-            self.stream, function, token, settled, self._all.encode_invalidation, self._add_invalidations
-        )
-        try:
-            await self._all.store.interact(interaction.run)
-        except BaseException as error:
-            if isinstance(error, RowError):
-                self.stream.refused += 1
-            self._complete_all({})
-            raise
-        self._complete_all(interaction.committed)
-        return interaction.result
+        ids, ended = self.stream.ids, "complete: write while the function runs"
+        if not ids.allocated_in_transactions:
+            (token,) = await self.begin()
+            self._ended = ended
+            settled = self.stream.position_with([token], alone=True)
+            return await self._interact(function, lambda: (token, settled))
+        self._start()
+        self._ended = ended
+        self.allocation = Allocation(ids.pending, self.stream.definition.name)
+        return await self._interact(function, self.allocation.place)
 
     async def abandon(self) -> None:
         """Roll back a block that did not end in time when this process stops."""
@@ -280,6 +276,40 @@ class FactTransaction(Generic[T]):
         self.check_open()
         text = self._all.encode_invalidation(cache, keys)
         (self._reservations[0].texts if self._all.caches() is self.stream else self._invalidations).append(text)
+
+    def _start(self) -> None:
+        if self._begun:
+            raise StreamError("a reservation is used once: call reserve() again")
+        self._begun = True
+        self._all.begin(self)
+        self.since = self._all.clock.seconds()
+
+    async def _interact(
+        self, function: Callable[[ISqlExecutor, NewFact], R], place: Callable[[], tuple[Token, Token]]
+    ) -> R:
+        interaction = Interaction(self.stream, function, place, self._all.encode_invalidation, self._add_invalidations)
+        try:
+            try:
+                await self._all.store.interact(interaction.run, self.allocation)
+            finally:
+                self._hold_allocated()
+        except BaseException as error:
+            if isinstance(error, RowError):
+                self.stream.refused += 1
+            self._complete_all({})
+            raise
+        self._complete_all(interaction.committed)
+        return interaction.result
+
+    def _hold_allocated(self) -> None:
+        """Hold the ID that the transaction has allocated, if it has one."""
+        if self.allocation is None:
+            return
+        tokens = self.allocation.end()
+        if tokens:
+            self.held = {self.stream: tokens, **self.held}
+        else:
+            self.stream.publish()
 
     def _check_sizes(self) -> None:
         for each in self._reservations:

@@ -161,6 +161,9 @@ class LocalCounter(RuleBasedStateMachine):
     def bound(self) -> int:
         return self.highest
 
+    def requests(self) -> int:
+        return 0
+
     @invariant()
     def settled_is_the_largest_id_with_nothing_unfinished_below(self) -> None:
         settled = self.pending.settled
@@ -169,7 +172,7 @@ class LocalCounter(RuleBasedStateMachine):
         assert settled >= self.reported
         self.reported = settled
         assert self.pending.highest == self.highest
-        assert self.pending.open_count == len(self.open)
+        assert self.pending.open_count == len(self.open) + self.requests()
         assert self.pending.oldest() == min(self.open, default=None)
 
 
@@ -183,6 +186,9 @@ class SharedSequence(LocalCounter):
 
     def reserve(self, count: int) -> None:
         """Do nothing: a shared sequence has no own counter."""
+
+    def requests(self) -> int:
+        return len(self.asking)
 
     @rule()
     def ask(self) -> None:

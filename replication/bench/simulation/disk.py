@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import (
         FactSlice,
+        IAllocation,
         IReactorCalls,
         ISequence,
         ISqlExecutor,
@@ -254,7 +255,15 @@ class SimulatedStore(UnheldStore):
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         await self.transaction().commit(writes, receipt)
 
-    async def interact(self, function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]]) -> None:
+    async def interact(
+        self,
+        function: Callable[[ISqlExecutor, IReactorCalls], Sequence[Write]],
+        allocation: IAllocation | None = None,
+    ) -> None:
+        if allocation is not None and (sequence := self.sequence(allocation.stream)) is not None:
+            allocation.expect()
+            (id_,) = await sequence.allocate(1)
+            allocation.allocated(id_)
         await self.commit(function(NoSql(), call_reactor))
 
     async def claim(self, instance: InstanceName) -> None:

@@ -17,7 +17,7 @@ from replication.storage.migrations import check_version, installed, upgrade
 from replication.storage.names import quoted
 from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
-from replication.storage.postgres.ids import PRESENT, STATES, create_sequence, prepare_sequence
+from replication.storage.postgres.ids import PRESENT, STATES, Allocations, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from replication.storage.contract import WrittenFact
     from replication.storage.interactions import Interaction
     from replication.streams.definitions import StreamDefinition
-    from replication.streams.interfaces import Write
+    from replication.streams.interfaces import IAllocation, Write
 
 STEPS: Final = (
     (
@@ -138,9 +138,17 @@ class PostgresConnection(SqlConnection[PostgresSession]):
     EXCLUSIVE = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
     SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
-    def __init__(self, session: PostgresSession, *, read_only: bool, foreign: bool = False) -> None:
+    def __init__(
+        self,
+        session: PostgresSession,
+        *,
+        read_only: bool,
+        foreign: bool = False,
+        allocations: Allocations | None = None,
+    ) -> None:
         super().__init__(session, read_only=read_only)
         self._foreign = foreign
+        self._allocations = allocations or Allocations()
         self._is_standby = False  # as of the session of that number
         self._standby_asked_in = -1
 
@@ -280,10 +288,19 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         self.commits += 1
         self.transactions += 1
 
-    def interact(self, interaction: Interaction) -> None:
-        """Run an interaction in a transaction of its own, and store what it returns; if that fails, undo all of it."""
+    def interact(self, interaction: Interaction, sequence: str | None, allocation: IAllocation | None) -> None:
+        """Run an interaction in a transaction of its own, and store what it returns; if that fails, undo all of it.
+
+        With a ``sequence``, the transaction begins with an ID from there.
+        """
         try:
-            self._begin()
+            if sequence is None or allocation is None:
+                self._begin()
+            else:
+                (id_,) = self._allocations.allocate(
+                    self.session, sequence, lambda: [self.session.begin_with_id(sequence)]
+                )
+                allocation.allocated(id_)
             batch = interaction.run(self.session)
         except BaseException:
             self.rollback()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from replication.errors import SchemaError, StoreError
@@ -83,17 +84,39 @@ EXISTS: Final = "SELECT to_regclass(%s) IS NOT NULL"
 ALLOCATE: Final = "SELECT nextval(%s) FROM generate_series(1, %s)"
 
 
-class PostgresIds:
-    """Claims names and allocates IDs over one session, so a process that has lost its name allocates no ID.
+class Allocations:
+    """What the sessions of this process have allocated, on several threads; ``warn`` receives warnings."""
 
-    ``warn`` receives a warning about a sequence that went back.
+    def __init__(self, warn: Callable[[str], object] = lambda _: None) -> None:
+        self._warn = warn
+        self._highest: dict[str, int] = {}  # by sequence
+        self._lock = Lock()
+
+    def allocate(self, session: PostgresSession, sequence: str, work: Callable[[], list[int]]) -> list[int]:
+        """Return the IDs of ``work``, ascending; a sequence that went back is moved forward, with a warning."""
+        highest = self._highest.get(sequence, 0)  # before: other threads allocate meanwhile
+        ids = _twice_if_lost(work)
+        if ids[0] <= highest:
+            session.rollback()
+            session.verify()
+            self._warn(f"sequence {sequence} went back to {ids[0]} after {highest}: moved forward again")
+            move_forward(session, sequence, highest)
+            ids = _twice_if_lost(work)
+        with self._lock:
+            self._highest[sequence] = max(ids[-1], self._highest.get(sequence, 0))
+        return ids
+
+
+class PostgresIds:
+    """Claims names, and allocates IDs outside transactions, over one session with the locks of the names.
+
+    A process that has lost its name allocates no ID here; nor in a transaction, because its sessions were ended.
     """
 
-    def __init__(self, session: PostgresSession, warn: Callable[[str], object]) -> None:
+    def __init__(self, session: PostgresSession, allocations: Allocations) -> None:
         self.session = session
-        self._warn = warn
+        self._allocations = allocations
         self._held_in = 0  # the number of the session with the locks
-        self._highest: dict[str, int] = {}  # by sequence
 
     def close(self) -> None:
         """Release every name, and end the session."""
@@ -104,7 +127,7 @@ class PostgresIds:
 
         When this returns, former holders of the name have no transaction in progress.
         """
-        _twice_if_lost(self._hold_names)
+        _twice_if_lost(self.hold_names)
         if name in self.session.holder.names:
             return
         self._lock(name)
@@ -120,20 +143,12 @@ class PostgresIds:
         """Return ``count`` IDs, ascending, which no other process receives."""
 
         def allocate() -> list[int]:
-            self._hold_names()
+            self.hold_names()
             return [value for (value,) in self.session.run(ALLOCATE, (sequence, count))]
 
-        ids = _twice_if_lost(allocate)
-        highest = self._highest.get(sequence, 0)
-        if ids[0] <= highest:
-            self.session.verify()
-            self._warn(f"sequence {sequence} went back to {ids[0]} after {highest}: moved forward again")
-            move_forward(self.session, sequence, highest)
-            ids = _twice_if_lost(allocate)
-        self._highest[sequence] = ids[-1]
-        return ids
+        return self._allocations.allocate(self.session, sequence, allocate)
 
-    def _hold_names(self) -> None:
+    def hold_names(self) -> None:
         """Lock the names again after the session was lost."""
         self.session.refresh()
         if self._held_in != self.session.number:

@@ -303,7 +303,11 @@ class PostgresSession:
     def begin_with_id(self, sequence: str) -> int:
         """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip."""
         self.begin()
-        allocated = self._run_together((ALLOCATE, (sequence,)))[-1].get_value(0, 0)
+        try:
+            allocated = self._run_together((ALLOCATE, (sequence,)))[-1].get_value(0, 0)
+        except StoreError:
+            self.rollback()
+            raise
         return int(allocated or 0)
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from itertools import islice
 from threading import Event
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
@@ -22,7 +23,7 @@ from replication.storage.postgres.checks import refuse_shared
 from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.ids import IDS_SETTINGS, PostgresIds
+from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.joined import table_of
 from replication.storage.postgres.session import Address, PostgresSession
 from replication.storage.postgres.truncations import Truncations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.definitions import StreamDefinition
-    from replication.streams.interfaces import IWatch, SequenceState
+    from replication.streams.interfaces import IAllocation, IWatch, SequenceState
     from replication.urls import Url
     from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
 READ_ONLY: Final[Mapping[str, str]] = {"default_transaction_read_only": "on", **PAGES}
 
+HELD_FOR: Final = 1.0  # seconds for which names count as held after they were
 _OF_SESSION: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE"))
 _OF_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with the transaction
 
@@ -89,6 +91,8 @@ class PostgresStore(SqlStore[PostgresConnection]):
         self._ids: ConnectionThread[PostgresIds] | None = None
         self._watches: list[ConnectionThread[PostgresWatch]] = []
         self._truncations = Truncations()
+        self._allocations = Allocations(self.warnings.append)
+        self._held_until = 0.0  # of ``monotonic``
         self._slots = DeferredSemaphore(connections)  # of transactions with statements
         self._pool: list[ConnectionThread[PostgresConnection]] = []  # their connections
         self._free: list[ConnectionThread[PostgresConnection]] = []  # those that no transaction uses
@@ -208,12 +212,25 @@ class PostgresStore(SqlStore[PostgresConnection]):
 
     # ---- inside
 
-    async def _interact(self, interaction: Interaction) -> None:
+    async def _interact(self, interaction: Interaction, allocation: IAllocation | None) -> None:
         connection = await self.acquire()
+        sequence = None
         try:
-            await connection.run(lambda session: session.interact(interaction))
+            if allocation is not None:
+                sequence = self._table(allocation.stream).sequence
+                self._hold_names()
+                allocation.expect()
+            await connection.run(lambda session: session.interact(interaction, sequence, allocation))
         finally:
             self.release_connection(connection)
+
+    def _hold_names(self) -> None:
+        """Let the session of the claims, once a second, hold them again if it was lost."""
+        now = monotonic()
+        if now >= self._held_until:
+            self._held_until = now + HELD_FOR
+            holding = self._checked(self._ids).run(PostgresIds.hold_names)
+            holding.addErrback(lambda failure: failure.trap(StoreError))  # writers receive it from their own sessions
 
     async def _prove(self) -> None:
         """Return if the database answers and can be written, even while transactions wait; else raise StoreError."""
@@ -230,7 +247,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
             self._reader = first
             return
         self._writer, self._reader = first, self._new_thread(PAGES)
-        ids = PostgresIds(self._new_session(IDS_SETTINGS), self.warnings.append)
+        ids = PostgresIds(self._new_session(IDS_SETTINGS), self._allocations)
         self._ids = ConnectionThread(self._reactor, ids, self.name)
 
     def _new_session(self, settings: Mapping[str, str]) -> PostgresSession:
@@ -239,7 +256,9 @@ class PostgresStore(SqlStore[PostgresConnection]):
     def _new_thread(
         self, settings: Mapping[str, str], *, read_only: bool = False
     ) -> ConnectionThread[PostgresConnection]:
-        connection = PostgresConnection(self._new_session(settings), read_only=read_only, foreign=self._foreign)
+        connection = PostgresConnection(
+            self._new_session(settings), read_only=read_only, foreign=self._foreign, allocations=self._allocations
+        )
         return ConnectionThread(self._reactor, connection, self.name)
 
     def _writing(self) -> list[ConnectionThread[PostgresConnection]]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.history import History
-    from replication.streams.interfaces import IWatch
+    from replication.streams.interfaces import IAllocation, IWatch
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _T = TypeVar("_T")
@@ -140,7 +140,7 @@ class SqliteStore(SqlStore[SqliteConnection]):
 
     # ---- inside
 
-    def _interact(self, interaction: Interaction) -> Deferred[None]:
+    def _interact(self, interaction: Interaction, allocation: IAllocation | None) -> Deferred[None]:  # noqa: ARG002 (there is no sequence)
         return self._interactions.add(interaction)
 
     def _interact_together(self, interactions: Sequence[Interaction]) -> Deferred[Sequence[BaseException | None]]:

@@ -19,7 +19,7 @@ from replication.storage.postgres import ids as postgres_ids
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.ids import IDS_SETTINGS, PostgresIds
+from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.streams.definitions import StreamDefinition
 from tests.contract.stream_store import ME, OTHER, facts, write
@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys
 from threading import Event
-from replication.storage.postgres.ids import PostgresIds
+from replication.storage.postgres.ids import Allocations, PostgresIds
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.session import Address, PostgresSession
 
-ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event(), Holder()), print)
+ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event(), Holder()), Allocations(print))
 ids.claim("master")
 print("held", flush=True)
 sys.stdin.read()
@@ -60,7 +60,7 @@ class UsesIds(HasDatabase):
         return session
 
     def make_ids(self) -> PostgresIds:
-        return PostgresIds(self.make_session(settings=IDS_SETTINGS), self.warnings.append)
+        return PostgresIds(self.make_session(settings=IDS_SETTINGS), Allocations(self.warnings.append))
 
     def declare(self, name: str = "orders", *, negative: bool = False) -> list[str]:
         """Declare a stream and return the warnings."""
@@ -136,7 +136,7 @@ class SequenceTests(UsesIds, SynchronousTestCase):
     def test_ids_that_others_allocate_while_it_is_moved_are_not_allocated_again(self) -> None:
         self.declare()
         self.sql("SELECT setval('stream_orders_seq', 50)")
-        self.ids._highest['"stream_orders_seq"'] = 40
+        self.ids._allocations._highest['"stream_orders_seq"'] = 40
         self.assertEqual((self.allocate(), self.warnings), ([51], []))
 
     def test_f16_a_sequence_that_goes_back_is_moved_forward_with_a_warning(self) -> None:
@@ -207,7 +207,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         self.sql("CREATE SCHEMA elsewhere")
         session = self.make_session(settings={"search_path": "elsewhere"})
         PostgresConnection(session, read_only=False).open()
-        PostgresIds(session, print).claim(ME)
+        PostgresIds(session, Allocations()).claim(ME)
 
     def test_the_name_of_a_process_that_was_killed_is_free(self) -> None:
         with subprocess.Popen(
