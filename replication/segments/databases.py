@@ -149,14 +149,14 @@ class PostgresDatabase:
     def pages(self, definition: StreamDefinition) -> IPages:
         """Return the function as SqliteDatabase does; it reads on a session of its own."""
         try:
-            from replication.storage.postgres import holder, joined, session  # noqa: PLC0415 (an extra)
+            from replication.storage.postgres import address, holder, joined, session  # noqa: PLC0415 (an extra)
         except ImportError as error:
             raise ConfigError(
                 f"mapped tables in PostgreSQL need {error.name}: {install_command('postgres')}"
             ) from error
         if self._session is None:
-            address, settings = session.Address.parse(self.url), {"default_transaction_read_only": "on"}
-            self._session = session.PostgresSession(address, Event(), holder.Holder(), settings)
+            where, settings = address.Address.parse(self.url), {"default_transaction_read_only": "on"}
+            self._session = session.PostgresSession(where, Event(), holder.Holder(), settings)
         table = joined.table_of(definition)
         table.declare(self._session, may_create=False)
         return partial(table.rows, self._session)

@@ -106,8 +106,9 @@ def _find(definition: StreamDefinition, declare: Callable[[StreamDefinition], Se
 @contextmanager
 def _postgres_session(url: str | Url) -> Iterator[PostgresSession]:
     try:
+        from replication.storage.postgres.address import Address  # noqa: PLC0415
         from replication.storage.postgres.holder import Holder  # noqa: PLC0415
-        from replication.storage.postgres.session import Address, PostgresSession  # noqa: PLC0415
+        from replication.storage.postgres.session import PostgresSession  # noqa: PLC0415
     except ImportError as error:
         raise needs_psycopg(error) from error
     session = PostgresSession(Address.parse(url), Event(), Holder())

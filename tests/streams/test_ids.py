@@ -9,8 +9,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SequenceRegressedError
-from replication.streams.ids import StreamIds
-from replication.wire.grammar import Token
+from replication.streams.ids import Allocation, StreamIds
+from replication.wire.grammar import StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,3 +108,53 @@ def test_without_a_sequence_the_process_counts_from_the_start() -> None:
     assert returned.value.value == [6, 7]
     ids.begin(Token(9), None)
     assert (ids.settled, ids.durable) == (9, 9)
+
+
+class AllocationTests(SynchronousTestCase):
+    """IDs that transactions allocate; they end in any order."""
+
+    def setUp(self) -> None:
+        self.pending = Asked().pending
+        self.first, self.second = (Allocation(self.pending, StreamName("orders")) for _ in range(2))
+
+    def test_nothing_settles_from_the_beginning_of_a_transaction_to_its_end(self) -> None:
+        self.first.expect()
+        self.second.expect()
+        self.first.allocated(2)
+        self.second.allocated(3)
+        self.assertEqual(self.second.end(), [3])
+        self.pending.complete([3])
+        self.assertEqual((self.pending.settled, self.pending.open_count), (1, 1))
+        self.assertEqual(self.first.end(), [2])
+        self.assertEqual(self.pending.settled, 1)
+        self.pending.complete([2])
+        self.assertEqual((self.pending.settled, self.pending.open_count), (3, 0))
+
+    def test_a_transaction_that_never_began_or_got_no_id_holds_nothing_back(self) -> None:
+        self.first.expect()
+        self.assertEqual((self.first.end(), self.second.end()), ([], []))
+        self.pending.note(9)
+        self.assertEqual((self.pending.settled, self.pending.open_count), (9, 0))
+
+    def test_of_a_transaction_that_is_tried_again_the_last_id_counts(self) -> None:
+        self.first.expect()
+        self.first.allocated(2)
+        self.first.allocated(4)
+        self.assertEqual((self.first.place(), self.first.end()), ((4, 0), [4]))
+
+    def test_an_id_that_was_used_is_refused_at_once(self) -> None:
+        self.pending.note(5)
+        self.first.expect()
+        with pytest.raises(SequenceRegressedError):
+            self.first.allocated(5)
+        self.assertEqual((self.first.end(), self.pending.settled), ([], 5))
+
+    def test_an_id_that_is_open_already_holds_nothing_back(self) -> None:
+        for each in self.first, self.second:
+            each.expect()
+            each.allocated(2)
+        self.first.end()
+        with pytest.raises(SequenceRegressedError):
+            self.second.end()
+        self.pending.complete([2])
+        self.assertEqual((self.pending.settled, self.pending.open_count), (2, 0))

@@ -48,8 +48,9 @@ PROCESSES = ("master", "persister1", "persister2", "writer1")
 @pytest.fixture(scope="module")
 def database(postgres: PostgresServer) -> Iterator[PostgresSession]:
     """The recorded database."""
+    from replication.storage.postgres.address import Address
     from replication.storage.postgres.holder import Holder
-    from replication.storage.postgres.session import Address, PostgresSession
+    from replication.storage.postgres.session import PostgresSession
 
     with postgres.database() as name:
         address = Address.parse(restore_postgres(postgres, name, NAME))

@@ -9,24 +9,18 @@ password, and, where one is known, the cure.
 
 from __future__ import annotations
 
-import os
-import re
 import select
-import socket
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
-import attrs
 import psycopg
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from replication.errors import CommitsLostError, ConfigError, StoreError, ValueRefusedError
+from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, MISSING_MARKS, Holder
 from replication.storage.postgres.pipeline import PREPARED, Pipeline
-from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,19 +28,12 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+    from replication.storage.postgres.address import Address
+
 _T = TypeVar("_T")
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
 
-_DEFAULTS: Final[Mapping[str, str | int]] = {
-    "connect_timeout": 10,  # seconds for each host
-    "client_encoding": "UTF8",
-    # A server that vanished is noticed within 45 s, not within hours.
-    "keepalives_idle": 30,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
-}
 # These override the server's configuration: a crash must not undo an acknowledged commit, and the session that holds a
 # name may be idle for long.
 _OVERRIDE: Final = (
@@ -100,7 +87,6 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
 _TEMPORARY_WORDS: Final = (*_READY_SOON, "too many", "remaining connection slots", "shutting down")
-_ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 
 
 class SessionLostError(StoreError):
@@ -109,39 +95,6 @@ class SessionLostError(StoreError):
 
 class OutcomeUnknownError(StoreError):
     """The session was lost at COMMIT, and the process ended before the server answered what became of it."""
-
-
-@attrs.frozen
-class Address:
-    """The address of a database; ``name`` is for messages and has no password."""
-
-    name: str
-    conninfo: str = attrs.field(repr=False)
-    secrets: Sequence[str] = attrs.field(repr=False)
-
-    @classmethod
-    def parse(cls, given_url: str | Url, *, read_only: bool = False) -> Self:
-        """Parse ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password.
-
-        Of several hosts the primary is used, unless ``read_only``.
-        """
-        shown, url = Url(given_url), Url(given_url).reveal()
-        try:
-            given = conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
-            # The driver's message may contain the password; without an @ there is none.
-            why = " ".join(str(error).split()) if "@" not in url else _ESCAPE
-            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None
-        host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
-        if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver reads half a password as a port
-            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {_ESCAPE}")
-        where = f"{user}@{host}" if user else host
-        name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
-        application = f"replication {socket.gethostname()}:{os.getpid()}"
-        defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
-        known = {key: value for key, value in defaults.items() if key not in given}
-        conninfo = make_conninfo(url, fallback_application_name=application, **known)
-        return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
 
 
 class PostgresSession:

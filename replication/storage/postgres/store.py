@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Final
 from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
 from replication.errors import StoreError
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.checks import refuse_shared
 from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.joined import table_of
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.session import PostgresSession
 from replication.storage.postgres.truncations import Truncations
 from replication.storage.postgres.watch import WATCH_SETTINGS, PostgresWatch
 from replication.storage.store import SqlStore

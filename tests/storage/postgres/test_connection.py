@@ -9,11 +9,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import PositionMovedError, SchemaError, StoreError
 from replication.storage.contract import Batch
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.connection import ON_DEMAND, STEPS, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.pipeline import Pipeline
-from replication.storage.postgres.session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import ISqlExecutor, Receipt, Write

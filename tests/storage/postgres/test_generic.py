@@ -9,10 +9,11 @@ from psycopg import errors
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.connection import PAGING
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.session import PostgresSession
 from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import Token
 from tests.contract.stream_store import ME, OTHER, empty, fact, facts

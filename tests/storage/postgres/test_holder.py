@@ -7,8 +7,9 @@ from threading import Event
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CommitsLostError, StoreError
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS, Holder
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.session import PostgresSession
 from tests.storage.on_postgres import HasDatabase
 
 CLAIMS = "CREATE TABLE writer_claims (instance_name text, holder text, number bigint)"

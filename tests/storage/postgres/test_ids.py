@@ -16,11 +16,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import SchemaError, StoreError
 from replication.storage.contract import Batch
 from replication.storage.postgres import ids as postgres_ids
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
-from replication.storage.postgres.session import Address, OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.streams.definitions import StreamDefinition
 from tests.contract.stream_store import ME, OTHER, facts, write
 from tests.storage.on_postgres import HasDatabase
@@ -37,7 +38,8 @@ import sys
 from threading import Event
 from replication.storage.postgres.ids import Allocations, PostgresIds
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.address import Address
+from replication.storage.postgres.session import PostgresSession
 
 ids = PostgresIds(PostgresSession(Address.parse(sys.argv[1]), Event(), Holder()), Allocations(print))
 ids.claim("master")

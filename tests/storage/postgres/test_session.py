@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-import traceback
 from collections import Counter
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pytest
 from psycopg import errors
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import ConfigError, StoreError
+from replication.errors import StoreError
 from replication.storage.postgres import session as postgres_session
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import MARKS, Holder
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import (
     CURES,
-    Address,
     OutcomeUnknownError,
     PostgresSession,
     SessionLostError,
@@ -30,56 +28,6 @@ from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("postgresql://me@here:5433/shop", "postgresql://me@here:5433/shop"),
-        ("postgresql://me:hunter2@here/shop", "postgresql://me@here/shop"),
-        ("postgresql://me@here/shop?password=hunter2&sslmode=require", "postgresql://me@here/shop"),
-        ("postgresql://me:x?hunter2=1@here/shop", "postgresql://me@here/shop"),
-        ("postgresql:///shop?host=/run/postgresql", "postgresql:///run/postgresql/shop"),
-        ("postgresql://one:1,two:2/shop", "postgresql://one,two:1,2/shop"),
-        ("postgresql://", "postgresql:///"),
-    ],
-)
-def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
-    address = Address.parse(url)
-    assert address.name == name
-    assert "hunter2" not in repr(address)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql://me:hunter2%zz@here/shop", "postgresql://me@here/shop"),
-        ("postgresql://me:hunter2@@here@there/shop", "postgresql://…@there/shop"),
-        ("postgresql://me:hunter2/shop", "postgresql://…"),
-        ("postgresql://me:x/hunter2@here/shop", "postgresql://…@here/shop"),
-        ("postgresql://me@here/shop?hunter2=1", "postgresql://me@here/shop?…"),
-    ],
-)
-def test_a_url_that_cannot_be_read_is_refused_and_no_password_is_shown(url: str, shown: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        Address.parse(url)
-    assert repr(shown) in str(refused.value)
-    assert "hunter2" not in str(refused.value)
-    assert "hunter2" not in "".join(traceback.format_exception(refused.value)).replace(url, "")
-
-
-def test_a_writer_connects_to_the_primary_of_several_hosts() -> None:
-    """A standby may not have replayed a commit yet, and would report it as rolled back."""
-    several, one = "postgresql://a:1,b:2/shop", "postgresql://a/shop"
-    assert "target_session_attrs=primary" in Address.parse(several).conninfo
-    assert "target_session_attrs" not in Address.parse(several, read_only=True).conninfo
-    assert "target_session_attrs" not in Address.parse(one).conninfo
-    assert "=any" in Address.parse(f"{several}?target_session_attrs=any").conninfo
-
-
-def test_the_error_for_an_unknown_option_names_it() -> None:
-    with pytest.raises(ConfigError, match="nonsense"):
-        Address.parse("postgresql://here/shop?nonsense=1")
 
 
 def test_every_cure_belongs_to_an_sqlstate() -> None:

@@ -8,8 +8,9 @@ import psycopg
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.session import PostgresSession
 from replication.storage.postgres.transaction_id_trigger import TRIGGER, have_trigger, install, remove
 from tests.storage.on_postgres import HasDatabase
 

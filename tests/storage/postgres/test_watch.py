@@ -12,8 +12,9 @@ import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.session import Address, PostgresSession
+from replication.storage.postgres.session import PostgresSession
 from replication.storage.postgres.transaction_id_trigger import install, remove
 from replication.storage.postgres.watch import PostgresWatch, _Watched
 from replication.streams.definitions import SourceTable, StreamDefinition

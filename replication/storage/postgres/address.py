@@ -1,0 +1,62 @@
+"""The address of a PostgreSQL database: its URL with defaults, and its name for messages."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import TYPE_CHECKING, Final, Self
+
+import attrs
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from replication.errors import ConfigError
+from replication.urls import Url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_DEFAULTS: Final[Mapping[str, str | int]] = {
+    "connect_timeout": 10,  # seconds for each host
+    "client_encoding": "UTF8",
+    # A server that vanished is noticed within 45 s, not within hours.
+    "keepalives_idle": 30,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
+}
+_ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
+
+
+@attrs.frozen
+class Address:
+    """The address of a database; ``name`` is for messages and has no password."""
+
+    name: str
+    conninfo: str = attrs.field(repr=False)
+    secrets: Sequence[str] = attrs.field(repr=False)
+
+    @classmethod
+    def parse(cls, given_url: str | Url, *, read_only: bool = False) -> Self:
+        """Parse ``postgresql://user:password@host:port/database?option=…``; ConfigError does not quote the password.
+
+        Of several hosts the primary is used, unless ``read_only``.
+        """
+        shown, url = Url(given_url), Url(given_url).reveal()
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            # The driver's message may contain the password; without an @ there is none.
+            why = " ".join(str(error).split()) if "@" not in url else _ESCAPE
+            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {why}") from None
+        host, ports, user = str(given.get("host", "")), str(given.get("port", "")), given.get("user")
+        if "@" in host[1:] or not re.fullmatch(r"[0-9,]*", ports):  # the driver reads half a password as a port
+            raise ConfigError(f"database {shown!r} is not a URL of PostgreSQL: {_ESCAPE}")
+        where = f"{user}@{host}" if user else host
+        name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
+        application = f"replication {socket.gethostname()}:{os.getpid()}"
+        defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
+        known = {key: value for key, value in defaults.items() if key not in given}
+        conninfo = make_conninfo(url, fallback_application_name=application, **known)
+        return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
