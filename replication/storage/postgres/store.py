@@ -1,9 +1,10 @@
 """The PostgreSQL store: which session runs what, and when.
 
-Every session lives on a thread of its own.  One reads.  One claims names and allocates IDs.  One watches the
-sequences of mapped tables.  One commits without statements: such commits wait as a group, and share one transaction
-and one fsync. A transaction with statements has a session to itself, from the first of them to its end.  As many of
-these run side by side as there are ``connections``; further ones wait.
+Every session lives on a thread of its own.  One reads.  One claims names and allocates IDs, apart from those that the
+transaction of an interaction allocates itself.  One watches the sequences of mapped tables.  One commits without
+statements: such commits wait as a group, and share one transaction and one fsync.  A transaction with statements has a
+session to itself, from the first of them to its end.  As many of these run side by side as there are ``connections``;
+further ones wait.
 
 In the application's SQL a parameter is ``%s``; with parameters, ``%`` is written ``%%``.
 """
