@@ -43,6 +43,7 @@ class Pipeline:
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
         self._prepares = connection.prepare_threshold is None
+        self._encoding = connection.info.encoding
         self._statements: dict[str, _Statement] = {}  # the latest used last
         self._names = 0
 
@@ -51,7 +52,7 @@ class Pipeline:
 
         A parameter, ``%s``, is a text, a number or a list of them; the statement gives it its type.
         """
-        libpq, encoding = self._connection.pgconn, self._connection.info.encoding
+        libpq, encoding = self._connection.pgconn, self._encoding
         values = [[_dump(each, encoding) for each in parameters] for _, parameters in statements]
         wanted, new = list[bool](), list[tuple[_Statement, bytes]]()
         libpq.enter_pipeline_mode()
@@ -69,9 +70,11 @@ class Pipeline:
                 wanted.append(False)
                 libpq.send_query_prepared(new[-1][1], parameters)
             wanted.append(True)
-        for name in self._forget():
-            libpq.send_query_params(b"DEALLOCATE " + name, None)
-            wanted.append(False)
+        while len(self._statements) > PREPARED:
+            forgotten = self._statements.pop(next(iter(self._statements)))
+            if forgotten.name:
+                libpq.send_query_params(b"DEALLOCATE " + forgotten.name, None)
+                wanted.append(False)
         libpq.pipeline_sync()
         results = self._connection.wait(self._fetch(len(wanted)))
         libpq.exit_pipeline_mode()
@@ -82,6 +85,15 @@ class Pipeline:
             statement.name = name
         return [result for result, each in zip(results, wanted, strict=True) if each]
 
+    def begin_with_id(self, sequence: str) -> int:
+        """Begin a transaction, and return an ID from a sequence: one text takes a third of the time of two here."""
+        name = sequence.replace("'", "''")
+        sql = f"BEGIN; SELECT nextval('{name}')"
+        result = self._connection.pgconn.exec_(sql.encode(self._encoding))
+        if result.status != ExecStatus.TUPLES_OK:
+            raise error_from_result(result, self._encoding)
+        return int(result.get_value(0, 0) or 0)
+
     def _fetch(self, count: int) -> PQGen[list[PGresult]]:
         """Send all, and return the results."""
         libpq = self._connection.pgconn
@@ -90,7 +102,7 @@ class Pipeline:
         for _ in range(count):
             results += yield from generators.fetch_many(libpq)
             if libpq.status == ConnStatus.BAD and results[-1].status == ExecStatus.FATAL_ERROR:
-                raise error_from_result(results[-1], self._connection.info.encoding)
+                raise error_from_result(results[-1], self._encoding)
         yield from generators.fetch_many(libpq)  # the end of the pipeline
         return results
 
@@ -103,11 +115,6 @@ class Pipeline:
         statement.uses += 1
         self._statements[sql] = statement
         return statement
-
-    def _forget(self) -> list[bytes]:
-        """Forget the statements that were not used for longest; return the names of those that are prepared."""
-        many = [*self._statements][: max(0, len(self._statements) - PREPARED)]
-        return [name for sql in many if (name := self._statements.pop(sql).name)]
 
 
 def _dump(value: object, encoding: str) -> bytes | None:

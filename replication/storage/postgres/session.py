@@ -45,7 +45,6 @@ _OVERRIDE: Final = (
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
-ALLOCATE: Final = "SELECT nextval(%s)"
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
 _BACKEND: Final = (
     "SELECT pid, extract(epoch FROM backend_start)::text, extract(epoch FROM pg_postmaster_start_time())::text "
@@ -254,14 +253,19 @@ class PostgresSession:
         self._begun, self._opening = True, f"BEGIN {how}"
 
     def begin_with_id(self, sequence: str) -> int:
-        """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip."""
-        self.begin()
+        """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip.
+
+        Unlike ``begin``, it does not connect again if the session was lost while it was idle: SessionLostError.
+        """
         try:
-            allocated = self._run_together((ALLOCATE, (sequence,)))[-1].get_value(0, 0)
+            with self.refusals():
+                self.connect()
+                self._begun = True
+                assert self._pipeline is not None  # noqa: S101 (there is a connection)
+                return self._pipeline.begin_with_id(sequence)
         except StoreError:
             self.rollback()
             raise
-        return int(allocated or 0)
 
     @property
     def begun(self) -> bool:

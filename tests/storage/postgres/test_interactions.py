@@ -66,7 +66,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
     def published(self) -> list[str]:
         return [line.split(" ", 3)[3] for line in self.process.new_lines() if line.startswith("RDATA orders")]
 
-    def test_the_row_and_the_fact_are_one_transaction_of_two_trips_beside_the_statement(self) -> None:
+    def test_the_row_and_the_fact_are_one_transaction_whose_end_is_one_trip(self) -> None:
         trips: list[str] = []
         run = Pipeline.run
 
@@ -76,7 +76,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
         self.patch(Pipeline, "run", note)
         self.assertEqual(self.run_in_turn("o1"), [2])
-        self.assertEqual(trips, ["BEGIN SELECT", "INSERT INSERT COMMIT"])
+        self.assertEqual(trips, ["INSERT INSERT COMMIT"])
         ((one, other),) = self.sql("SELECT a.xmin::text, b.xmin::text FROM mine a, stream_orders b")
         self.assertEqual((one, self.rows()), (other, [(2, '["o1","placed"]')]))
         self.assertEqual(self.published(), ['2 ["o1","placed"]'])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.storage.postgres import pipeline
 from replication.storage.postgres.pipeline import PREPARED_AT, Pipeline
 from tests.storage.on_postgres import HasDatabase
+from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +101,25 @@ class PipelineTests(HasDatabase, SynchronousTestCase):
                 self.run_in_turn((f"SELECT %s + {which}", (1,)))
         self.assertEqual(self.prepared(), 3)
         self.assertEqual(self.run_in_turn(("SELECT %s + 0", (1,)), ("SELECT %s + 7", (1,))), [b"1", b"8"])
+
+    def test_an_id_is_allocated_as_the_transaction_begins(self) -> None:
+        self.connection.execute('CREATE SEQUENCE "it\'s" START 7')
+        self.assertEqual(self.pipeline.begin_with_id('"it\'s"'), 7)
+        self.assertEqual(self.connection.info.transaction_status, TransactionStatus.INTRANS)
+        self.connection.execute("ROLLBACK")
+        self.assertRaises(errors.UndefinedTable, self.pipeline.begin_with_id, "nowhere")
+
+    def test_while_an_id_is_waited_for_other_threads_run(self) -> None:
+        """The driver must let go of the interpreter: otherwise a slow server stops the reactor."""
+        self.sql("CREATE SEQUENCE ids")
+        with psycopg.connect(self.url) as other:
+            other.execute("ALTER SEQUENCE ids MAXVALUE 1000")  # which locks it
+            waiting = Thread(target=self.pipeline.begin_with_id, args=("ids",))
+            waiting.start()
+            waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            until(lambda: bool(self.sql(waits)), "it waits")
+        waiting.join(60.0)
+        self.assertFalse(waiting.is_alive())
 
     def test_a_session_that_the_server_has_ended_has_its_reason(self) -> None:
         ((pid,),) = self.connection.execute("SELECT pg_backend_pid()")
