@@ -83,7 +83,12 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
     def test_a_fact_waits_for_a_smaller_id_whose_transaction_goes_on(self) -> None:
         began, end = Event(), Event()
-        slow = self.start("slow", lambda: (began.set(), end.wait(60.0)))
+
+        def hold() -> None:
+            began.set()
+            end.wait(60.0)
+
+        slow = self.start("slow", hold)
         began.wait(60.0)
         ((stream, token, _),) = self.process.transactions.oldest_first()
         self.assertEqual((stream.definition.name, token, self.pending.open_count), (ORDERS, 2, 1))
@@ -97,7 +102,13 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
     def test_a_function_that_raises_lets_later_facts_be_published(self) -> None:
         began, end = Event(), Event()
-        bad = self.start("bad", lambda: (began.set(), end.wait(60.0), 1 // 0))
+
+        def fail() -> None:
+            began.set()
+            end.wait(60.0)
+            raise ZeroDivisionError
+
+        bad = self.start("bad", fail)
         began.wait(60.0)
         self.run_in_turn("o1")
         end.set()
