@@ -237,13 +237,16 @@ class PostgresSession:
 
     def refresh(self) -> None:
         """Connect, or connect again if the session was lost while it was idle."""
-        if self._has_unread():  # an idle server sends nothing, unless it ends the session
+        poll = select.poll()
+        with self.refusals():
+            poll.register(self.connect().fileno(), select.POLLIN)
+        if poll.poll(0):  # an idle server sends nothing, unless it ends the session
             self.ask("SELECT")
 
     def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process; outside a transaction."""
         with self.refusals():
-            self._verify(self.connect())
+            _verify(self.connect(), self.holder, self.name)
 
     # ---- transactions
 
@@ -280,7 +283,7 @@ class PostgresSession:
         """
         status = TransactionStatus.INTRANS if self._opening is None else TransactionStatus.IDLE
         if not self._begun or self._current().info.transaction_status != status:
-            raise self._undone()
+            raise _undone(self.name, temporary=self._connection is None)
         backend = self._backend
         self._mark += 1
         mark = MARK, (self._name, self.holder.table, self.holder.table, self._mark)
@@ -329,7 +332,7 @@ class PostgresSession:
         if self._reads_only:
             return  # it holds no name
         self._server = self.holder.server = server  # before it is verified: see ``commit``
-        self._verify(connection)
+        _verify(connection, self.holder, self.name)
         connection.execute(HOLD, (self.holder.id,))
         if self.holder.names:
             lost = connection.execute(LOST_NAMES, (self.holder.names, self.holder.id)).fetchall()
@@ -338,18 +341,6 @@ class PostgresSession:
                     f"database {self.name!r}: another process has written as {lost[0][0]!r} since sessions of "
                     "this one were lost: restart this process, so that it reads what the other wrote"
                 )
-
-    def _verify(self, connection: psycopg.Connection) -> None:
-        marks = self.holder.marks.copy()
-        if not marks:
-            return
-        try:
-            found = connection.execute(MISSING_MARKS, ([*marks], [*marks.values()])).fetchone()
-        except errors.UndefinedTable as error:
-            raise self.holder.lose(self.name) from error
-        if found is None or found[0]:
-            raise self.holder.lose(self.name)
-        self.holder.table = found[1]
 
     def _is_stale(self) -> bool:
         """Whether a later session of this process has reached another server, or another run of it."""
@@ -398,24 +389,14 @@ class PostgresSession:
         self._opening = None
         self._added.clear()
 
-    def _has_unread(self) -> bool:
-        poll = select.poll()
-        with self.refusals():
-            poll.register(self.connect().fileno(), select.POLLIN)
-        return bool(poll.poll(0))
-
     def _current(self) -> psycopg.Connection:
         if self._begun and (self._connection is None or self._is_stale()):
-            raise self._undone()
+            raise _undone(self.name, temporary=self._connection is None)
         return self.connect()
 
     def _is_idle(self) -> bool:
         connection = self._connection
         return connection is None or connection.info.transaction_status == TransactionStatus.IDLE
-
-    def _undone(self) -> StoreError:
-        why = f"database {self.name!r} has undone this transaction after an error: begin another one"
-        return StoreError(why, temporary=self._connection is None)
 
     def _was_committed(self, backend: Sequence[object]) -> bool:
         while True:
@@ -448,20 +429,40 @@ class PostgresSession:
                 self._drop()
             kind = SessionLostError if lost else ValueRefusedError if _is_of_values(error) else StoreError
             temporary = (lost and self.holder.connected) or _is_temporary(error)
-            raise kind(self._message(error), temporary=temporary) from error
+            raise kind(_message(error, self.address), temporary=temporary) from error
         except (UnicodeEncodeError, OverflowError) as error:  # for a value that cannot be sent
             raise ValueRefusedError(f"database {self.name!r}: {error}") from error
 
-    def _message(self, error: psycopg.Error) -> str:
-        parts = [error.diag.message_primary, error.diag.message_detail]
-        message = "; ".join(part for part in parts if part) or " ".join(str(error).split())
-        for secret in self.address.secrets:
-            message = message.replace(secret, "…")
-        state = error.sqlstate or ""
-        cures = [cure for start, cure in CURES.items() if state.startswith(start)]
-        if not state:
-            cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
-        return "; ".join([f"database {self.name!r}: {message}", *cures[:1]])
+
+def _verify(connection: psycopg.Connection, holder: Holder, name: str) -> None:
+    """Raise CommitsLostError if the database has lost commits of this process."""
+    marks = holder.marks.copy()
+    if not marks:
+        return
+    try:
+        found = connection.execute(MISSING_MARKS, ([*marks], [*marks.values()])).fetchone()
+    except errors.UndefinedTable as error:
+        raise holder.lose(name) from error
+    if found is None or found[0]:
+        raise holder.lose(name)
+    holder.table = found[1]
+
+
+def _undone(name: str, *, temporary: bool) -> StoreError:
+    why = f"database {name!r} has undone this transaction after an error: begin another one"
+    return StoreError(why, temporary=temporary)
+
+
+def _message(error: psycopg.Error, address: Address) -> str:
+    parts = [error.diag.message_primary, error.diag.message_detail]
+    message = "; ".join(part for part in parts if part) or " ".join(str(error).split())
+    for secret in address.secrets:
+        message = message.replace(secret, "…")
+    state = error.sqlstate or ""
+    cures = [cure for start, cure in CURES.items() if state.startswith(start)]
+    if not state:
+        cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
+    return "; ".join([f"database {address.name!r}: {message}", *cures[:1]])
 
 
 def _is_of_values(error: psycopg.Error) -> bool:
