@@ -143,11 +143,13 @@ class ServerAway(OnServer):
     weight = 2
 
     def inject(self, scene: Scene) -> None:
-        scene.servers[0].stop(scene.chance.choice(("fast", "immediate")))
-        scene.kills["PostgreSQL"] += 1
+        with suppress(BenchError):  # it has stopped itself, by another fault
+            scene.servers[0].stop(scene.chance.choice(("fast", "immediate")))
+            scene.kills["PostgreSQL"] += 1
 
     def heal(self, scene: Scene) -> None:
-        scene.servers[0].start()
+        if ask_server(scene, "SELECT 1") is None:  # else the end of another fault has started it
+            restart_server(scene)
 
 
 class KillSession(OnServer):
@@ -190,10 +192,7 @@ class FullServerDisk(OnServer):
             limit_files(server, [postmaster, *_sessions(scene)], f"{scene.chance.randrange(2**20, 2**24)}:")
 
     def heal(self, scene: Scene) -> None:
-        server = scene.servers[0]
-        with suppress(BenchError):  # it has stopped itself
-            server.stop("immediate")
-        server.start()  # without the limit
+        restart_server(scene)  # without the limit
 
 
 # ---- faults that lose facts
@@ -333,6 +332,13 @@ def ask_server(scene: Scene, sql: str) -> list[tuple[Any, ...]] | None:
         return scene.servers[0].sql(sql)
     except psycopg.OperationalError:
         return None
+
+
+def restart_server(scene: Scene) -> None:
+    """Start the server, whether it runs or not."""
+    with suppress(BenchError):  # it does not
+        scene.servers[0].stop("immediate")
+    scene.servers[0].start()
 
 
 def empty_wals(scene: Scene) -> None:
