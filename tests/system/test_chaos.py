@@ -9,9 +9,22 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.chaos.comparison import Findings, check
-from tests.chaos.databases import CutWal, FileLimit, RestoreFollower, RestoreStopped, TornWal
+from tests.chaos.databases import (
+    CutWal,
+    FileLimit,
+    FullServerDisk,
+    KillSession,
+    RestoreFollower,
+    RestoreStopped,
+    ServerAway,
+    StopSessions,
+    TornWal,
+)
 from tests.chaos.faults import Cut, Kill, KillAppender, KillSeveral, Stop, Terminate, Toxic
+from tests.chaos.needs import POSTGRES
 from tests.chaos.rounds import Round
 from tests.chaos.scene import Plan
 
@@ -42,3 +55,14 @@ def test_nothing_is_lost_twice_or_different_after_one_of_each_cheap_fault(tmp_pa
         check(scene, found := Findings(), 0)
         assert (found.twice, found.diverged) == (1, 1), found.examples
         assert found.lost >= 2, found.examples
+
+
+@pytest.mark.usefixtures("postgres")  # which skips or fails, if there is none
+def test_faults_of_one_server_may_overlap(tmp_path: Path) -> None:
+    chaos = Round(Plan("8", POSTGRES), tmp_path, [], lambda text: None)
+    with chaos.scene as scene:
+        chaos.begin()
+        chaos.turn([ServerAway(), FullServerDisk(), KillSession()])
+        chaos.turn([KillSession(), StopSessions(), FullServerDisk(), ServerAway()])
+        assert chaos.totals.good, chaos.totals.findings.examples
+        assert scene.kills["PostgreSQL"] >= 3
