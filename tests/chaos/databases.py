@@ -296,7 +296,7 @@ class FailOver(OnServer, LosesFacts):
         kept = {}
         for stream, home in scene.homes.items():
             assert isinstance(home, PostgresDatabase)
-            home.server = standby
+            home.server, home.url = standby, standby.url(home.database)
             kept[stream] = home.rows()
         primary.stop("immediate")
         scene.kills["PostgreSQL"] += 1
