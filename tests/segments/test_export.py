@@ -208,6 +208,15 @@ def test_a_row_with_a_line_feed_is_refused(tmp_path: Path) -> None:
         export(database, LocalFolder(tmp_path / "out"), writer_range(0, 4))
 
 
+def test_a_row_with_a_tab_stays_as_it_is(tmp_path: Path) -> None:
+    """JSON may have tabs between its values."""
+    database = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("UPDATE stream_orders SET row = '[1,\t2]'")
+    folder = LocalFolder(tmp_path / "out")
+    assert segment_lines(folder, export(database, folder, writer_range(0, 2))) == b"RDATA orders master 2 [1,\t2]\n"
+
+
 def test_ids_keep_their_64_bits(tmp_path: Path) -> None:
     """JDBC would read 32 bits of an INTEGER column of SQLite."""
     facts = [fact(3_000_000_000, "a"), fact(2**62, "b", "c"), fact(2**63 - 1, "d")]
