@@ -18,7 +18,7 @@ from replication.segments import foreign
 from replication.segments.databases import open_database
 from replication.segments.foreign import foreign_positions
 from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import SourceTable, StreamDefinition
 from replication.wire.grammar import InstanceName, Token
 from tests.segments.histories import chain_lines
 
@@ -163,6 +163,20 @@ def test_the_position_of_a_former_writer_is_its_newest_row(tmp_path: Path) -> No
     assert positions(url, ORDERS, {"new": 4}, {"new": 2, "old": 7}) == {"new": 4, "old": 7, "other": 5}
     assert positions(url, ORDERS, {"new": 4}, {"new": 4}) == {"new": 4, "other": 5}, "rows above the segments only"
     assert positions(url, ORDERS, {"new": 4, "late": 1}, {"new": 4}) == {"new": 4, "late": 1, "old": 3, "other": 5}
+
+
+@pytest.mark.parametrize("tables", [("their_orders", "their_returns"), ("their_returns", "their_orders")])
+def test_the_newest_row_of_a_former_writer_may_be_in_any_of_its_tables(tmp_path: Path, tables: tuple[str, str]) -> None:
+    import sqlite3
+
+    url = make_sqlite(tmp_path / "their.db", "new", "old", "old")
+    with closing(sqlite3.connect(tmp_path / "their.db")) as theirs:
+        theirs.execute("CREATE TABLE their_returns (stream_id INTEGER PRIMARY KEY, writer, item)")
+        theirs.execute("INSERT INTO their_returns VALUES (2, 'old', 'x')")
+        theirs.commit()
+    sources = [SourceTable(table=each, row=("item",), instance_column="writer") for each in tables]
+    joined = StreamDefinition("orders", row=["item"], tables=sources, position_name="theirs")
+    assert positions(url, joined, {"new": 1}, {}) == {"new": 1, "old": 3}
 
 
 def test_without_stored_positions_every_writer_is_at_the_last_id(tmp_path: Path) -> None:

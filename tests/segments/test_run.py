@@ -470,7 +470,7 @@ def test_rows_of_a_declared_writer_without_a_position_are_not_left_out(tmp_path:
     definition = map_visits(tmp_path / "m.db", [(1, MASTER), (2, OTHER), (3, MASTER), (4, OTHER)])
     database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
     asked: dict[str, Any] = {"definitions": [definition], "out": str(tmp_path / "out"), "database": database}
-    why = f"^writer '{OTHER}' of stream 'visits' has rows and no stored position, .* choose other writers with --instance$"
+    why = f"^writer '{OTHER}' of stream 'visits' has rows and no stored position, .* other writers with --instance$"
     with pytest.raises(StoreError, match=why):
         run_in_process(ReplayRequest(**asked))
     new = run_in_process(ReplayRequest(**asked, instances=[MASTER]))
