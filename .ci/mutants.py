@@ -1,4 +1,4 @@
-"""Mutation testing with mutmut: it changes the code in many small ways, and lists the changes that no test notices.
+"""Mutation testing: the code is changed in many small ways, and the changes that no test notices are listed.
 
 Each package is changed by itself, and only the tests in the package's own folder run.  `tox -e mutants` runs this:
 
@@ -7,51 +7,60 @@ Each package is changed by itself, and only the tests in the package's own folde
     tox -e mutants -- --sample 100 --seed 1 streams        100 mutants of a package, the same ones each time
     tox -e mutants -- --again streams                      those that survived the last run, with new tests
 
-The mutants and the results stay in build/mutants/PACKAGE.  There, `mutmut browse` shows them.
+mutmut makes the mutants.  All tests are collected once.  Each mutant then runs in a fork of that process, with the
+tests that reach the changed function, those of its own module first: to start pytest for each mutant takes much longer.
+The mutants and the results stay in build/mutants/PACKAGE.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import os
 import random
+import resource
 import subprocess
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from _pytest.main import pytest_runtestloop as run_tests
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.state import state
+from mutmut.utils.format_utils import mangled_name_from_mutant_name as function_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
 
 CHECKOUT: Final = Path(__file__).parent.parent
-# mutmut ends the tests of a mutant after a time by the clock, too: where the machine has other work, it would count
-# mutants as killed that no test fails on.  Here, only their CPU time is limited, and the time of each single test.
-MUTMUT: Final = """\
-from mutmut.workers import isolation
-isolation.register_timeout = lambda *_, **__: None
-from mutmut.__main__ import cli
-cli()
-"""
 PACKAGES: Final = ["wire", "session", "streams", "writer", "follower", "segments", "rooms"]
 LINKS: Final = ["replication", "tests", "tox.ini"]
 CONFIG: Final = """\
 [mutmut]
 source_paths = replication
 only_mutate = replication/{package}/*
-pytest_add_cli_args =
-    --hypothesis-profile=mutants
-    --no-cov
-    --timeout=600
-    -p
-    no:cacheprovider
-pytest_add_cli_args_test_selection =
-    tests/{package}
 also_copy =
     tox.ini
-timeout_constant = 2.0
-timeout_multiplier = 2.0
 """
-ENVIRONMENT: Final = {**os.environ, "TESTS_WITHOUT_POSTGRES": "1"}
-KILLED: Final = {"killed", "timeout", "segfault"}
-NOT_RUN: Final = {"not checked", "skipped"}
+# What `mutmut run` does before it runs tests.
+MAKE: Final = """\
+from pathlib import Path
+from mutmut import __main__ as mutmut
+mutmut.set_mutant_under_test("mutant_generation")
+Path("mutants").mkdir(exist_ok=True)
+mutmut.copy_src_dir()
+mutmut.copy_also_copy_files()
+mutmut.setup_source_paths()
+mutmut.create_mutants(1)
+"""
+PYTEST: Final = ["--rootdir=.", "--tb=native", "-x", "-q", "--no-cov", "--timeout=600", "-p", "no:cacheprovider"]
+NO_MUTANT: Final = "none"
+SURVIVED: Final = "survived"
+STATUSES: Final = {0: SURVIVED, 1: "killed", -24: "timeout"}  # by exit code; 24 is SIGXCPU
 
 
 def main() -> None:
@@ -61,72 +70,135 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="test so many mutants of each package, drawn at random")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
     parser.add_argument("--again", action="store_true", help="test the survivors of the last run only")
-    parser.add_argument("--processes", type=int, default=1, help="how many mutants to test at a time (default: 1)")
     options = parser.parse_args()
     for package in options.packages:
-        folder = prepare(package)
-        names: list[str] = []
-        if options.sample is not None:
-            # A run for no mutant makes all of them, and measures which tests reach which; then it fails.
-            run(folder, "run", "no such mutant", check=False)
-            known = sorted(results(folder))
-            names = random.Random(options.seed).sample(known, min(options.sample, len(known)))  # noqa: S311
-        elif options.again:
-            names = survivors(results(folder))
-        if names or not options.again:
-            run(folder, "run", "--max-children", str(options.processes), *names)
-        everything = results(folder)
-        report(package, folder, everything if options.sample is None else {name: everything[name] for name in names})
+        if not os.fork():  # each package has its own copy of all modules
+            test(package, options)
+            os._exit(0)
+        if os.wait()[1]:
+            sys.exit(f"{package}: its tests fail without a mutant; see build/mutants/{package}/log")
 
 
-def prepare(package: str) -> Path:
-    """Return the folder of a package: mutmut reads its configuration where it runs, and keeps everything there."""
+def test(package: str, options: argparse.Namespace) -> None:
+    """Test the mutants of one package."""
     folder = CHECKOUT / "build" / "mutants" / package
     folder.mkdir(parents=True, exist_ok=True)
     for name in LINKS:
-        link = folder / name
-        if not link.is_symlink():
-            link.symlink_to(CHECKOUT / name)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(CHECKOUT / name)
     (folder / "setup.cfg").write_text(CONFIG.format(package=package))
-    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)  # which of the former tests reach what
-    return folder
-
-
-def run(folder: Path, *arguments: str, check: bool = True) -> None:
-    """Run mutmut; its progress goes to a file, because it is a line for each turn of a wheel."""
     with (folder / "log").open("w") as log:
-        command = [sys.executable, "-c", MUTMUT, *arguments]
-        subprocess.run(command, cwd=folder, check=check, stdout=log, stderr=log, env=ENVIRONMENT)  # noqa: S603
+        subprocess.run([sys.executable, "-c", MAKE], cwd=folder, check=True, stdout=log, stderr=log)  # noqa: S603
+    made = [json.loads(each.read_text()) for each in folder.glob(f"mutants/replication/{package}/**/*.meta")]
+    names = sorted(name for each in made for name in each["exit_code_by_key"])
+    results = folder / "results.json"
+    if options.sample is not None:
+        names = random.Random(options.seed).sample(names, min(options.sample, len(names)))  # noqa: S311
+    elif options.again:
+        before = json.loads(results.read_text())
+        names = [name for name in names if before.get(name) == SURVIVED]
+    os.chdir(folder / "mutants")
+    os.environ["TESTS_WITHOUT_POSTGRES"] = "1"
+    sys.path.insert(0, str(Path.cwd()))
+    forks = Forks(names, folder / "log", results)
+    pytest.main([*PYTEST, "--hypothesis-profile=mutants", f"tests/{package}"], plugins=[forks])
 
 
-def output(folder: Path, *arguments: str) -> str:
-    """Return what a command of mutmut prints."""
-    command = [sys.executable, "-c", MUTMUT, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout  # noqa: S603
+class Forks:
+    """A plugin of pytest: it runs tests in forks, once without a mutant, and then for each mutant."""
+
+    def __init__(self, names: Sequence[str], log: Path, results: Path) -> None:
+        self._names = names
+        self._results = results
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND)
+        self._screen = os.dup(1)
+        os.dup2(self._log, 1)
+        os.dup2(self._log, 2)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Test each mutant, print the survivors and the score, and end the process."""
+        items = session.items
+        gc.collect()
+        gc.freeze()
+        measured = Path("reached.json")
+        if self._fork(session, "stats", items, 24 * 3600, lambda: Measure(measured)):
+            os._exit(1)
+        seconds, reached = json.loads(measured.read_text())
+        tests_of = defaultdict(set)
+        for test_id, functions in reached.items():
+            for function in functions:
+                tests_of[function].add(test_id)
+        statuses: dict[str, str] = {}
+        for number, name in enumerate(self._names, 1):
+            some = [each for each in items if each.nodeid in tests_of[function_of(name)]]
+            module = f"test_{name.split('.')[-2]}.py"
+            some.sort(key=lambda item: (item.path.name != module, seconds[item.nodeid]))
+            limit = 10 + round(5 * sum(seconds[each.nodeid] for each in some))
+            if number == 1 and self._fork(session, NO_MUTANT, some, limit):
+                os._exit(1)
+            status = self._fork(session, name, some, limit)
+            statuses[name] = STATUSES.get(status, "killed")
+            self._results.write_text(json.dumps(statuses))
+            if statuses[name] != "killed":
+                self._print(f"{number} of {len(self._names)}: {statuses[name]}\n{show(name)}")
+        noticed = sum(each != SURVIVED for each in statuses.values())
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(statuses.values()).items()))
+        self._print(f"{noticed} of {len(statuses)} killed, {noticed / max(len(statuses), 1):.1%} ({counts})")
+        os._exit(0)
+
+    def _print(self, text: str) -> None:
+        os.write(self._screen, f"{text}\n".encode())
+
+    def _fork(
+        self,
+        session: pytest.Session,
+        mutant: str,
+        items: Sequence[pytest.Item],
+        limit: int,
+        plugin: Callable[[], object] = object,
+    ) -> int:
+        """Run tests in a fork, until one fails; returns its exit code.  ``limit`` is in seconds of CPU time."""
+        child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            session.config.pluginmanager.register(plugin())
+            set_mutant_under_test(mutant)
+            session.items[:] = items
+            run_tests(session)
+            code = int(session.testsfailed > 0)
+        finally:
+            os._exit(code)
 
 
-def results(folder: Path) -> dict[str, str]:
-    """Return the status of each mutant; none before the first run."""
-    lines = output(folder, "results", "--all", "true").splitlines()
-    return dict(line.strip().rsplit(": ", 1) for line in lines if line.startswith("    "))
+class Measure:
+    """A plugin of pytest: it measures the CPU time of each test, and which functions it reaches."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seconds: dict[str, float] = {}
+        self._reached: dict[str, list[str]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Measure a test."""
+        functions = state()._stats  # noqa: SLF001
+        functions.clear()
+        began = time.process_time()
+        result = yield
+        self._seconds[item.nodeid] = time.process_time() - began
+        self._reached[item.nodeid] = sorted(functions)
+        self._file.write_text(json.dumps([self._seconds, self._reached]))
+        return result
 
 
-def survivors(statuses: dict[str, str]) -> list[str]:
-    """Return the mutants that were tested and not killed."""
-    return [name for name, status in statuses.items() if status not in KILLED | NOT_RUN]
-
-
-def report(package: str, folder: Path, statuses: dict[str, str]) -> None:
-    """Print each survivor as a diff, and the score: how many of the mutants that were tested are killed."""
-    left = survivors(statuses)
-    for name in left:
-        print(output(folder, "show", name))
-    tested = len([status for status in statuses.values() if status not in NOT_RUN])
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(statuses.values()).items()))
-    print(
-        f"{package}: {tested - len(left)} of {tested} killed, {1 - len(left) / max(tested, 1):.1%} ({counts})",
-        flush=True,
-    )
+def show(name: str) -> str:
+    """Return a mutant as a diff."""
+    command = [sys.executable, "-m", "mutmut", "show", name]
+    return subprocess.run(command, cwd="..", check=True, capture_output=True, text=True).stdout  # noqa: S603
 
 
 if __name__ == "__main__":
