@@ -73,18 +73,20 @@ def _check_redis(url: Url, config: Config) -> Iterator[Finding]:
 
     parts, channel = urlsplit(url.reveal()), config.server_name
     password = unquote(parts.password or "") or config.redis_password or ""
-    login = RedisPlace(cast("Any", None), unquote(parts.username or ""), password).login()
+    place = RedisPlace(cast("Any", None), unquote(parts.username or ""), password)
     with closing(_connect(url, config)) as client:
         counted = None
-        for command in (*login, encode(b"PUBSUB", b"NUMSUB", channel.encode()), encode(b"SUBSCRIBE", channel.encode())):
+        count, subscribe = encode(b"PUBSUB", b"NUMSUB", channel.encode()), encode(b"SUBSCRIBE", channel.encode())
+        for command in (*place.login(), count, subscribe):
             answer = _ask(client, command)
             if isinstance(answer, list) and answer[0] == channel.encode():
                 counted = answer[1]
             elif (
                 isinstance(answer, Exception) and b"NUMSUB" not in command
             ):  # the count needs a right that a worker lacks
-                cure = cure_of(str(answer), channel) or "correct connect or redis_password_file"
-                yield Finding(str(url), f"Redis answers {str(answer)[:200]!r}", cure)
+                text = place.hide_in(str(answer))
+                cure = cure_of(text, channel) or "correct connect or redis_password_file"
+                yield Finding(str(url), f"Redis answers {text[:200]!r}", cure)
                 return
         if counted == 0:
             what = f"no process subscribes to the channel {channel!r}; each worker of a Synapse does"

@@ -96,7 +96,7 @@ class RedisPeer(RedisConnection):
             if type(reply) is list and reply[:1] == [b"message"] and type(reply[-1]) is bytes:
                 messages.append(reply[-1])
             elif isinstance(reply, ReplyError):
-                self.fail(Fault(describe_error(Failure(reply), self.name), "redis error"))
+                self.fail(Fault(describe_error(Failure(reply), self._client.place, self.name), "redis error"))
                 return
             elif type(reply) is list and reply[:1] == [b"subscribe"]:
                 self._confirm()
@@ -341,7 +341,7 @@ class RedisClient(Factory):
         """Connect again: without REPLICATE, no process would send its positions."""
         if self._ended or peer is None or peer is not self.peer:
             return
-        fault = Fault(f"cannot publish REPLICATE: {describe_error(failure, self.channel)}", "redis error")
+        fault = Fault(f"cannot publish REPLICATE: {describe_error(failure, self.place, self.channel)}", "redis error")
         if self.state == "following":
             self._report(f"{self.endpoint}: {fault.text}")
         else:
@@ -410,4 +410,4 @@ class RedisClient(Factory):
 
     def _report(self, text: str) -> None:
         self._reported = True
-        self._trouble.report("{error}", error=Url(self._url).hide_in(text))
+        self._trouble.report("{error}", error=self.place.hide_in(text))

@@ -118,6 +118,10 @@ class RedisPlace:
         user = [self.user.encode()] if self.user else []
         return [encode(b"AUTH", *user, self.password.encode())]
 
+    def hide_in(self, text: str) -> str:
+        """Return ``text`` without the password: an answer of Redis may quote the command."""
+        return text.replace(self.password, "…") if self.password else text
+
 
 def encode(*words: bytes) -> bytes:
     """Return a command in the form of RESP2."""
@@ -133,11 +137,11 @@ def make_parser() -> Any:
     return Reader(replyError=ReplyError)
 
 
-def describe_error(failure: Failure, channel: str) -> str:
-    """Return why a connection failed, with the cure of what Redis has answered."""
+def describe_error(failure: Failure, place: RedisPlace, channel: str) -> str:
+    """Return why a connection to ``place`` failed, with the cure of what Redis has answered."""
     if not isinstance(failure.value, ReplyError):
         return describe_connect_error(failure)
-    text = str(failure.value)[:200]
+    text = place.hide_in(str(failure.value))[:200]
     cure = cure_of(text, channel)
     return f"Redis answers {text!r}" + (f"; {cure}" if cure else "")
 

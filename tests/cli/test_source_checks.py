@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 from contextlib import closing
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -57,6 +58,21 @@ def test_a_wrong_password_and_a_missing_right_are_found(tmp_path: Path, redis: R
         assert redis_findings(tmp_path, *lines) == []  # NUMSUB needs another right, which it does not ask for
     finally:
         redis.call("ACL", "DELUSER", "reader")
+
+
+def test_an_answer_that_quotes_the_password_is_shown_without_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with closing(server.accept()[0]) as client:
+                client.recv(1000)
+                client.sendall(b"-ERR unknown command `AUTH`, with args beginning with: `of the file`\r\n")
+
+        Thread(target=answer, daemon=True).start()
+        (tmp_path / "password").write_text("of the file")
+        url, line = f"redis://127.0.0.1:{server.getsockname()[1]}", f'redis_password_file = "{tmp_path}/password"'
+        (found,) = redis_findings(tmp_path, url, line)
+    assert "with args beginning with: `…`" in found
 
 
 def test_what_is_no_redis_is_found(tmp_path: Path) -> None:

@@ -210,9 +210,9 @@ class ReconnectTests(LinkCase):
 
 
 class ErrorTests(LinkCase):
-    def report_of(self, url: str) -> str:
+    def report_of(self, url: str, password: str | None = None) -> str:
         with logged() as lines:
-            self.log_in(url)
+            self.log_in(url, password)
         self.assertEqual(self.link.error, lines[0])
         return lines[0]
 
@@ -223,6 +223,19 @@ class ErrorTests(LinkCase):
         self.assertIn("redis_password_file", text)
         self.assertNotIn("wr", text.replace("wrong", ""))
         self.assertIn([b"AUTH", b"user", b"wr/ong"], self.redis.sent)
+
+    def test_an_answer_that_quotes_the_password_is_reported_without_it(self) -> None:
+        """As Redis answers a command that it does not know."""
+        quoted = b"ERR unknown command `AUTH`, with args beginning with: "
+        for url, password, secret in (
+            (f"redis://user:a%2Fb:c%40d@127.0.0.1:{PORT}", None, "a/b:c@d"),
+            (f"redis://user@127.0.0.1:{PORT}", "of the file", "of the file"),
+            (f"redis://user@127.0.0.1:{PORT}", "long" * 50, "longlong"),
+        ):
+            self.redis.errors[b"AUTH"] = quoted + (password or secret).encode()
+            text = self.report_of(url, password)
+            self.assertIn("beginning with: …", text)
+            self.assertNotIn(secret, text)
 
     def test_nothing_is_subscribed_after_a_failed_login(self) -> None:
         self.redis.errors[b"AUTH"] = b"WRONGPASS invalid username-password pair"  # the default user needs no password
