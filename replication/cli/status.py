@@ -1,4 +1,7 @@
-"""``replication status``: streams, writers, positions, lag and connections of one process (docs/command-line.md)."""
+"""``replication status``: streams, writers, positions, lag and connections of one process (docs/command-line.md).
+
+Scripts read what it prints, so its words stay.  ``--watch`` on a terminal has those of the live page (``watch``).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,13 @@ import json
 import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import attrs
 from rich.console import Group
-from rich.live import Live
 
-from replication.cli.keys import pressed_keys
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
+from replication.cli.watch import PERIOD, STYLES, as_page, attention_first, watch
 from replication.web.blocking_client import HttpError, UnavailableError
 
 if TYPE_CHECKING:
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
 
     from replication.web.blocking_client import HttpClient
 
-PERIOD: Final = 1.0  # seconds between two requests of --watch
-REDRAW: Final = 0.25  # seconds between two drawings of a terminal, whose size may change
-ORDERS: Final = {"a": "attention", "n": "name", "l": "lag"}  # by key
-STEPS: Final = {"up": -1, "down": 1, "page up": -20, "page down": 20}  # streams, by key
-URGENT: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of --watch
-BRIEF: Final = 1_000  # IDs; a worker of a Synapse catches up for a moment at each fact of several rows
-STYLES: Final = {  # on a terminal
-    **dict.fromkeys(("stopped", "not connected"), "bold red"),
-    **dict.fromkeys(("catching up", "opening", "waiting for others"), "yellow"),
-    **dict.fromkeys(("live", "writing"), "green"),
-}
 _NO_WRITER: Final = {"instance": "-", "position": "-", "lag": "-", "state": "-", "error": None}
 
 
@@ -73,7 +63,10 @@ def main(arguments: Sequence[str]) -> int:
                 raise HttpError(f"{client.url} is not ready: {status['not_ready']}")
             return 0
         with suppress(KeyboardInterrupt):
-            watch(client, render, console)
+            if not console.is_terminal:
+                print_again(client, render, console)
+            drawn = (lambda status, view: as_json(view.arrange(status))) if found.json else as_page
+            watch(lambda: fetch(client), drawn, console)
         return 0
 
 
@@ -92,97 +85,14 @@ def fetch(client: HttpClient) -> dict[str, Any]:
     return status
 
 
-def watch(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> None:
-    """Print the status every second, also while the daemon does not answer; until interrupted, or by the key q.
-
-    A terminal is redrawn in place, and takes the keys of ``View``.
-    """
-    if not console.is_terminal:
-        while True:
-            try:
-                console.print(render(attention_first(fetch(client))), soft_wrap=True)
-            except UnavailableError as error:
-                console.print(plain(str(error)), soft_wrap=True)
-            time.sleep(PERIOD)
-    view = View()
-    with pressed_keys() as keys, Live(console=console, auto_refresh=False, screen=keys is not None) as live:
-        status: dict[str, Any] | None = None
-        due = 0.0
-        while not view.ended:
-            if keys is None or (time.monotonic() >= due and not (view.paused and status)):
-                due = time.monotonic() + PERIOD
-                try:
-                    status = fetch(client)
-                except UnavailableError as error:
-                    status = None
-                    live.update(plain(str(error)), refresh=True)
-            if status is not None:
-                shown = render(view.arrange(status))
-                live.update(Group(shown, plain(view.legend(status))) if keys else shown, refresh=True)
-            if keys is None:
-                time.sleep(PERIOD)
-            else:  # the width may change at any time
-                view.press(keys.read(min(REDRAW, max(0.0, due - time.monotonic()))))
-
-
-@attrs.define
-class View:
-    """What a user of ``--watch`` has chosen by keys: a(ttention), n(ame), l(ag), arrows, p(ause), q(uit)."""
-
-    order: str = "attention"
-    first: int = 0  # index of the first stream that is shown
-    paused: bool = False
-    ended: bool = False
-
-    def press(self, key: str) -> None:
-        """Do what a key stands for; other keys do nothing."""
-        if key in ORDERS:
-            self.order, self.first = ORDERS[key], 0
-        elif key in STEPS:
-            self.first = max(0, self.first + STEPS[key])
-        elif key == "p":
-            self.paused = not self.paused
-        elif key in ("q", "escape"):
-            self.ended = True
-
-    def arrange(self, status: dict[str, Any]) -> dict[str, Any]:
-        """Return the status with its streams in order, from the first that is shown."""
-        if self.order == "attention":
-            status = attention_first(status)
-        else:
-            by = _largest_lag if self.order == "lag" else _name
-            status = {**status, "streams": sorted(status["streams"], key=by)}
-        self.first = min(self.first, max(0, len(status["streams"]) - 1))
-        return {**status, "streams": status["streams"][self.first :]}
-
-    def legend(self, status: dict[str, Any]) -> str:
-        """Return the line below the tables."""
-        where = f"streams from {self.first + 1} of {len(status['streams'])}, by {self.order}"
-        pause = "p goes on" if self.paused else "p pauses"
-        return f"{where} | a attention, n name, l lag | arrows scroll | {pause} | q quits"
-
-
-def attention_first(status: dict[str, Any]) -> dict[str, Any]:
-    """Return the status with the streams first that are stopped, then those that have no connection or catch up."""
-    return {**status, "streams": sorted(status["streams"], key=lambda stream: (_urgency(stream), stream["name"]))}
-
-
-def _largest_lag(stream: dict[str, Any]) -> tuple[int, str]:
-    return -max([writer["lag"] for writer in stream["writers"]], default=0), stream["name"]
-
-
-def _name(stream: dict[str, Any]) -> str:
-    name: str = stream["name"]
-    return name
-
-
-def _urgency(stream: dict[str, Any]) -> int:
-    states = [
-        writer["state"]
-        for writer in stream["writers"]
-        if writer["state"] != "catching up" or writer["lag"] > BRIEF  # a short catch-up moves no row
-    ]
-    return min([URGENT.index(each) for each in states if each in URGENT], default=len(URGENT))
+def print_again(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> NoReturn:
+    """Print the status every second where there is no terminal, also while the daemon does not answer."""
+    while True:
+        try:
+            console.print(render(attention_first(fetch(client))), soft_wrap=True)
+        except UnavailableError as error:
+            console.print(plain(str(error)), soft_wrap=True)
+        time.sleep(PERIOD)
 
 
 def as_json(status: dict[str, Any]) -> Text:

@@ -80,6 +80,7 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
                 "audited": each.audited,
                 "late": each.late,
                 "gone": each.gone,
+                "source": each.source,
             }
             for each in status.writers
         ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -128,65 +127,20 @@ def test_watching_goes_on_until_interrupted(
     assert second == "it is away"
 
 
+def test_watching_on_a_pipe_prints_the_same_table_with_what_needs_attention_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts read it."""
+    first, second = SEEN["streams"]
+    monkeypatch.setitem(SEEN, "streams", [second, first])
+    assert run(monkeypatch, FakeApi(None, None), "--watch") == 0
+    once = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("STREAM", "orders[red]  "))]
+    assert [line.split()[0] for line in once] == ["STREAM", "orders[red]"] * 2
+
+
 def test_watching_ends_with_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HttpError, match="secret"):
         run(monkeypatch, FakeApi(HttpError("the secret is wrong")), "--watch")
-
-
-def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    with pytest.raises(KeyboardInterrupt):
-        status.watch(FakeApi(None, None), status.as_tables, console)  # type: ignore[arg-type]
-    assert "\x1b[" in out.getvalue()
-    assert out.getvalue().count("OLDEST OPEN") == 3  # two refreshes, and the last one stays
-
-
-def test_keys_order_scroll_pause_and_quit() -> None:
-    lags = {"one": 5, "two": 0, "three": 9}
-    streams = [
-        {**SEEN["streams"][1], "name": name, "writers": [{**SEEN["streams"][0]["writers"][0], "lag": lag}]}
-        for name, lag in lags.items()
-    ]
-    view, seen = status.View(), {**SEEN, "streams": streams}
-
-    def names() -> list[str]:
-        return [each["name"] for each in view.arrange(seen)["streams"]]
-
-    view.press("n")
-    assert names() == ["one", "three", "two"]
-    view.press("l")
-    assert names() == ["three", "one", "two"]
-    for _ in range(9):
-        view.press("down")
-        view.press("z")
-    assert names() == ["two"]
-    assert view.legend(seen).startswith("streams from 3 of 3, by lag")
-    view.press("page up")
-    assert names() == ["three", "one", "two"]
-    view.press("p")
-    assert (view.paused, "p goes on" in view.legend(seen)) == (True, True)
-    view.press("p")
-    assert not view.paused
-    view.press("q")
-    assert view.ended
-
-
-def test_a_terminal_with_keys_is_left_by_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    pressed = iter(["", "p", "", "q"])
-
-    class FakeKeys:
-        def read(self, seconds: float) -> str:
-            assert seconds <= status.REDRAW
-            return next(pressed)
-
-    out = io.StringIO()
-    monkeypatch.setattr(status, "pressed_keys", lambda: nullcontext(FakeKeys()))
-    status.watch(FakeApi(None), status.as_tables, Console(file=out, force_terminal=True, width=120))  # type: ignore[arg-type]
-    assert "p pauses" in out.getvalue()
-    assert "p goes on" in out.getvalue()
-    assert "\x1b[?1049h" in out.getvalue()  # a screen of its own
 
 
 def test_check_fails_after_the_tables_if_the_process_is_not_ready(
@@ -234,13 +188,3 @@ def test_a_state_has_a_colour_on_a_terminal_unless_the_user_wants_none(monkeypat
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[1;31m" not in shown()
     assert "stopped" in shown()
-
-
-def test_what_needs_attention_comes_first_while_watching() -> None:
-    def stream(name: str, *states: str, lag: int = 5_000) -> dict[str, Any]:
-        return {"name": name, "writers": [{"state": each, "lag": lag} for each in states]}
-
-    streams = [stream("b", "live"), stream("a"), stream("d", "live", "stopped"), stream("c", "catching up")]
-    streams.append(stream("brief", "catching up", lag=3))  # as at a Synapse's facts of several rows
-    ordered = status.attention_first({**SEEN, "streams": streams})
-    assert [each["name"] for each in ordered["streams"]] == ["d", "c", "a", "b", "brief"]

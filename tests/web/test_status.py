@@ -38,6 +38,7 @@ def test_a_stream_as_a_json_object() -> None:
                 "audited": None,
                 "late": 0,
                 "gone": 0,
+                "source": None,
             },
             {
                 "instance": "worker2",
@@ -52,6 +53,7 @@ def test_a_stream_as_a_json_object() -> None:
                 "audited": None,
                 "late": 0,
                 "gone": 0,
+                "source": None,
             },
         ],
         "positions": {"master": 9, "worker2": 7},

@@ -17,6 +17,8 @@ _POINTS: Final = 60  # of one curve, at most
 _FEW: Final = 5  # samples, of which each is a visible part of the curve
 _RECENT: Final = 10.0  # seconds over which the present rate is taken
 _WIDTH, _HEIGHT = 120, 24  # pixels
+_CELLS: Final = 20  # characters of a curve on a terminal
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 class Sample(NamedTuple):
@@ -79,19 +81,35 @@ def draw(samples: Sequence[Sample]) -> str:
     """Return an SVG of the IDs a second, and of the lag as a second line; empty without three samples."""
     if len(samples) < 3:  # noqa: PLR2004
         return ""
-    step = -(-len(samples) // _POINTS)
-    ends = [*range(len(samples) - 1, -1, -step)][::-1]
-    pairs = [(samples[first], samples[last]) for first, last in pairwise(ends)]
-    rates = [max(0.0, (new.position - old.position) / max(new.at - old.at, 0.001)) for old, new in pairs]
+    ends = _ends(samples, -(-len(samples) // _POINTS))
+    rates = _rates(samples, ends)
     lags = [float(max(each.lag for each in samples[first + 1 : last + 1])) for first, last in pairwise(ends)]
     end = samples[-1].at
-    times = [1 - min(1.0, (end - new.at) / (MINUTES * 60)) for _, new in pairs]
+    times = [1 - min(1.0, (end - samples[last].at) / (MINUTES * 60)) for last in ends[1:]]
     lines = f'<polyline class="rate" points="{_points(times, rates)}"/>'
     if max(lags) > 0:
         lines += f'<polyline class="lag" points="{_points(times, lags)}"/>'
     highest = f"the last ten minutes: at most {max(rates):,.0f} IDs/s, lag at most {max(lags):,.0f}"
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg class="curve" role="img" aria-label="{highest}" {size}><title>{highest}</title>{lines}</svg>'
+
+
+def draw_text(samples: Sequence[Sample]) -> str:
+    """Return the IDs a second as one character for each 30 s, for a terminal; empty before that."""
+    rates = _rates(samples, _ends(samples, _SAMPLES // _CELLS))
+    most = max(rates, default=0.0) or 1.0
+    return "".join(_BLOCKS[round((len(_BLOCKS) - 1) * each / most)] for each in rates)
+
+
+def _ends(samples: Sequence[Sample], step: int) -> list[int]:
+    """Return the index of each sample that ends a part of ``step`` samples; the newest is the last of them."""
+    return [*range(len(samples) - 1, -1, -step)][::-1]
+
+
+def _rates(samples: Sequence[Sample], ends: Sequence[int]) -> list[float]:
+    """Return the IDs a second between each two of ``ends``."""
+    pairs = [(samples[first], samples[last]) for first, last in pairwise(ends)]
+    return [max(0.0, (new.position - old.position) / max(new.at - old.at, 0.001)) for old, new in pairs]
 
 
 def _points(times: Iterable[float], values: Sequence[float]) -> str:

@@ -19,7 +19,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from replication.deferreds import share
-from replication.web.live import tables
+from replication.web.live import tables, words
 from replication.web.live.audience import Audience, Shown, Viewer, html_of
 from replication.web.live.curves import Curves, Sample
 from replication.web.live.facts import facts_section
@@ -104,8 +104,8 @@ class Feed:
             self._store_fault = await self._health.store_fault()
         faults = [*([] if self._store_fault is None else [self._store_fault]), *self._health.stream_faults(statuses)]
         if not faults:
-            return '<span class="live">ready</span>'
-        return f'<span class="stopped">not ready: {tables.text("; ".join(faults))}</span>'
+            return f'<span class="live">{words.READY}</span>'
+        return f'<span class="stopped">{tables.text(words.not_ready("; ".join(faults)))}</span>'
 
     async def followers(self, rights: Rights) -> str:
         """Return the followers that report."""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import attrs
 
 from replication.errors import escape
+from replication.web.live import words
 from replication.web.live.curves import rate
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from replication.web.live.curves import Curves
 
 MAX_ROWS: Final = 100  # of one table
-BRIEF: Final = 1_000  # IDs; a worker of a Synapse catches up for a moment at each fact of several rows
 ROWS_A_TURN: Final = 4  # that are rendered in one turn of the reactor: 2 ms, if all curves are drawn
-_FIRST: Final = ("stopped", "not connected", "catching up", "opening", "waiting for others")  # the order of states
 
 
 def text(value: object) -> str:
@@ -92,11 +91,7 @@ async def streams_table(
         for writer in stream.writers
         if find in stream.definition.name or find in writer.instance
     ]
-    found.sort(key=lambda each: (_urgency(each[1]), each[0].definition.name, each[1].instance))
-    heads = (
-        *("stream", "writer", "state", "#position", "#lag", "#IDs/s", "10 min"),
-        *("#open", "oldest open", "#found late", "#left out"),
-    )
+    found.sort(key=lambda each: (words.urgency(each[1].state, each[1].lag), each[0].definition.name, each[1].instance))
     rest = len(found) - MAX_ROWS
     more = f"<p>{rest:,} more rows: search by a part of a name.</p>" if rest > 0 else ""
     rows: dict[Hashable, Sequence[str]] = {}
@@ -104,7 +99,7 @@ async def streams_table(
         if rows and len(rows) % ROWS_A_TURN == 0:
             await breathe()
         rows[stream.definition.name, writer.instance] = _stream_row(stream, writer, curves)
-    return Table("Streams", heads, rows, "No stream has a writer yet.", more)
+    return Table(words.STREAMS, words.STREAM_HEADS, rows, words.NO_WRITER, more)
 
 
 def troubles_list(
@@ -126,11 +121,11 @@ def troubles_list(
         items += [text(note) for note in stream.notes]
     items += [f"no connection to the writer at {text(each)}: it is tried again" for each in unreachable]
     shared = sorted({each.name for each in peers if each.shares_name})
-    items += [f"two processes have the instance name {text(repr(each))}: give each its own" for each in shared]
+    items += [text(words.shared_name(each)) for each in shared]
     if not items:
         return ""
     shown = "".join(f"<li>{each}</li>" for each in items[:MAX_ROWS])
-    return f'<section class="trouble"><h2>Needs attention</h2><ul>{shown}</ul></section>'
+    return f'<section class="trouble"><h2>{words.ATTENTION}</h2><ul>{shown}</ul></section>'
 
 
 def connections_table(peers: Sequence[PeerStatus]) -> Table:
@@ -148,53 +143,31 @@ def connections_table(peers: Sequence[PeerStatus]) -> Table:
         ]
         for number, each in enumerate(ordered[:MAX_ROWS])
     }
-    heads = ("name", "address", "since", "#lines out", "#bytes out", "#queued bytes", "last command")
     more = f"<p>{len(peers) - MAX_ROWS:,} more connections.</p>" if len(peers) > MAX_ROWS else ""
-    return Table("Connections", heads, rows, "No process is connected here.", more)
+    return Table(words.CONNECTIONS, words.CONNECTION_HEADS, rows, words.NO_CONNECTION, more)
 
 
 def _stream_row(stream: StreamStatus, writer: WriterStatus, curves: Curves) -> list[str]:
     name, pair = stream.definition.name, (stream.definition.name, writer.instance)
-    speed = rate(curves.of(pair))
-    state = text(writer.state)
-    if writer.state == "catching up" and writer.source:
-        state += f" from {text(writer.source)}"
-    if writer.state == "catching up" and writer.lag > BRIEF and speed:
-        state += f": {100 * writer.position / max(writer.published, 1):.0f} %, {_duration(writer.lag / speed)} left"
-    oldest = stream.oldest_open
-    return [
+    cells = words.stream_cells(writer, stream.open_count, stream.oldest_open, rate(curves.of(pair)))
+    cells[words.CURVE] = curves.drawn(pair)
+    cells[:3] = [  # the others are numbers
         f'<a href="?stream={_query(name)}">{text(name)}</a>',
         text(writer.instance),
-        f'<span class="{text(writer.state.replace(" ", "-"))}">{state}</span>',
-        f"{writer.position:,}",
-        f"{writer.lag:,}",
-        "-" if speed is None else f"{speed:,.1f}",
-        curves.drawn(pair),
-        f"{stream.open_count:,}",
-        "-" if oldest is None else f"{oldest[0]:,} for {_duration(oldest[1])}",
-        f"{writer.lost_and_found:,}",
-        f"{writer.skipped:,}",
+        f'<span class="{text(writer.state.replace(" ", "-"))}">{text(cells[2])}</span>',
     ]
+    return cells
 
 
 def _cure(stream: str, writer: WriterStatus, rights: Rights) -> str:
     if writer.failed is None:
-        return "It is tried again by itself."
+        return words.TRIED_AGAIN
     link = f'<a href="?stream={_query(stream)}&amp;id={writer.failed}">fact {writer.failed:,}</a>'
-    mend = (
-        f"The function cannot take {link}. Mend what it uses: it is called again by itself. "
-        "Or mend its code, and start the worker again."
-    )
+    mend = words.mend(link)
     if not rights.admin:
         return mend
     leave = _button("skip", stream, writer.instance, writer.failed, "leave it out")
-    return f"{mend} If the fact itself is wrong: {leave}"
-
-
-def _urgency(writer: WriterStatus) -> int:
-    """Return the place of a state.  A short catch-up moves no row."""
-    short = writer.state == "catching up" and writer.lag <= BRIEF
-    return _FIRST.index(writer.state) if writer.state in _FIRST and not short else len(_FIRST)
+    return f"{mend} {words.leave_out(leave)}"
 
 
 def _button(decision: str, stream: str, writer: str, token: int, label: str) -> str:
@@ -214,9 +187,3 @@ def _query(name: str) -> str:
 def show_time(seconds: float) -> str:
     """Return a time in seconds since 1970, in UTC, as HTML."""
     return datetime.fromtimestamp(seconds, UTC).strftime("<time>%Y-%m-%d %H:%M:%SZ</time>")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:  # noqa: PLR2004
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3600:.0f} h"  # noqa: PLR2004
