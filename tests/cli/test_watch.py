@@ -118,7 +118,7 @@ class SameWordsTests(ApiTestCase):
 
     def test_a_process_without_writers_and_connections(self) -> None:
         self.show([])
-        self.served.peer_statuses = list  # type: ignore[method-assign,assignment]
+        self.served.peer_statuses = list  # type: ignore[method-assign]
         for sentence in ("No stream has a writer yet.", "No process is connected here."):
             self.assertIn(sentence, self.html())
             self.assertIn([sentence], self.terminal())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 from replication.streams.access_tokens import hide_in_row
 from replication.streams.typed_rows import History
 from replication.synapse.since_1_159 import STREAMS
 from tests.synapse.published import NAME, SERVER, UNSENT, check_facts, final_positions, messages, published_facts
 from tests.synapse.recorded import restore_postgres
-from tests.system.daemons import CHECKOUT, LOCAL, Daemon, fixed_ports, get_json, until
+from tests.system.daemons import CHECKOUT, LOCAL, PATIENCE, Daemon, fixed_ports, get_json, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +79,7 @@ def test_every_row_that_redis_lost_is_found_once_also_after_a_kill(
             redis.publish(*[f"POSITION {key[0]} {key[1]} {end} {end}" for key, end in ends.items()], channel=SERVER)
             http = f"http://{worker.address('HTTP')}"
             until(lambda: found(http) == LOST, "what was lost is found")
+            assert found_on_page(http) == LOST
             assert worker.terminate() == 0
             assert "ERROR" not in worker.log_of(1)
     published = published_facts()
@@ -216,3 +219,15 @@ def found(http: str) -> dict[tuple[str, str], int]:
         for writer in each["writers"]
         if writer["lost_and_found"]
     }
+
+
+def found_on_page(http: str) -> dict[tuple[str, str], int]:
+    """Return what the column ``found late`` of the live page has above 0."""
+    with urlopen(f"{http}/", timeout=PATIENCE) as answer:
+        _, _, streams = answer.read().decode().partition("<h2>Streams</h2>")
+    heads, *rows = [
+        [re.sub(r"<svg.*?</svg>|<[^>]+>", "", cell) for cell in re.findall(r"<t[hd]\b.*?</t[hd]>", row)]
+        for row in re.findall(r"<tr>.*?</tr>", streams.partition("</table>")[0])
+    ]
+    seen = [dict(zip(heads, row, strict=True)) for row in rows]
+    return {(row["stream"], row["writer"]): int(row["found late"]) for row in seen if row["found late"] != "0"}
