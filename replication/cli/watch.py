@@ -28,7 +28,7 @@ SAMPLED: Final = 2.0  # seconds between two samples of a rate, as on the page
 REDRAW: Final = 0.25  # seconds between two drawings of a terminal, whose size may change
 ORDERS: Final = {"a": "attention", "n": "name", "l": "lag"}  # by key
 STEPS: Final = {"up": -1, "down": 1, "page up": -20, "page down": 20}  # streams, by key
-FEWEST: Final = 5  # streams, on the smallest terminal
+FEWEST: Final = 5  # streams on the smallest terminal, and troubles on any
 STYLES: Final = {  # of a state
     **dict.fromkeys(("stopped", "not connected"), "bold red"),
     **dict.fromkeys(("catching up", "opening", "waiting for others"), "yellow"),
@@ -143,6 +143,8 @@ def as_page(status: dict[str, Any], view: View) -> Group:
     state = Text(*(plain(words.not_ready(why)).plain, STYLES["stopped"]) if why else (words.READY, STYLES["live"]))
     parts: list[RenderableType] = [plain(process) + state]
     if troubles := _troubles(status):
+        if view.rows is not None and (rest := len(troubles) - FEWEST) > 0:  # the streams are to be seen, too
+            troubles[FEWEST:] = [f"{rest:,} more"]
         parts += ["", Text(words.ATTENTION, STYLES["stopped"]), *[plain(f"- {each}") for each in troubles]]
     parts += ["", Text(words.STREAMS, "bold"), _streams(view.arrange(status)["streams"], view.curves)]
     parts += ["", Text(words.CONNECTIONS, "bold"), _connections(status["connections"])]

@@ -219,6 +219,17 @@ def test_a_stopped_stream_that_is_scrolled_away_still_needs_attention() -> None:
     assert not re.search(r"^orders\[red\]  ", shown, re.MULTILINE)
 
 
+def test_many_troubles_leave_room_for_the_streams_where_keys_scroll() -> None:
+    seen = {**SEEN, "streams": [{**SEEN["streams"][0], "name": f"s{number}"} for number in range(1_500)]}
+    shown = drawn(seen, view=View(rows=12)).splitlines()
+    place = shown.index("Needs attention")
+    assert [line.partition(" of ")[0] for line in shown[place + 1 : place + 7]] == [
+        *("- s0", "- s1", "- s2", "- s3", "- s4", "- 1,495 more")
+    ]
+    assert len([line for line in shown if "  stopped  " in line]) == 12
+    assert "more" not in drawn({**seen, "streams": seen["streams"][:20]}, view=View())
+
+
 def test_what_needs_attention_comes_first() -> None:
     def stream(name: str, *states: str, lag: int = 5_000) -> dict[str, Any]:
         return {"name": name, "writers": [{"state": each, "lag": lag} for each in states]}
