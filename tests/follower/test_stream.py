@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError, ConfigError, PositionMovedError, StoreError
@@ -523,7 +523,7 @@ class StopTests(ApplyCase):
         with logged():
             self.gate.cancel()
         self.gate = None
-        self.flushLoggedErrors(CancelledError)
+        self.flushLoggedErrors(RuntimeError)
         self.process.clock.advance(0.25)
         self.assertEqual(self.stored_position(), 2)
 
