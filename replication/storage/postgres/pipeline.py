@@ -6,11 +6,12 @@ time for each of them, because it serves values of all types, and the pipeline o
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import psycopg
-from psycopg import generators
+from psycopg import errors, generators
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 
@@ -54,35 +55,40 @@ class Pipeline:
         """
         libpq, encoding = self._connection.pgconn, self._encoding
         values = [[_dump(each, encoding) for each in parameters] for _, parameters in statements]
-        wanted, new = list[bool](), list[tuple[_Statement, bytes]]()
+        used = [self._use(sql, encoding) if parameters else None for sql, parameters in statements]
+        new: list[tuple[_Statement, bytes, int]] = []  # with the place of the result
+        wanted = list[bool]()
         libpq.enter_pipeline_mode()
-        for (sql, _), parameters in zip(statements, values, strict=True):
-            if not parameters:
+        for forgotten in self._forget():  # first: an error here must not follow a COMMIT
+            libpq.send_query_params(b"DEALLOCATE " + forgotten, None)
+            wanted.append(False)
+        for (sql, _), statement, parameters in zip(statements, used, values, strict=True):
+            if statement is None:
                 libpq.send_query_params(sql.encode(encoding), None)
-            elif (statement := self._use(sql, encoding)).name:
+            elif statement.name:
                 libpq.send_query_prepared(statement.name, parameters)
             elif statement.uses < PREPARED_AT or not self._prepares:
                 libpq.send_query_params(statement.text, parameters)
             else:
                 self._names += 1
-                new.append((statement, b"replication_%d" % self._names))
-                libpq.send_prepare(new[-1][1], statement.text)
+                name = b"replication_%d" % self._names
+                new.append((statement, name, len(wanted)))
+                libpq.send_prepare(name, statement.text)
                 wanted.append(False)
-                libpq.send_query_prepared(new[-1][1], parameters)
+                libpq.send_query_prepared(name, parameters)
             wanted.append(True)
-        while len(self._statements) > PREPARED:
-            forgotten = self._statements.pop(next(iter(self._statements)))
-            if forgotten.name:
-                libpq.send_query_params(b"DEALLOCATE " + forgotten.name, None)
-                wanted.append(False)
         libpq.pipeline_sync()
         results = self._connection.wait(self._fetch(len(wanted)))
         libpq.exit_pipeline_mode()
+        for statement, name, place in new:
+            if results[place].status == ExecStatus.COMMAND_OK:  # it stays prepared if a later statement fails
+                statement.name = name
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
-                raise error_from_result(result, encoding)
-        for statement, name in new:
-            statement.name = name
+                error = error_from_result(result, encoding)
+                if isinstance(error, errors.InvalidSqlStatementName):  # a function of the server has deallocated it
+                    self._statements.clear()
+                raise error
         return [result for result, each in zip(results, wanted, strict=True) if each]
 
     def begin_with_id(self, sequence: str) -> int:
@@ -105,6 +111,12 @@ class Pipeline:
                 raise error_from_result(results[-1], self._encoding)
         yield from generators.fetch_many(libpq)  # the end of the pipeline
         return results
+
+    def _forget(self) -> list[bytes]:
+        """Forget statements that were not used for longest; return the names of those that are prepared."""
+        count = max(0, len(self._statements) - PREPARED)
+        forgotten = [self._statements.pop(sql).name for sql in [*islice(self._statements, count)]]
+        return [name for name in forgotten if name]
 
     def _use(self, sql: str, encoding: str) -> _Statement:
         statement = self._statements.pop(sql, None)

@@ -102,6 +102,33 @@ class PipelineTests(HasDatabase, SynchronousTestCase):
         self.assertEqual(self.prepared(), 3)
         self.assertEqual(self.run_in_turn(("SELECT %s + 0", (1,)), ("SELECT %s + 7", (1,))), [b"1", b"8"])
 
+    def test_a_statement_before_one_that_always_fails_is_prepared_once(self) -> None:
+        for number in range(3 * PREPARED_AT):
+            given = [("SELECT %s + 1", (number,)), ("SELECT 1 / %s", (0,))]
+            self.assertRaises(errors.DivisionByZero, self.pipeline.run, given)
+        self.assertLessEqual(self.prepared(), 2)
+        self.assertEqual(self.run_in_turn(("SELECT %s + 1", (1,)), ("SELECT 1 / %s", (1,))), [b"2", b"1"])
+
+    def test_what_a_function_of_the_server_has_deallocated_is_prepared_again(self) -> None:
+        for _ in range(PREPARED_AT):
+            self.run_in_turn(("SELECT %s + 1", (1,)), ("SELECT %s + 2", (1,)))
+        self.connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+        both = ("SELECT %s + 1", (1,)), ("SELECT %s + 2", (1,))
+        self.assertRaises(errors.InvalidSqlStatementName, self.run_in_turn, *both)
+        for _ in range(PREPARED_AT):
+            self.assertEqual(self.run_in_turn(*both), [b"2", b"3"])
+        self.assertEqual(self.prepared(), 2)
+
+    def test_what_cannot_be_deallocated_fails_a_trip_before_its_commit(self) -> None:
+        self.patch(pipeline, "PREPARED", 1)
+        self.connection.execute("CREATE TABLE mine (a integer)")
+        for _ in range(PREPARED_AT):
+            self.run_in_turn(("SELECT %s + 1", (1,)))
+        self.connection.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+        trip = ("BEGIN", ()), ("INSERT INTO mine VALUES (%s)", (1,)), ("COMMIT", ())
+        self.assertRaises(errors.InvalidSqlStatementName, self.run_in_turn, *trip)
+        self.assertEqual(self.sql("SELECT a FROM mine"), [])
+
     def test_an_id_is_allocated_as_the_transaction_begins(self) -> None:
         self.connection.execute('CREATE SEQUENCE "it\'s" START 7')
         self.assertEqual(self.pipeline.begin_with_id('"it\'s"'), 7)
