@@ -158,3 +158,10 @@ class AllocationTests(SynchronousTestCase):
             self.second.end()
         self.pending.complete([2])
         self.assertEqual((self.pending.settled, self.pending.open_count), (2, 0))
+
+    def test_transactions_allocate_from_a_sequence_that_external_writers_do_not_use(self) -> None:
+        ids = Asked().ids
+        self.assertTrue(ids.allocated_in_transactions)
+        ids.begin_with_external_writers()
+        self.assertFalse(ids.allocated_in_transactions)
+        self.assertFalse(StreamIds(Token(1)).allocated_in_transactions, "a counter of this process")
