@@ -16,6 +16,7 @@ from urllib.error import HTTPError
 import pytest
 
 from tests.system.daemons import CHECKOUT, LOCAL, PATIENCE, Daemon, fixed_ports, get_json, until
+from tests.system.mapped import MAPPING
 from tests.system.peers import ask
 
 if TYPE_CHECKING:
@@ -31,13 +32,6 @@ from pathlib import Path
 true_time = time.time
 step = Path(__file__).with_name("step")
 time.time = lambda: true_time() + float(step.read_text())
-"""
-MAPPING = """
-[[streams]]
-name = "events"
-table = "events"
-id_column = "id"
-row = ["name"]
 """
 KEEPALIVE = "ping_after = 0.5\ngive_up_after = 1.5\n"
 

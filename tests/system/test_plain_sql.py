@@ -20,6 +20,7 @@ import pytest
 
 from tests.postgres import find_binaries
 from tests.system.daemons import LOCAL, PATIENCE, Daemon, environment, get_json, run_command, until
+from tests.system.mapped import MAPPING
 from tests.system.test_kills import has, rows_of, table
 
 if TYPE_CHECKING:
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 WRITER = Path(__file__).with_name("plain_writer.py")
-MAPPING = """
-[[streams]]
-name = "events"
-table = "events"
-id_column = "id"
-row = ["name"]
-"""
 # Stores what it applies under a primary key, so that a fact that is applied twice fails.
 APP = """
 def register(worker):
