@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_NAMES: Final = 100  # names of unknown commands, and of streams that are not followed, that are kept
 _NOT_NEEDED: Final = frozenset({*COMMANDS, "LOCK_RELEASED", "NEW_ACTIVE_TASK", "CANCEL_TASK"})
 _RDATA: Final = f"{Rdata.WORD} ".encode()
-_POSITION: Final = f"{Position.WORD} "
+_POSITION: Final = f"{Position.WORD} ".encode()
 _WORD: Final = re.compile(r"[A-Z][A-Z_]{0,63}")
 
 
@@ -92,6 +92,9 @@ class ChannelReader:
                 run = runs.setdefault(prefix, [])
                 run.append(message)
             else:
+                if message.startswith(_POSITION):  # it makes its writer known for the rows after it only
+                    self._read_runs(runs, received)
+                    runs, prefix = {}, ()
                 commands: list[Received | LostRow] = []
                 self._read_message(message, commands)
                 if commands:

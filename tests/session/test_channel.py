@@ -189,6 +189,15 @@ def test_a_bad_row_of_a_followed_writer_is_received_as_lost(bad: bytes) -> None:
     assert reader.skipped == {"bad row": 2}
 
 
+@pytest.mark.parametrize("bad", [b"RDATA events persister1 3 [", b'RDATA events persister1 3 ["\xff"]'])
+def test_a_bad_row_before_the_first_position_is_a_bad_message_even_if_both_are_read_at_once(bad: bytes) -> None:
+    """The POSITION makes the writer known for the rows after it only."""
+    reader = make_reader()
+    received = reader.receive([bad, b"POSITION events persister1 3 3"])
+    assert received == [Position(EVENTS, PERSISTER, Token(3), Token(3))]
+    assert reader.skipped == {"bad message": 1}
+
+
 def test_a_row_of_no_known_writer_is_a_bad_message() -> None:
     reader = make_reader()
     messages = [b"POSITION events persister1 1 1", b"RDATA  events persister1 3 [", b"RDATA events w 3 ["]
