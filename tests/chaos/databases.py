@@ -107,7 +107,8 @@ class TornWal(OnSqlite):
             torn = data[WAL_HEADER : WAL_HEADER + frame * scene.chance.randrange(1, 4)]
             end = WAL_HEADER + _frames(wal)[1] * frame
             garbage = random.Random(len(data)).randbytes(len(torn))
-            with wal.open("r+b") as file:
+            # A full disk tears it even earlier.
+            with suppress(OSError), wal.open("r+b", buffering=0) as file:
                 file.seek(end)
                 file.write((torn if scene.chance.random() < 0.5 else garbage)[: scene.chance.randrange(1, len(torn))])
         scene.held.discard(name)
