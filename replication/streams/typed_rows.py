@@ -98,7 +98,7 @@ class TypedStream(Generic[R]):
         """Decode what the fast decoder refuses: lone surrogates are JSON.  RowError for anything else."""
         try:
             row: R = msgspec.convert(grammar.read_json(text), self.row)
-        except (msgspec.ValidationError, RemoteProtocolError):
+        except (msgspec.ValidationError, UnicodeEncodeError, RemoteProtocolError):
             raise RowError(f"not a row of {self.name}: {error}: {text[:200]}", stream=self.name) from error
         return row
 

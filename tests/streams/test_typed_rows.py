@@ -52,6 +52,20 @@ def test_a_lone_surrogate_is_accepted_as_the_standard_library_does() -> None:
     assert ORDERS.read_row('["\\ud800",true]').order_id == "\ud800"
 
 
+def test_a_lone_surrogate_in_the_tag_of_a_row_is_an_error_that_shows_it() -> None:
+    """msgspec compares the tag of a union as UTF-8, which no lone surrogate has."""
+
+    class Added(Row, frozen=True, tag="added"):
+        order_id: str
+
+    class Removed(Row, frozen=True, tag="removed"):
+        order_id: str
+
+    orders = TypedStream[Added | Removed](StreamDefinition("orders", row=("change", "order_id")), Added | Removed)
+    with pytest.raises(RowError, match=r"not a row of orders: .*surrogates not allowed.*ud800"):
+        orders.read_row('["add\\ud800","a"]')
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
