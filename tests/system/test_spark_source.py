@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "open sesame"
-ROWS = 100  # that a running query has to write before the next thing happens to it
+ROWS = 40  # that a running query has to write before the next thing happens to it
 
 QUERY = """
 import sys
@@ -42,7 +42,7 @@ with open_session("local[2]") as spark:
     stream = spark.readStream.format("replication").option("http", sys.argv[1]).option("secretFile", "secret")
     stream = stream.option("stream", "visits").option("maxRowsPerBatch", 100).load()
     written = stream.writeStream.format("json").option("path", "sink").option("checkpointLocation", "checkpoint")
-    written.start().awaitTermination()
+    written.trigger(processingTime="1 second").start().awaitTermination()
 """
 
 FACTS = [
