@@ -87,7 +87,7 @@ class ChannelReader:
             self.messages += 1
             if message.startswith(prefix):
                 run.append(message)
-            elif message.startswith(_RDATA):
+            elif message.startswith(_RDATA) and message.count(b" ") >= 3:  # noqa: PLR2004 (a stream, an instance, and more)
                 prefix = b" ".join(message.split(b" ", 3)[:3]) + b" "
                 run = runs.setdefault(prefix, [])
                 run.append(message)

@@ -198,6 +198,13 @@ def test_a_bad_row_before_the_first_position_is_a_bad_message_even_if_both_are_r
     assert reader.skipped == {"bad message": 1}
 
 
+def test_a_row_of_our_name_is_noticed_after_one_without_an_instance() -> None:
+    reader = make_reader()
+    (fault,) = reader.receive([b"RDATA events", b"RDATA events us 4 [1]"])
+    assert isinstance(fault, Fault)
+    assert reader.skipped == {"bad message": 1}
+
+
 def test_a_row_of_no_known_writer_is_a_bad_message() -> None:
     reader = make_reader()
     messages = [b"POSITION events persister1 1 1", b"RDATA  events persister1 3 [", b"RDATA events w 3 ["]
