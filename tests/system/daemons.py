@@ -51,11 +51,12 @@ def run_command(
 
 def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Call ``condition`` until its result is true, and return that; fail with ``what`` after ``patience`` seconds."""
-    deadline = time.monotonic() + patience
+    begin = time.monotonic()
     while not (answer := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begin
+        if waited > patience:
             raise AssertionError(f"not within {patience:g} s: {what}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, waited / 10), 1))  # a long wait need not cost the daemons much
     return answer
 
 
