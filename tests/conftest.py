@@ -6,6 +6,7 @@ deep by hand.
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what is slow, unless it is named."""
     return collection_path in left_out(config) or None
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests out of each garbage collection: they stay until the end."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
