@@ -18,13 +18,17 @@ pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 
 from replication import replay as exported
 from replication.bench.cluster import free_ports
+from replication.segments.run import ReplayRequest, SegmentOptions, run_in_process
 from replication.spark.datasource import ReplicationDataSource
+from replication.synapse import STREAMS as STREAMS_1_47
 from replication.synapse.since_1_159 import STREAMS as SYNAPSE_STREAMS
 from tests.answering import answering
 from tests.synapse.published import final_positions
 from tests.synapse.reading import read_only_synapse
+from tests.synapse.recorded import restore_postgres
 from tests.system.daemons import CHECKOUT, PATIENCE, Daemon, environment, get_json, until
 from tests.system.test_redis import Recording
+from tests.system.test_replay import contents
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +38,20 @@ if TYPE_CHECKING:
 
 SERVER = "alpha.test"
 STREAMS = ("events", "push_rules")
+
+
+def test_recorded_facts_are_the_same_segments_on_spark_and_in_one_process(
+    spark: Any, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    definitions = [each.definition for each in STREAMS_1_47]
+    with postgres.database() as database:
+        url = restore_postgres(postgres, database)
+        options: Any = {"definitions": definitions, "upto": 99_999}
+        sizes: Any = {"segment_rows": 700, "compression": "none"}
+        written = exported.replay(spark, url, str(tmp_path / "spark"), **options, **sizes)
+        run_in_process(ReplayRequest(url, str(tmp_path / "here"), options=SegmentOptions(**sizes), **options))
+    assert sum(each.rows for each in written) > 2_000
+    assert contents(tmp_path / "spark") == contents(tmp_path / "here")
 
 
 def test_a_batch_over_a_relay_has_the_facts_and_the_names_of_their_writers(
