@@ -133,7 +133,7 @@ def test_kills_lose_and_double_no_fact_of_active_users(main: Main, tmp_path: Pat
         anna, _ = users(main)
         room = str(anna.post("/createRoom", {})["room_id"])
         sending = threading.Thread(
-            target=lambda: [anna.send_message(room, f"message {number}") for number in range(150)]
+            target=lambda: [anna.send_message(room, f"message {number}") for number in range(60)]
         )
         sending.start()
         applied, kills = 0, 0
