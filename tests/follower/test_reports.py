@@ -129,6 +129,14 @@ class TimeTests(SynchronousTestCase):
         self.follower.position = 5
         self.assertEqual(self.after(process, RETRY_AFTER), 3)
 
+    def test_an_unexpected_error_ends_the_reports_and_is_logged(self) -> None:
+        process = Process(ZeroDivisionError())
+        self.start(process)
+        with logged() as messages:
+            self.assertEqual(self.after(process, 2 * UNKNOWN_AFTER), 1)
+        self.assertEqual(messages, ["positions are not reported any more"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
     def test_a_writer_without_the_call_is_left_alone(self) -> None:
         process = Process(None, None)
         self.start(process)

@@ -204,7 +204,9 @@ def test_a_row_with_a_line_feed_is_refused(tmp_path: Path) -> None:
     database = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a"), fact(3, "b"), fact(4, "c")]})
     with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
         opened.execute("UPDATE stream_orders SET row = '[1,\n2]' WHERE stream_id = 3")
-    with pytest.raises(StoreError, match="between ID 2 and 4, is not JSON text on one line"):
+    where = "stream 'orders', written by 'master' between ID 2 and 4"
+    why = f"^a row of {where}, is not JSON text on one line: correct it in the table$"
+    with pytest.raises(StoreError, match=why):
         export(database, LocalFolder(tmp_path / "out"), writer_range(0, 4))
 
 

@@ -361,7 +361,9 @@ def test_a_mapped_table_without_a_position_needs_upto(tmp_path: Path) -> None:
         opened.executemany("INSERT INTO shop VALUES (?, ?)", [(3, "paid")])
     opened.close()
     shop = StreamDefinition("shop", table="shop", id_column="id", row=("id", "state"))
-    with pytest.raises(StoreError, match=r"no position of stream 'shop' is stored.*--upto"):
+    cure = "start its master once, or give --upto ID if every ID up to there is complete"
+    why = f"^no position of stream 'shop' is stored, so it is not known which IDs are complete: {cure}$"
+    with pytest.raises(StoreError, match=why):
         run_in_process(request(database, tmp_path, streams=["shop"], definitions=[shop]))
     run_in_process(request(database, tmp_path, streams=["shop"], definitions=[shop], upto=3))
     assert chain_lines(tmp_path / "out", stream="shop") == live_lines([fact(3, [3, "paid"])], stream="shop")
@@ -386,7 +388,9 @@ def test_a_position_without_a_table_is_refused_with_the_cure(tmp_path: Path) -> 
     url = write_database(tmp_path / "m.db", {MASTER: [fact(2, "a")]})
     with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
         opened.execute("INSERT INTO stream_positions VALUES ('typing', 'master', 7)")
-    with pytest.raises(StoreError, match=r"'typing' has a position in .*no such table.*--config.*--stream"):
+    cure = "declare the stream in a file for --config, or choose other streams with --stream"
+    why = f"'typing' has a position in .*no such table.*: {cure}$"
+    with pytest.raises(StoreError, match=why):
         run_in_process(ReplayRequest(url, str(tmp_path / "out")))
     busy = StoreError("too many connections", temporary=True)
     with patch.object(runs, "open_table", side_effect=busy), pytest.raises(StoreError, match=r"^too many connections$"):
@@ -470,7 +474,14 @@ def test_rows_of_a_declared_writer_without_a_position_are_not_left_out(tmp_path:
     definition = map_visits(tmp_path / "m.db", [(1, MASTER), (2, OTHER), (3, MASTER), (4, OTHER)])
     database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
     asked: dict[str, Any] = {"definitions": [definition], "out": str(tmp_path / "out"), "database": database}
-    why = f"^writer '{OTHER}' of stream 'visits' has rows and no stored position, .* other writers with --instance$"
+    cure = (
+        "start that writer once, give --upto ID if every ID up to there is complete, or choose other writers with "
+        "--instance"
+    )
+    why = (
+        f"^writer '{OTHER}' of stream 'visits' has rows and no stored position, so it is not known which of its IDs are "
+        f"complete: {cure}$"
+    )
     with pytest.raises(StoreError, match=why):
         run_in_process(ReplayRequest(**asked))
     new = run_in_process(ReplayRequest(**asked, instances=[MASTER]))

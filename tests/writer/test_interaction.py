@@ -107,8 +107,10 @@ class InteractionTests(WriterCase):
         async def work(_: ISqlExecutor, __: NewFact) -> None:
             pass
 
-        self.assertIn("plain function", str(error_of(self.run_in(self.notes, work))))
-        self.assertIsInstance(error_of(self.run_in(self.notes, lambda *_: Deferred[None]())), StreamError)
+        wrong = "run_interaction() needs a plain function: it runs on a thread, and can await nothing"
+        for each in (work, lambda *_: Deferred[None]()):
+            error = error_of(self.run_in(self.notes, each))
+            self.assertEqual((type(error), str(error)), (StreamError, wrong))
 
     def test_an_instance_that_is_not_a_writer_or_is_stopping_is_refused(self) -> None:
         foreign = self.process.writers[StreamName("foreign")]

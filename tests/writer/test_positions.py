@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from replication.errors import StoreError
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
@@ -147,6 +149,22 @@ class SharedTests(SharedCase):
             self.store.warnings.append("sequence x went back")
             self.net.pump([1.0] * 3)
         self.assertEqual(messages, ["sequence x went back"])
+
+    def test_a_table_that_was_truncated_is_logged_with_what_each_writer_has_lost(self) -> None:
+        self.append("placed")
+        lost = [{}, {ORDERS.name: {InstanceName("master"): Token(2), InstanceName("gone"): Token(9)}}]
+        asked: list[object] = []
+
+        async def mark_truncated(writer: InstanceName, published: object) -> object:
+            asked.append((writer, published))
+            return lost.pop() if lost else {}
+
+        with patch.object(self.store, "mark_truncated", mark_truncated), logged() as messages:
+            self.net.pump([1.0] * 3)
+        self.assertEqual(asked[0], ("master", {"orders": 2, "caches": 1}))
+        where = "stream orders: its table was truncated, so facts are gone: of gone up to 9, of master up to 2"
+        cure = "a follower that lacks some of them stops, unless another source has them"
+        self.assertEqual(messages, [f"{where}; {cure}"])
 
 
 class FormerWritersTests(SharedCase):

@@ -376,7 +376,9 @@ class InMemoryTests(WriterCase):
         now(late.write(["!c", ["x" * 500]]))
         now(late.execute("SELECT 1"))
         for refused in (self.leave(block), begin(self.typing.append([[["!d", ["x" * 500]]]]))):
-            self.assertIn("bytes of its facts wait for ID 2, which is open", str(error_of(refused)))
+            self.assertIn(
+                "bytes of its facts wait for ID 2, which is open: try again when it is complete", str(error_of(refused))
+            )
         self.assertEqual(self.store.ends, ["rolled back"])
         now(fact.write(["!e", ["x" * 900]]))
         self.leave(reservation)

@@ -308,7 +308,9 @@ class CancellationTests(WriterCase):
 
     def test_a_failed_rollback_of_a_closed_coroutine_is_logged(self) -> None:
         self.store.errors["rollback"] = StoreError("gone")
-        self.drop(execute=True)
+        with logged() as messages:
+            self.drop(execute=True)
+        self.assertEqual(messages, ["cannot roll back a closed block"])
         self.assertEqual(len(self.flushLoggedErrors(StoreError)), 1)
         self.assertEqual(self.notes.publisher.ids.pending.open_count, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import ConfigError, FactsGoneError, StoreError
@@ -244,12 +245,12 @@ class NeedTests(RetentionCase):
         needs.error = StoreError("locked")
         self.start("2 rows").retention.needs.append(needs)
         self.append(8)
-        with logged() as messages:
+        with logged(LogLevel.info) as messages:
             self.rounds(3)
             self.assertEqual(len(self.tokens()), 8)
             needs.error = None
             self.rounds()
-        self.assertEqual(messages, ["retention: nothing more is deleted: locked"])
+        self.assertEqual(messages, ["retention: nothing more is deleted: locked", "retention goes on"])
         self.assertEqual(self.tokens(), [8, 9])
         asked = needs.asked
         self.rounds(5)

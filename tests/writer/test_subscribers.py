@@ -325,6 +325,17 @@ class SubscribersTests(MasterCase):
         }
         self.assertEqual(sent, {"in": 1, "out": 3 * 2 + 2})
 
+    def test_what_closed_connections_have_sent_and_received_stays_counted(self) -> None:
+        wires = [self.greeted("REPLICATE"), self.greeted("REPLICATE")]
+        names = [f"{unit}_total direction={way}" for unit in ("lines", "bytes") for way in ("in", "out")]
+        before = shown_metrics(self.master.served.samples())
+        self.assertEqual([before[name] for name in names[::2]], [2, 2 * len(b"REPLICATE\n")])
+        for wire in wires:
+            wire.lose()
+        after = shown_metrics(self.master.served.samples())
+        self.assertEqual(after["connections"], 0)
+        self.assertEqual([after[name] for name in names], [before[name] for name in names])
+
     def test_commands_of_the_application_are_sent_to_every_connection(self) -> None:
         one, two = self.greeted(), self.greeted()
         self.master.send(RemoteServerUp("a.example"), Error("soon"))
