@@ -111,8 +111,7 @@ class GenericTable(_TokenQueries):
         one = len(writers) == 1
         if not one and (part.upto - after >> ID_BITS or len(writers) > MAX_WRITERS):
             for number, each in enumerate(part.writers):
-                alone = attrs.evolve(part, writers=(each,), exclusive=False)
-                yield from self._numbered(number, self.columns(alone))
+                yield from self._numbered(number, self.columns(attrs.evolve(part, writers=(each,))))
             return
         where = self.between(after, part.upto)
         if one or not part.exclusive:

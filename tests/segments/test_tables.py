@@ -61,6 +61,8 @@ def test_rows_can_be_read_of_all_writers_some_or_one(tmp_path: Path, monkeypatch
     assert read(url, orders, OTHER, "x") == every[1:4]
     assert read(url, orders, MASTER, after=2) == [(9, None, "2")]
     assert read(url, orders, "missing") == []
+    monkeypatch.setattr(tables, "MAX_WRITERS", 2)
+    assert read(url, orders, OTHER, MASTER) == [every[0], *every[1:3], every[-1]], "as many as there are numbers for"
     monkeypatch.setattr(tables, "MAX_WRITERS", 1)
     assert read(url, orders, OTHER, MASTER) == [*every[1:3], every[0], every[-1]], "more than there are numbers for"
 
@@ -131,6 +133,9 @@ def test_reach_does_not_cut_a_fact(tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {}, stream="none")
     with closing(open_database(url)) as database:
         assert open_table(database, StreamDefinition("none")).is_empty()
+    write_database(tmp_path / "m.db", {MASTER: [fact(1, 1)]}, stream="none")
+    with closing(open_database(url)) as database:
+        assert not open_table(database, StreamDefinition("none")).is_empty()
 
 
 PETS = StreamDefinition(
@@ -193,6 +198,9 @@ def test_reach_does_not_cut_a_fact_of_several_tables(tmp_path: Path) -> None:
         opened.execute("DELETE FROM cats WHERE name <> 'hidden'")
     with closing(open_database(f"sqlite:///{tmp_path}/m.db")) as database:
         assert open_table(database, PETS).is_empty()
+        with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+            opened.execute("INSERT INTO dogs (id, name) VALUES (1, 'd')")
+        assert not open_table(database, PETS).is_empty()
 
 
 def test_a_table_of_another_kind_of_database_is_ignored(tmp_path: Path) -> None:
