@@ -225,11 +225,9 @@ class OtherHistoryTests(SourcesCase):
             fetched, lines = self.ask(self.STALE, epochs, new)
             self.assertEqual(fetched, page(9))
             why = "the source is older than a restore of that database, or of another database"
-            self.assertIn(
-                f": sqlite:///copy.db: facts of orders by master above {1 if epochs is self.OLD else upto} are not those "
-                f"that the writer has: {why}",
-                lines[0],
-            )
+            above = 1 if epochs is self.OLD else upto
+            what = f": sqlite:///copy.db: facts of orders by master above {above} are not those that the writer has"
+            self.assertIn(f"{what}: {why}", lines[0])
 
     def test_other_sources_are_used_whole(self) -> None:
         restarted = (*self.OLD, Epoch("b", Token(5), Token(7)))  # as after a kill, while 6 was open

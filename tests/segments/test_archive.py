@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from replication.errors import CatchUpError, FactsGoneError
 from replication.follower.sources import SegmentCatchUp
 from replication.segments import archive as archives
+from replication.segments import compression as codecs
 from replication.segments.archive import Archive
 from replication.segments.files import SegmentReader
 from replication.segments.folders import LocalFolder
@@ -111,12 +112,22 @@ def test_a_page_ends_with_its_segment_and_is_empty_after_the_last(tmp_path: Path
     assert (third.facts, third.upto, third.limited) == ((), 58, True)
 
 
-def test_a_page_has_as_many_rows_as_its_limit_unless_its_first_fact_has_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [1, codecs.CHUNK], ids=["fact by fact", "all at once"])
+def test_a_page_has_as_many_rows_as_its_limit_unless_its_first_fact_has_more(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The facts 2, 4 and 6 have 3, 2 and 1 rows."""
+    monkeypatch.setattr(codecs, "CHUNK", chunk)
     archive = Archive(write_folder(tmp_path, HISTORY, ends=[58]))
     ends = {limit: page(archive, 0, 58, limit).facts[-1].token for limit in (1, 3, 4, 5, 6)}
-    archive.close()
     assert ends == {1: 2, 3: 2, 4: 2, 5: 4, 6: 6}
+    assert all_of(archive, 58, 4) == HISTORY
+    archive.close()
+
+
+def test_an_empty_range_needs_no_segment(tmp_path: Path) -> None:
+    archive = Archive(write_folder(tmp_path, HISTORY, ends=[58]))
+    assert page(archive, 9, 9, writer=OTHER) == Page((), Token(9), limited=False)
 
 
 def test_a_fact_too_long_for_a_line_is_left_to_another_source(tmp_path: Path) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from threading import Event
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from replication.errors import ConfigError, StoreError
+from replication.segments import databases
 from replication.segments.databases import open_database, read_positions, resolve_url
+from replication.streams.definitions import StreamDefinition
+from replication.urls import Url
+from replication.wire.grammar import InstanceName, Token
 from tests.segments.histories import MASTER, OTHER, fact, write_database
 
 if TYPE_CHECKING:
@@ -136,3 +142,124 @@ def test_both_sqlite_drivers_wait_for_a_lock(tmp_path: Path) -> None:
             holder.stdout.readline()
             with closing(open_database(url)) as database:
                 assert len(ask(database, "SELECT ord FROM stream_orders")) == 1
+
+
+POSTGRES = "postgresql://me@here:5/db"
+
+
+class Error(Exception):
+    """Drivers call their errors so."""
+
+
+class Adbc:
+    """A connection of ADBC to PostgreSQL, and its cursors: it notes what they run, and fails with ``error``."""
+
+    def __init__(self) -> None:
+        self.opened: list[object] = []
+        self.ran: list[object] = []
+        self.error: Exception | None = None
+        self.adbc_statement = self
+
+    def open(self, server: Any, session: object, *, autocommit: bool) -> Adbc:
+        self.opened.append((server.database, session, autocommit))
+        return self
+
+    def cursor(self) -> Adbc:
+        return self
+
+    def set_options(self, **options: str) -> None:
+        self.ran.append(options)
+
+    def execute(self, sql: str) -> None:
+        self.ran.append(sql)
+        if self.error is not None:
+            raise self.error
+
+    def fetchall(self) -> list[tuple[int]]:
+        return [(1,)]
+
+    def fetch_record_batch(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(num_rows=rows) for rows in (2, 0, 3)]
+
+    def close(self) -> None:
+        self.ran.append("close")
+
+
+@pytest.fixture
+def adbc(monkeypatch: pytest.MonkeyPatch) -> Adbc:
+    manager = pytest.importorskip("adbc_driver_manager", reason="pip install '.[spark]' in the checkout")
+    connection = Adbc()
+    monkeypatch.setattr(databases, "_server_at", lambda url: SimpleNamespace(database=f"handle of {url}"))
+    monkeypatch.setattr(manager, "AdbcConnection", lambda handle: f"session of {handle}")
+    monkeypatch.setattr("adbc_driver_manager.dbapi.Connection", connection.open)
+    return connection
+
+
+def test_postgresql_is_read_on_one_connection_and_its_errors_are_named(adbc: Adbc) -> None:
+    handle = f"handle of {POSTGRES}"
+    with closing(open_database(POSTGRES)) as database:
+        assert adbc.opened == [(handle, f"session of {handle}", True)]
+        assert database.rows("SELECT 1") == [(1,)]
+        assert adbc.ran == ["SELECT 1", "close"]
+        adbc.ran.clear()
+        assert [batch.num_rows for batch in database.batches("SELECT 2")] == [2, 3]
+        settings = [each for setting in databases.SETTINGS for each in (f"SET {setting}", "close")]
+        size = {"adbc.postgresql.batch_size_hint_bytes": str(databases.BATCH_BYTES)}
+        assert adbc.ran == [*settings, size, "SELECT 2", "close"]
+        adbc.error = Error("no such table\nLINE 1")
+        for ask in (database.rows, database.batches):
+            with pytest.raises(StoreError, match=r"^database 'postgresql://me@here:5/db': no such table$"):
+                list(ask("SELECT 3"))
+        adbc.ran.clear()
+    assert adbc.ran == ["close"]
+
+
+def test_tables_in_postgresql_are_read_on_one_session_that_may_not_write(
+    adbc: Adbc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg", reason="pip install '.[postgres]' in the checkout")
+    from replication.storage.postgres.address import Address
+    from replication.storage.postgres.holder import Holder
+
+    sessions: list[tuple[object, ...]] = []
+    closed: list[object] = []
+    declared: list[object] = []
+
+    class Session:
+        def __init__(self, *arguments: object) -> None:
+            sessions.append((self, *arguments))
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class Table:
+        def __init__(self, definition: StreamDefinition) -> None:
+            self.name = definition.name
+
+        def declare(self, session: object, *, may_create: bool) -> None:
+            declared.append((self.name, session, may_create))
+
+        def rows(self, session: object, writer: str, *, after: int, upto: int, limit: int) -> object:
+            return self.name, session, writer, after, upto, limit
+
+    monkeypatch.setattr("replication.storage.postgres.session.PostgresSession", Session)
+    monkeypatch.setattr("replication.storage.postgres.joined.table_of", Table)
+    with closing(open_database(POSTGRES)) as database:
+        read = [database.pages(StreamDefinition(name)) for name in ("orders", "stock")]
+        found = [each(InstanceName(MASTER), after=Token(1), upto=Token(9), limit=5) for each in read]
+    [(session, address, ending, holder, settings)] = sessions
+    assert (address, settings) == (Address.parse(POSTGRES), {"default_transaction_read_only": "on"})
+    assert (type(ending), type(holder)) == (Event, Holder)
+    assert declared == [("orders", session, False), ("stock", session, False)]
+    assert found == [(name, session, MASTER, 1, 9, 5) for name in ("orders", "stock")]
+    assert (closed, adbc.ran) == ([session], ["close"])
+    assert Url(POSTGRES) == database.url
+
+
+def test_tables_in_postgresql_without_psycopg_name_the_extra(adbc: Adbc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "replication.storage.postgres", None)
+    with closing(open_database(POSTGRES)) as database, pytest.raises(ConfigError) as caught:
+        database.pages(StreamDefinition("orders"))
+    assert str(caught.value).startswith("mapped tables in PostgreSQL need replication.storage.postgres: pip install ")
+    assert ".[postgres]" in str(caught.value)
+    assert adbc.ran == ["close"]

@@ -186,12 +186,13 @@ def test_trap_12_a_table_that_counts_downwards_gives_ascending_tokens(tmp_path: 
         assert [table.reach(Token(0), count) for count in (1, 2, 3, 4, 6, 7, 8)] == [2, 2, 3, 3, 7, None, None]
 
 
-def test_a_failed_export_leaves_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", ["00ff", "3180"])
+def test_a_failed_export_leaves_no_file(tmp_path: Path, row: str) -> None:
     """A row in the middle of the table is not text."""
     facts = [fact(token, "x" * 50) for token in range(2, 40)]
     database = write_database(tmp_path / "m.db", {MASTER: facts})
     with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
-        opened.execute("UPDATE stream_orders SET row = x'00ff' WHERE stream_id = 30")
+        opened.execute(f"UPDATE stream_orders SET row = x'{row}' WHERE stream_id = 30")
     folder = LocalFolder(tmp_path / "out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(databases, "BATCH_ROWS", 4)

@@ -82,10 +82,11 @@ def test_a_range_without_facts_gives_an_empty_segment(tmp_path: Path) -> None:
 
 def test_a_fact_too_long_for_a_line_is_a_position_and_reads_without_rows(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path)
-    segment = write_segment(folder, [HISTORY[0], fact(5, "x" * 100), HISTORY[3]], limit=60)
-    assert lines_of(folder, segment).split(b"\n")[1] == b"POSITION orders master 5 5"
+    segment = write_segment(folder, [fact(1, "x" * 100), HISTORY[0], fact(5, "x" * 100), HISTORY[3]], limit=60)
+    first, _, third, _, _ = lines_of(folder, segment).split(b"\n")
+    assert (first, third) == (b"POSITION orders master 2 1", b"POSITION orders master 5 5")
     opened = SegmentReader(folder, segment)
-    assert [each for some in opened.facts() for each in some] == [HISTORY[0], fact(5), HISTORY[3]]
+    assert [each for some in opened.facts() for each in some] == [fact(1), HISTORY[0], fact(5), HISTORY[3]]
     opened.close()
     assert verify_segment(folder, segment) is None
 
@@ -135,6 +136,7 @@ def test_verify_names_a_missing_file(tmp_path: Path) -> None:
         (live_lines(HISTORY)[:-1], "in the middle of a fact"),
         (live_lines(HISTORY, OTHER), "not a line of this segment"),
         (live_lines(HISTORY) + b"\n", "not a line of this segment"),
+        (b"x" * 99 + b"\n", f"not a line of this segment: '{'x' * 80}'"),
         (b"POSITION orders master 3 4\n", "not a line of this segment"),
         (b"RDATA orders master batch 1\nPOSITION orders master 4 4\n", "not a line of this segment"),
         (b"RDATA orders master five 1\n", "not a plain integer"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from replication.errors import ConfigError, StoreError
 from replication.segments import folders
-from replication.segments.folders import Folder, LocalFolder, RemoteFolder, open_folder, read_index
+from replication.segments.folders import Folder, LocalFolder, RemoteFolder, open_folder, read_index, write_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,11 +49,14 @@ def test_a_file_appears_once_it_is_complete(folder: Folder, tmp_path: Path) -> N
 
 def test_an_index_is_read_up_to_the_limit(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "MAX_INDEX", 5)
-    write(folder, "fits", b"12345")
+    write_index(folder, "fits", b"12345")
     write(folder, "long", b"123456")
     assert read_index(folder, "fits") == b"12345"
-    with pytest.raises(OSError, match="it has more than 5 bytes"):
+    with pytest.raises(OSError, match="it has more than 5 bytes") as caught:
         read_index(folder, "long")
+    assert caught.value.errno == errno.EFBIG
+    with pytest.raises(StoreError, match="long would have more than 5 bytes"):
+        write_index(folder, "long", b"123456")
 
 
 def test_a_failed_write_leaves_the_old_file(folder: Folder) -> None:
@@ -76,9 +81,9 @@ def test_a_move_replaces_the_file_of_the_new_name(folder: Folder) -> None:
     write(folder, "a", b"new")
     write(folder, "x/y", b"old")
     folder.move("a", "x/y")
-    folder.move("x/y", "z/w")
-    assert folder.names() == ["z/w"]
-    assert read(folder, "z/w") == b"new"
+    folder.move("x/y", "z/v/w")
+    assert folder.names() == ["z/v/w"]
+    assert read(folder, "z/v/w") == b"new"
 
 
 def test_removing_a_missing_file_is_harmless(folder: Folder) -> None:
@@ -111,6 +116,36 @@ def test_an_error_names_the_path(folder: Folder, tmp_path: Path) -> None:
         pass
     with pytest.raises(StoreError, match="out/"):
         folder.move("x", "a/b")
+
+
+def test_an_error_of_a_local_folder_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("not a folder")
+    with pytest.raises(StoreError, match=rf"^{tmp_path}/a/b: Not a directory$"):
+        LocalFolder(tmp_path).remove("a/b")
+
+
+def test_an_error_of_an_object_store_names_the_url_and_the_file() -> None:
+    fs = pytest.importorskip("pyarrow.fs", reason="pip install '.[spark]' in the checkout")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "no answer")
+
+    away = RemoteFolder("s3://bucket/out", SimpleNamespace(get_file_info=fail, create_dir=fail))
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: away.size("a"), "a"),
+        (lambda: away.stamp("b"), "b"),
+        (lambda: away.names("c"), "c"),
+        (lambda: away.move("d", "e"), "e"),
+        (lambda: away.remove("f"), "f"),
+    ]
+    for call, name in calls:
+        with pytest.raises(StoreError, match=f"^s3://bucket/out/{name}: no answer$"):
+            call()
+    for kind in (fs.FileType.File, fs.FileType.Directory):
+        found = SimpleNamespace(type=kind, path="out/g")
+        full = SimpleNamespace(get_file_info=lambda _, found=found: found, delete_file=fail, delete_dir=fail)
+        with pytest.raises(StoreError, match=r"^s3://bucket/out/g: no answer$"):
+            RemoteFolder("s3://bucket/out", full).remove("g")
 
 
 def test_a_locked_local_folder_refuses_a_second_lock(tmp_path: Path) -> None:
@@ -158,7 +193,8 @@ def test_a_path_or_file_url_opens_a_local_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"^'ftp://here/out' is not a folder: .*s3://"):
+    known = "s3://, s3a://, gs://, abfs://, hdfs://…"
+    with pytest.raises(ConfigError, match=f"^'ftp://here/out' is not a folder: give a path, or {known}$"):
         open_folder("ftp://here/out")
 
 
@@ -170,7 +206,14 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated() -> None:
 
 def test_a_colon_in_a_path_is_not_a_secret() -> None:
     pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
-    assert open_folder("abfs://container@account.dfs.core.windows.net/a:b@c").url.endswith("/a:b@c")
+    assert open_folder("abfs://container@account.dfs.core.windows.net/a:b@c/d").url.endswith("/a:b@c/d")
+
+
+def test_a_port_is_not_a_secret() -> None:
+    """There is no Hadoop here."""
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    with pytest.raises(ConfigError, match=r"^hdfs://here:9000/out: .*a folder that all machines mount"):
+        open_folder("hdfs://here:9000/out")
 
 
 def test_a_slash_at_the_end_of_a_url_is_not_part_of_it(tmp_path: Path) -> None:
@@ -200,7 +243,7 @@ def test_a_reason_of_pyarrow_is_its_first_line_without_a_secret(monkeypatch: pyt
         @staticmethod
         def from_uri(url: str) -> None:
             asked.append(url)
-            raise ValueError(f"no bucket in {url}\nand more")
+            raise ValueError(f"no bucket in {url}\nand more\nand more")
 
     monkeypatch.setattr(fs, "FileSystem", Refusing)
     with pytest.raises(ConfigError) as caught:

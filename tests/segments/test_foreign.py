@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import psycopg
 import pytest
 
@@ -186,6 +187,31 @@ def test_without_stored_positions_every_writer_is_at_the_last_id(tmp_path: Path)
     assert positions(make_sqlite(tmp_path / "empty.db"), UNSTORED, {}, {}) == {}
 
 
+def test_a_file_of_another_program_is_replayed_again_and_again(tmp_path: Path) -> None:
+    import sqlite3
+
+    url = make_sqlite(tmp_path / "their.db", "old", "new", "old", "new")
+    out = tmp_path / "out"
+
+    def replay_file(position: int, definition: StreamDefinition = ORDERS, **options: Any) -> dict[str, list[int]]:
+        with closing(sqlite3.connect(tmp_path / "their.db")) as theirs, theirs:
+            theirs.execute("DELETE FROM stream_positions")
+            theirs.execute("INSERT INTO stream_positions VALUES ('app_orders', 'new', ?)", [position])
+        settings = SegmentOptions(compression="none")
+        run_in_process(ReplayRequest(url, str(out), definitions=[definition], options=settings, **options))
+        lines = {path.name: chain_lines(out, path.name).decode().splitlines() for path in out.glob("orders/*")}
+        return {writer: [int(line.split(" ")[3]) for line in some] for writer, some in lines.items()}
+
+    with closing(sqlite3.connect(tmp_path / "their.db")) as theirs, theirs:
+        theirs.execute("CREATE TABLE stream_positions (stream_name, instance_name, stream_id)")
+    assert replay_file(2) == {"new": [2], "old": [1, 3]}
+    with closing(sqlite3.connect(tmp_path / "their.db")) as theirs, theirs:
+        theirs.execute("DELETE FROM their_orders WHERE stream_id = 3")
+    assert replay_file(4) == {"new": [2, 4], "old": [1, 3]}
+    out = tmp_path / "unstored"
+    assert replay_file(4, UNSTORED, upto=2) == {"new": [2], "old": [1]}
+
+
 def test_a_database_without_such_locks_needs_upto(tmp_path: Path) -> None:
     import sqlite3
 
@@ -194,5 +220,72 @@ def test_a_database_without_such_locks_needs_upto(tmp_path: Path) -> None:
         connection.execute("INSERT INTO their_orders VALUES (1, 'old', 'x'), (2, 'new', 'x')")
         connection.commit()
     request = ReplayRequest(f"sqlite:///{tmp_path}/their.db", str(tmp_path / "out"), definitions=[UNSTORED])
-    with pytest.raises(StoreError, match="give --upto ID"):
+    why = "because no position is stored: give --upto ID if every ID up to there is complete"
+    with pytest.raises(StoreError, match=f"^stream 'orders': it is not known which IDs are complete, {why}$"):
         run_in_process(request)
+
+
+class Time:
+    """A clock that moves while its caller sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Locks:
+    """A PostgreSQL with their table and this newest row: ``holders`` are the transactions that each query finds."""
+
+    dialect = "postgresql"
+
+    def __init__(self, *holders: str, standby: bool = False) -> None:
+        self.holders, self.standby = [*holders], standby
+        self.asked: list[str] = []
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        if "their_orders" in sql:
+            return [("old", 7)]
+        if "pg_is_in_recovery()" in sql:
+            return [(1,)] if self.standby else []
+        self.asked.append(sql)
+        return [(each,) for each in (self.holders.pop(0) if len(self.holders) > 1 else self.holders[0])]
+
+
+def wait_for(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Wait for the transactions in progress, and return for how many seconds."""
+    clock = Time()
+    monkeypatch.setattr(foreign, "time", clock)
+    database: Any = locks
+    assert foreign_positions(database, UNSTORED, {}, {}, None) == {"old": 7}
+    return clock.now - 1_000.0
+
+
+def test_only_transactions_that_had_ids_at_first_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = Locks("ab", "bc", "ac", "bd")
+    assert wait_for(locks, monkeypatch) == pytest.approx(2 * foreign.POLL_INTERVAL)
+    assert len(locks.asked) == 3
+    assert [*{*locks.asked}] == [foreign._HOLDERS.format('"their_seq"')]
+    assert wait_for(Locks(""), monkeypatch) == 0
+
+
+def test_a_transaction_is_waited_for_with_patience_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "POLL_INTERVAL", 30.0)
+    assert wait_for(Locks("a", "a", "a", ""), monkeypatch) == 90.0, "at the limit it is looked for once more"
+    what = "stream 'orders': it is not known which IDs are complete"
+    why = f"^{what}: a transaction with an ID is in progress for 60 s; try again later$"
+    with pytest.raises(StoreError, match=why):
+        wait_for(Locks("a"), monkeypatch)
+    with pytest.raises(StoreError, match=f"^{what} on a standby: name the primary, or give --upto ID$"):
+        wait_for(Locks("", standby=True), monkeypatch)
+
+
+def test_a_sequence_must_be_known_to_wait_for_its_transactions() -> None:
+    database: Any = Locks("")
+    definition = attrs.evolve(UNSTORED, sequence=None)
+    with pytest.raises(StoreError, match="which IDs are complete, because no position is stored: give --upto ID"):
+        foreign_positions(database, definition, {}, {}, None)

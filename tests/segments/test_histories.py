@@ -11,12 +11,12 @@ import pytest
 from replication.errors import StoreError
 from replication.segments.archive import Archive
 from replication.segments.databases import open_database
-from replication.segments.histories import HISTORIES, check_histories, read_histories
-from replication.segments.manifest import WORK, Manifest, read_manifest
+from replication.segments.histories import HISTORIES, check_histories, read_histories, stored_histories
+from replication.segments.manifest import WORK, Manifest, read_manifest, read_manifest_to_extend
 from replication.storage.tables.histories import CREATE
 from replication.streams.history import Epoch
 from replication.wire.grammar import InstanceName, Token
-from tests.segments.histories import MASTER, STREAM, fact, write_database, write_folder
+from tests.segments.histories import MASTER, OTHER, STREAM, fact, write_database, write_folder, write_segment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,10 +78,22 @@ def test_what_an_interrupted_run_left_behind_is_removed_if_the_history_goes_on(
 
 def test_a_folder_or_a_database_of_version_0_1_is_trusted(tmp_path: Path) -> None:
     written = write_folder(tmp_path / "out", FACTS, ends=[11])
-    check_histories(written, Manifest(), {})
+    manifest = read_manifest(written)
+    assert manifest is not None
+    check_histories(written, manifest, {})
     assert written.size(HISTORIES) is None
-    check_histories(written, Manifest(), of_master(A))
-    check_histories(written, Manifest(), {})
+    check_histories(written, manifest, of_master(A))
+    check_histories(written, manifest, {})
+    assert [*stored_histories(written)[STREAM, MASTER]] == [A]
+
+
+def test_the_chains_after_one_without_a_history_are_compared(tmp_path: Path) -> None:
+    written = write_folder(tmp_path / "out", FACTS, ends=[11])
+    of_other = write_segment(written, FACTS, writer=OTHER)
+    chains = read_manifest_to_extend(written).segments
+    check_histories(written, Manifest(), {(STREAM, OTHER): [A, B]})
+    with pytest.raises(StoreError, match="segments of orders by worker2 reach 11, but the database has other facts"):
+        check_histories(written, Manifest([*chains, of_other]), {(STREAM, OTHER): [A, epoch("c", 6)]})
 
 
 def test_a_file_that_cannot_be_read_is_named(folder: tuple[LocalFolder, Manifest]) -> None:

@@ -22,7 +22,7 @@ from replication.segments.manifest import (
     write_manifest,
 )
 from replication.streams.retention import SegmentChain
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests import strategies
 from tests.segments.histories import (
     HISTORY,
@@ -116,7 +116,8 @@ def test_a_gap_or_overlap_in_a_chain_is_a_fault() -> None:
     [gap] = Manifest([make(0, 5), make(6, 9)]).faults()
     assert "leaves a gap after orders/master/00000000000000000000-00000000000000000005" in gap
     [overlap] = Manifest([make(0, 5), make(4, 9)]).faults()
-    assert "overlaps" in overlap
+    earlier, later = make(0, 5).name, make(4, 9).name
+    assert overlap == f"{later}: overlaps {earlier}"
     assert any("ends before it begins" in each for each in Manifest([make(5, 5)]).faults())
 
 
@@ -143,6 +144,14 @@ def test_a_missing_manifest_reads_as_none_and_a_damaged_one_is_an_error(tmp_path
             read_manifest(folder)
         with pytest.raises(StoreError, match="move this one away"):
             read_manifest_to_extend(folder)
+
+
+def test_a_segment_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    for stream in (".", ".."):
+        write_manifest(folder, Manifest([make(0, 5, stream=StreamName(stream))]))
+        with pytest.raises(CatchUpError, match=f"segments: {stream}/master/.* is outside of the folder$"):
+            read_manifest(folder)
 
 
 def test_a_manifest_beyond_the_limit_is_neither_read_nor_written(

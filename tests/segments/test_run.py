@@ -232,7 +232,8 @@ def test_tasks_can_be_pickled(database: str, tmp_path: Path) -> None:
         copies: Sequence[runs.Task] = pickle.loads(pickle.dumps(run.tasks))
         assert copies == run.tasks
         assert [each.checksum for each in copies] == [each.checksum for each in run.tasks]
-        run.finish([task.do() for task in copies[::-1]])
+        names = [each.name for each in run.finish([task.do() for task in copies[::-1]])]
+        assert names == sorted(names)
     assert chain_lines(tmp_path / "out") == live_lines(MASTERS_FACTS)
 
 
@@ -301,7 +302,8 @@ def test_a_range_must_continue_its_chain(database: str, tmp_path: Path) -> None:
     run_in_process(request(database, tmp_path, after=20, upto=100))
     assert chain_lines(tmp_path / "out") == live_lines([each for each in MASTERS_FACTS if 20 < each.token <= 100])
     run_in_process(request(database, tmp_path, after=20, upto=60))
-    run_in_process(request(database, tmp_path, after=99))
+    assert run_in_process(request(database, tmp_path, after=100, upto=100)) == []
+    run_in_process(request(database, tmp_path, after=100))
     assert chain_lines(tmp_path / "out") == live_lines([each for each in MASTERS_FACTS if each.token > 20])
     with pytest.raises(ConfigError, match="that is a gap"):
         run_in_process(request(database, tmp_path, after=1_000))
@@ -315,8 +317,42 @@ def test_a_negative_position_shows_that_a_table_counts_downwards(tmp_path: Path)
 
 
 def test_an_unknown_stream_is_refused_and_the_known_ones_are_listed(database: str, tmp_path: Path) -> None:
-    with pytest.raises(UnknownStreamError, match=r"no stream 'odrers' in 'sqlite:.*; it has orders"):
+    write_database(tmp_path / "m.db", {}, stream="stock", positions={MASTER: 7})
+    with pytest.raises(UnknownStreamError, match=r"no stream 'odrers' in 'sqlite:.*; it has orders, stock: "):
         run_in_process(request(database, tmp_path, streams=["odrers"]))
+    empty = write_database(tmp_path / "empty.db", {})
+    with pytest.raises(UnknownStreamError, match=r"no stream 'odrers' in 'sqlite:.*; it has none: "):
+        run_in_process(request(empty, tmp_path, streams=["odrers"]))
+
+
+def test_a_writer_of_a_database_without_facts_is_not_looked_for(tmp_path: Path) -> None:
+    assert run_in_process(request(write_database(tmp_path / "m.db", {}), tmp_path, instances=["missing"])) == []
+
+
+def test_a_generic_table_without_a_position_is_replayed_up_to_an_end(tmp_path: Path) -> None:
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("DELETE FROM stream_positions")
+    run_in_process(request(database, tmp_path, streams=[STREAM], upto=FACTS[-1].token))
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS)
+
+
+def test_a_run_whose_segments_leave_a_gap_adds_nothing(database: str, tmp_path: Path) -> None:
+    with start_run(request(database, tmp_path)) as run:
+        first, _, *others = [task.do() for task in run.tasks]
+        with pytest.raises(StoreError, match=r"leaves a gap after .*; nothing was added$"):
+            run.finish([first, *others])
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_a_position_under_a_name_of_the_application_is_left_out(tmp_path: Path) -> None:
+    definition = map_visits(tmp_path / "m.db", [(1, MASTER), (3, MASTER)])
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 3})
+    write_database(tmp_path / "m.db", {MASTER: FACTS})
+    with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+        opened.execute("INSERT INTO stream_positions VALUES ('application', 'master', 9)")
+    new = run_in_process(ReplayRequest(database, str(tmp_path / "out"), definitions=[definition]))
+    assert {each.stream for each in new} == {"orders", "visits"}
 
 
 @pytest.mark.parametrize(
@@ -459,6 +495,14 @@ def test_writers_with_different_ranges_share_tasks(tmp_path: Path) -> None:
         (writer_range(5, 9), writer_range(5, 6, OTHER)),
         (writer_range(9, 11),),
     ]
+    with closing(open_database(database)) as opened:
+        table = open_table(opened, DEFINITION)
+        found = list(cut_ranges(table, StreamRange.of(DEFINITION, [writer_range(5, 11), writer_range(0, 5, OTHER)]), 4))
+    assert [each.writers for each in found] == [
+        (writer_range(0, 5, OTHER),),
+        (writer_range(5, 9),),
+        (writer_range(9, 11),),
+    ]
 
 
 def map_visits(path: Path, rows: Sequence[tuple[int, str]]) -> StreamDefinition:
@@ -478,10 +522,8 @@ def test_rows_of_a_declared_writer_without_a_position_are_not_left_out(tmp_path:
         "start that writer once, give --upto ID if every ID up to there is complete, or choose other writers with "
         "--instance"
     )
-    why = (
-        f"^writer '{OTHER}' of stream 'visits' has rows and no stored position, so it is not known which of its IDs are "
-        f"complete: {cure}$"
-    )
+    what = f"writer '{OTHER}' of stream 'visits' has rows and no stored position"
+    why = f"^{what}, so it is not known which of its IDs are complete: {cure}$"
     with pytest.raises(StoreError, match=why):
         run_in_process(ReplayRequest(**asked))
     new = run_in_process(ReplayRequest(**asked, instances=[MASTER]))
