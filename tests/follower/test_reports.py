@@ -21,7 +21,7 @@ from replication.follower.reports import (
     RelayedReports,
 )
 from replication.follower.stream import FollowMode
-from replication.streams.interfaces import WriterStatus
+from replication.streams.interfaces import KnownFollower, WriterStatus
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, Token
 from replication.writer import retention
@@ -147,8 +147,9 @@ class TimeTests(SynchronousTestCase):
     def test_a_writer_that_does_not_answer_receives_the_report_later(self) -> None:
         process = Process(CatchUpError("down"), CatchUpError("down"), 30.0)
         self.start(process)
-        with logged(LogLevel.info) as messages:
+        with logged() as warnings, logged(LogLevel.info) as messages:
             self.assertEqual(self.after(process, 2 * RETRY_AFTER + CHECK_INTERVAL), 3)
+        self.assertEqual(warnings, [])
         self.assertEqual(
             messages,
             [
@@ -215,8 +216,34 @@ class RelayTests(GoneCase):
         positions = {ORDERS: {MASTER: Token(5)}}
         self.assertEqual([now(reports.report("worker1", positions)) for _ in range(2)], [30.0, LATER])
         self.assertEqual([each.reports for each in writers], [[("worker1", positions)] * 2] * 2)
-        with self.assertRaisesRegex(StoreError, "the report of 'worker1' cannot be passed on: down"):
+        self.assertEqual(now(reports.followers()), [KnownFollower(InstanceName("worker1"), positions, 7.5)])
+        with self.assertRaisesRegex(StoreError, "the report of 'worker1' cannot be passed on: down") as caught:
             now(reports.report("worker1", positions))
+        self.assertTrue(caught.exception.temporary)
+
+    def test_a_process_that_writes_keeps_the_reports_of_its_own_streams(self) -> None:
+        noted: list[object] = []
+        positions = {ORDERS: {MASTER: Token(5)}}
+        older = [KnownFollower(InstanceName(name), {}, 1.0) for name in ("worker1", "worker0")]
+
+        class Own:
+            async def report(self, name: str, positions: object) -> float:
+                noted.append((name, positions))
+                return 5.0
+
+            async def followers(self) -> list[KnownFollower]:
+                return older
+
+            async def forget(self, name: str) -> None:
+                noted.append(name)
+
+        writers = [Process(30.0)]
+        reports = RelayedReports(processes=lambda: writers, wall=lambda: 7.5, own=Own())  # type: ignore[arg-type, return-value]
+        self.assertEqual(now(reports.report("worker1", positions)), 5.0)
+        newer = KnownFollower(InstanceName("worker1"), positions, 7.5)
+        self.assertEqual(now(reports.followers()), [older[1], newer])
+        now(reports.forget("worker0"))
+        self.assertEqual(noted, [("worker1", positions), "worker0"])
 
     def test_a_limited_number_is_listed(self) -> None:
         self.patch(module, "MAX_FOLLOWERS", 2)

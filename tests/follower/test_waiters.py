@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import CancelledError
@@ -10,6 +11,7 @@ from replication.errors import (
     PositionTimeoutError,
     StoreError,
 )
+from replication.follower.waiters import timeout_error
 from tests.doubles import begin, error_of, logged
 from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, position, rdata
 
@@ -65,9 +67,15 @@ class WaitTests(WorkerCase):
         del self.net.serving[WIRE]
         with logged():
             self.net.run(1.5)
-        self.assertIn(
-            "no position of it was received; connections: tcp:127.0.0.1:9092 not connected", str(error_of(waiting))
+        self.assertRegex(
+            str(error_of(waiting)),
+            r"no position of it was received; connections: tcp:127\.0\.0\.1:9092 not connected \(.*refused.*\)$",
         )
+
+    def test_a_timeout_names_every_connection(self) -> None:
+        links = [SimpleNamespace(endpoint=f"tcp:{name}:1", state="following", error=None) for name in "ab"]
+        error = timeout_error(None, links, ORDERS, MASTER, token=9, timeout=1.0)  # type: ignore[arg-type]
+        self.assertTrue(str(error).endswith("; connections: tcp:a:1 following, tcp:b:1 following"))
 
     def test_a_timeout_of_a_stream_of_which_nothing_was_received_has_no_position(self) -> None:
         waiting = begin(self.worker.wait_for("stock", "master", 9, 1.0))
