@@ -57,7 +57,7 @@ mutmut.copy_also_copy_files()
 mutmut.setup_source_paths()
 mutmut.create_mutants(1)
 """
-PYTEST: Final = ["--rootdir=.", "--tb=native", "-x", "-q", "--no-cov", "--timeout=600", "-p", "no:cacheprovider"]
+PYTEST: Final = ["--all", "--rootdir=.", "--tb=native", "-x", "-q", "--no-cov", "--timeout=600", "-pno:cacheprovider"]
 NO_MUTANT: Final = "none"
 SURVIVED: Final = "survived"
 STATUSES: Final = {0: SURVIVED, 1: "killed", -24: "timeout"}  # by exit code; 24 is SIGXCPU
