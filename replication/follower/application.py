@@ -246,7 +246,7 @@ class _Work:
 
     def writer_of(self, fact: Fact) -> InstanceName:
         """Return the writer of one of the facts."""
-        return next((writer for writer, part in self.of_facts.items() if fact in part.facts), self.line)
+        return next(writer for writer, part in self.of_facts.items() if fact in part.facts)
 
     def writes(self, skipped: Sequence[SkippedFact]) -> list[Write]:
         """Return what is stored beside what the function does."""

@@ -43,6 +43,7 @@ class HistoryCase(FollowerCase):
     def setUp(self) -> None:
         self.published: History | Exception = [A, B]
         self.asked = 0
+        self.changed: list[tuple[StreamName, InstanceName]] = []
         super().setUp()
 
     def make_follower(
@@ -55,6 +56,7 @@ class HistoryCase(FollowerCase):
             lifetime=self.process.lifetime,
             fetch=self.fetch_history,
             accept_new=self.accept_new,
+            changed=lambda *which: self.changed.append(which),
         )
         arguments: dict[str, Any] = {**self.process.arguments, "histories": self.histories, "undo": self.undo}
         return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
@@ -88,6 +90,7 @@ class CopyTests(HistoryCase):
         self.published = [A]
         self.process.clock.advance(FIRST_RETRY)
         self.assertEqual((self.stored_history(), self.asked), (["a"], 2))
+        self.assertEqual(self.changed, [(ORDERS, MASTER)])
 
     def test_a_writer_without_a_history_is_asked_once_per_connection(self) -> None:
         self.published = ()

@@ -17,7 +17,9 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.streams.positions import MultiWriterToken
+from replication.streams.retention import SegmentChain
 from replication.wire.grammar import Token
+from replication.writer.served import WrittenStreams
 from tests.doubles import begin, error_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, fact, position, rdata
 
@@ -52,6 +54,24 @@ class FieldsTests(WorkerCase):
         self.start()
         rows = {each.definition.name: each.definition.row for each in self.worker.served.stream_statuses()}
         self.assertEqual(rows, {"orders": ("item", "state"), "stock": None})
+
+
+class SegmentsTests(WorkerCase):
+    def test_what_folders_have_is_shown_also_of_those_that_the_part_that_writes_waits_for(self) -> None:
+        def chain(folder: str) -> SegmentChain:
+            return SegmentChain(folder, ORDERS, MASTER, Token(0), Token(9), 5, 90)
+
+        async def read(_: object) -> list[SegmentChain]:
+            return [chain("read")]
+
+        async def needed(_: object) -> list[SegmentChain]:
+            return [chain("needed")]
+
+        self.patch(CatchUpSources, "segments", read)
+        self.patch(WrittenStreams, "segments", needed)
+        self.assertEqual(now(self.worker.served.segments()), [chain("read")])
+        writing = self.make_worker(writes=["stock"])
+        self.assertEqual(now(writing.served.segments()), [chain("read"), chain("needed")])
 
 
 class ShownPageTests(WorkerCase):
