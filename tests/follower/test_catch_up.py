@@ -25,6 +25,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page, Write
+from replication.streams.retention import SegmentChain
 from replication.urls import Url
 from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -295,6 +296,26 @@ class SegmentTests(SourcesCase):
             with logged() as lines:
                 self.assertEqual(self.fetched(spoil), [*self.FACTS], name)
             self.assertEqual([line[:33] for line in lines], ["a source of missed facts fails: /"], name)
+
+    def test_what_each_folder_has_is_shown(self) -> None:
+        with TemporaryDirectory() as name:
+            pump, rows = Pump(), len(self.FACTS)
+            places = [str(Path(name, each)) for each in ("empty", "one", "two")]
+            expected = []
+            for place in places:
+                folder = LocalFolder(Path(place))
+                folder.path.mkdir()
+                if not place.endswith("empty"):
+                    segment = write_segment(folder, self.FACTS)
+                    write_manifest(folder, Manifest([segment]))
+                    chain = SegmentChain(place, ORDERS, MASTER, Token(0), Token(51), rows, segment.stored_size)
+                    expected.append(chain)
+            sources = CatchUpSources(pump, ["http://m:1", f"sqlite:///{name}/a.db", *places], {}, None)
+            self.assertEqual(pump.wait(sources.segments()), expected)
+            Path(places[0], MANIFEST).write_text("[")
+            with self.assertRaises(CatchUpError):
+                pump.wait(sources.segments())
+            pump.wait(sources.close())
 
     def test_a_deep_manifest_leads_to_the_next_source(self) -> None:
         self.assertEqual(self.fetched(lambda lines: lines, "[" * 100_000), [*self.FACTS])

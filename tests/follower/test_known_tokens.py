@@ -217,3 +217,23 @@ class WorkerTests(SynchronousTestCase):
     def test_over_tcp_they_are_not(self) -> None:
         worker = Worker(reactor=Net(), connect=["tcp:127.0.0.1:1"], database="sqlite://")
         worker.on("device_lists", linear=True)(lambda facts, txn: None)
+
+
+class ReceivedTests(SynchronousTestCase):
+    """Nothing is stored: the tokens are in memory."""
+
+    def test_an_audit_forgets_what_is_not_compared_again(self) -> None:
+        pump = Pump()
+        known = ReceivedTokens(LISTS, open_store("sqlite://", pump))
+
+        def left(*, floor: int, of_writers: dict[InstanceName, Token]) -> set[int]:
+            pump.wait(known.advance_audit({}, of_writers=of_writers, floor=Token(floor)))
+            return {*pump.wait(known.find(Token(1), Token(9)))}
+
+        for writer, tokens in ((ONE, (2, 4, 6)), (TWO, (3, 5, 7))):
+            pump.wait(known.note(None, writer, [Fact(Token(each), ("[]",)) for each in tokens], Token(0)))
+        self.assertEqual(left(floor=2, of_writers={}), {3, 4, 5, 6, 7})
+        self.assertEqual(left(floor=0, of_writers={ONE: Token(4)}), {3, 5, 6, 7})
+        self.assertEqual(left(floor=5, of_writers={TWO: Token(3)}), {6, 7})
+        pump.wait(known.end_audit())
+        self.assertEqual(left(floor=0, of_writers={}), set())

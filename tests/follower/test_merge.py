@@ -72,6 +72,15 @@ class OrderTests(LinearCase):
         self.assertEqual(self.seen[-1], (7, OTHER))
         self.assertEqual((self.position(MASTER), self.position(OTHER), self.follower.applied_rows), (7, 7, 5))
 
+    def test_a_writer_whose_facts_are_being_applied_waits_for_no_other(self) -> None:
+        self.both_positions(1, 1)
+        self.store.close_gate("commit")
+        self.rows(fact(2), link="one")
+        self.at(1, 2, OTHER, "two")
+        self.assertEqual(self.state(MASTER), "catching up")
+        self.store.open_gate("commit")
+        self.assertEqual(self.state(MASTER), "live")
+
     def test_positions_move_without_facts(self) -> None:
         self.both_positions(1, 6)
         self.assertEqual((self.stored(MASTER)[1], self.stored(OTHER)[1], self.calls), (6, 6, 0))
@@ -102,6 +111,7 @@ class OrderTests(LinearCase):
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
         self.assertIn("applying orders of all writers after 1: ValueError: no", messages[0])
         self.assertEqual((self.state(MASTER), self.state(OTHER)), ("stopped", "stopped"))
+        self.assertIn("ValueError: no", str(self.follower.status(OTHER).error))
         self.assertEqual(self.stored(MASTER)[1], 1)
         self.error = None
         self.process.clock.advance(1)

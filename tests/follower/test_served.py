@@ -44,6 +44,8 @@ class SeveralWritersTests(WorkerCase):
         since, text = now(self.worker.served.since("orders", "2", 10))
         self.assertEqual([(each.token, each.writer) for each in since.written], [(3, "two"), (4, "one")])
         self.assertEqual(text, "4")
+        since, text = now(self.worker.served.since("orders", "2", 1))
+        self.assertEqual(([each.token for each in since.written], text), ([3], "3"))
         self.assertIsInstance(error_of(begin(self.worker.served.since("stock", "2", 10))), UnknownStreamError)
 
 
@@ -80,9 +82,13 @@ class ShownPageTests(WorkerCase):
         return [each.token for each in page.facts]
 
     def test_a_copy_is_shown(self) -> None:
-        self.serve(HELLO + position(1, 1) + rdata(2))
+        self.serve(HELLO + position(1, 1) + rdata(2) + rdata(3))
         self.start()
-        self.assertEqual(self.show(9), [2])
+        self.assertEqual((self.show(9), self.show(2)), ([2, 3], [2]))
+        page = now(self.worker.served.shown_page("orders", "master", after=2, upto=9, limit=1))
+        self.assertEqual(([each.token for each in page.facts], page.upto), ([3], 3))
+        page = now(self.worker.served.shown_page("orders", "master", after=1, upto=9, limit=1))
+        self.assertEqual(([each.token for each in page.facts], page.upto), ([2], 2))
 
     def test_facts_that_a_function_receives_are_fetched_also_those_that_it_cannot_take(self) -> None:
         asked: list[tuple[StreamName, InstanceName, CatchUp, int]] = []
@@ -103,7 +109,10 @@ class ShownPageTests(WorkerCase):
         self.flushLoggedErrors(ValueError)
         self.assertEqual(self.show(9), [3])
         self.assertEqual(asked, [(ORDERS, MASTER, CatchUp(Token(1), Token(3)), 10)])
-        self.assertEqual(self.show(1), [])
+        self.show(2)
+        self.assertEqual(asked[1:], [(ORDERS, MASTER, CatchUp(Token(1), Token(2)), 10)])
+        nothing = now(self.worker.served.shown_page("orders", "master", after=1, upto=1, limit=10))
+        self.assertEqual(nothing, Page([], Token(1), limited=False))
         self.assertIsInstance(
             error_of(begin(self.worker.served.shown_page("orders", "other", after=0, upto=9, limit=1))),
             UnknownStreamError,

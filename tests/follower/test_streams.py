@@ -11,20 +11,23 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import (
     StoreError,
 )
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.streams import described_streams
 from replication.net.protocol import ReplicationProtocol
-from replication.streams.definitions import StreamDefinition
+from replication.streams.cursor import CatchUp
+from replication.streams.definitions import CACHES, StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Page
 from replication.synapse import since_1_159
-from replication.wire.grammar import StreamName
-from tests.doubles import begin, error_of, lines_of, logged
-from tests.follower.cases import HELLO, HTTP, WIRE, WorkerCase, contents, position, rdata
+from replication.wire.grammar import StreamName, Token
+from tests.doubles import begin, error_of, lines_of, logged, now
+from tests.follower.cases import HELLO, HTTP, MASTER, WIRE, WorkerCase, contents, position, rdata
 from tests.net.test_client import FakeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replication.follower.application import ApplyTransaction
-    from replication.streams.facts import Fact
 
 
 class ModeTests(WorkerCase):
@@ -439,3 +442,24 @@ class AccessTokenTests(WorkerCase):
         self.worker = self.make_worker(access_tokens=True)
         self.follow()
         self.assertEqual(contents(self.store)["caches"][2], (self.ROW,))
+
+
+class PageTests(WorkerCase):
+    def test_a_page_for_a_follower_is_fetched_from_the_sources_without_access_tokens(self) -> None:
+        """See docs/protocol/streams.md C4."""
+        row = '["get_user_by_access_token",["secret"],7]'
+        step = CatchUp(Token(1), Token(9))
+        asked: list[tuple[object, ...]] = []
+
+        async def page(_: object, *which: object) -> Page:
+            asked.append(which)
+            return Page([Fact(Token(2), (row,))], Token(5), limited=True)
+
+        self.patch(CatchUpSources, "page", page)
+        for shown in (False, True):
+            followed = self.make_worker(access_tokens=shown)._followed
+            followed.endpoints[MASTER] = "tcp:a:1"
+            found = now(followed.fetch_page(CACHES, MASTER, step, 7))
+            text = row if shown else row.replace('["secret"]', "null")
+            self.assertEqual(([*found.facts], found.upto, found.limited), ([Fact(Token(2), (text,))], 5, True))
+        self.assertEqual(asked, [("tcp:a:1", CACHES, MASTER, step, 7)] * 2)
