@@ -12,9 +12,11 @@ from replication.errors import CatchUpError
 from replication.follower.catch_up import CatchUpSources
 from replication.segments.manifest import MANIFEST
 from replication.streams.retention import SegmentChain
+from replication.urls import Url
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.segment_needs import SegmentNeeds
+from replication.writer.segment_needs import SegmentNeeds, set_retention
 from tests.segments.histories import HISTORY, MASTER, STREAM, write_folder
+from tests.serving import MasterCase
 from tests.storage.pump import Pump
 
 
@@ -51,3 +53,17 @@ class SegmentNeedsTests(SynchronousTestCase):
                 (found,) = pump.wait(has_segments.segments())
                 self.assertEqual(attrs.evolve(found, after=Token(0)), expected)
             pump.wait(sources.close())
+
+
+class SetRetentionTests(MasterCase):
+    def test_a_master_waits_for_a_folder_and_with_force_not_for_followers(self) -> None:
+        followers = self.master.followers
+        folder = SegmentNeeds("/segments", self.net)
+        for segments, force, needs in (
+            (None, False, [followers]),
+            (Url("/segments"), False, [followers, folder]),
+            (Url("/segments"), True, [folder]),
+        ):
+            self.master.retention.needs = [followers]
+            set_retention(self.master, self.net, "2 rows", segments, force=force)
+            self.assertEqual((self.master.retention.default, self.master.retention.needs), ("2 rows", needs))

@@ -39,6 +39,13 @@ class SharedTests(SharedCase):
         page = now(self.master.served.page("orders", "other", after=0, upto=None, limit=10))
         self.assertEqual(([each.token for each in page.facts], page.upto), ([4], 4))
 
+    def test_a_viewer_is_shown_the_page_that_others_receive(self) -> None:
+        self.append("placed", "paid", "sent")
+        page = now(self.master.served.shown_page("orders", "master", after=2, upto=3, limit=9))
+        self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([3], 3, False))
+        page = now(self.master.served.shown_page("orders", "master", after=1, upto=4, limit=2))
+        self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([2, 3], 3, True))
+
     def test_a_page_of_an_unknown_writer_is_empty(self) -> None:
         page = now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10))
         self.assertEqual(([*page.facts], page.upto, page.limited), ([], 0, False))

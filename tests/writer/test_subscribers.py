@@ -325,6 +325,15 @@ class SubscribersTests(MasterCase):
         }
         self.assertEqual(sent, {"in": 1, "out": 3 * 2 + 2})
 
+    def test_a_master_itself_reports_that_a_server_answers_again(self) -> None:
+        one, two = self.greeted(), self.greeted()
+        self.master.remote_server_up("far.example")
+        self.assertEqual([self.new_lines(each) for each in (one, two)], [["REMOTE_SERVER_UP far.example"]] * 2)
+
+    def test_twisted_logs_the_factory_as_the_wire(self) -> None:
+        prefixes = [self.master.factory(access).logPrefix() for access in (None, Access())]
+        self.assertEqual(prefixes, ["the wire"] * 2)
+
     def test_what_closed_connections_have_sent_and_received_stays_counted(self) -> None:
         wires = [self.greeted("REPLICATE"), self.greeted("REPLICATE")]
         names = [f"{unit}_total direction={way}" for unit in ("lines", "bytes") for way in ("in", "out")]
