@@ -17,10 +17,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from psycopg import errors
+
 from replication.errors import CommitsLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import psycopg
 
     from replication.wire.grammar import InstanceName
 
@@ -39,6 +43,8 @@ MARK: Final = (
     "INSERT INTO commit_marks (session, mark) SELECT %s::text, "
     "CASE WHEN 'commit_marks'::regclass::oid = %s::oid OR %s::oid = 0 THEN %s::bigint END "
     "WHERE pg_current_xact_id_if_assigned() IS NOT NULL "  # otherwise nothing was written
+    "AND CASE WHEN current_setting('synchronous_commit') = 'off' "  # by a function of the application
+    "THEN set_config('synchronous_commit', 'on', true) = 'on' ELSE true END "
     "ON CONFLICT (session) DO UPDATE SET mark = excluded.mark, marked_at = now() RETURNING tableoid"
 )
 # Waits until the transaction in doubt has ended.
@@ -89,3 +95,16 @@ class Holder:
                 self.lost = CommitsLostError(f"database {database!r} has lost commits of this process: restart it")
                 self._on_lost(self.lost)
             return self.lost
+
+    def verify(self, connection: psycopg.Connection, database: str) -> None:
+        """Raise CommitsLostError if the database has lost commits of this process."""
+        marks = self.marks.copy()
+        if not marks:
+            return
+        try:
+            found = connection.execute(MISSING_MARKS, ([*marks], [*marks.values()])).fetchone()
+        except errors.UndefinedTable as error:
+            raise self.lose(database) from error
+        if found is None or found[0]:
+            raise self.lose(database)
+        self.table = found[1]

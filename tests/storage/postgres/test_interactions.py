@@ -76,7 +76,7 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
 
         self.patch(Pipeline, "run", note)
         self.assertEqual(self.run_in_turn("o1"), [2])
-        self.assertEqual(trips, ["INSERT INSERT COMMIT"])
+        self.assertEqual(trips, ["INSERT INSERT COMMIT RESET"])
         ((one, other),) = self.sql("SELECT a.xmin::text, b.xmin::text FROM mine a, stream_orders b")
         self.assertEqual((one, self.rows()), (other, [(2, '["o1","placed"]')]))
         self.assertEqual(self.published(), ['2 ["o1","placed"]'])
@@ -171,6 +171,80 @@ class InteractionTests(HasDatabase, SynchronousTestCase):
         self.run_in_turn("o1")
         until(lambda: bool(self.sql(locks)), "the name is held again")
         self.assertNotEqual(self.sql(locks), [(pid,)])
+
+    def run_sql(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Run statements in an interaction, and return the rows of the last one; all use one session."""
+
+        def work(txn: ISqlExecutor, _: NewFact) -> list[tuple[Any, ...]]:
+            return [txn.execute(each) for each in statements][-1]
+
+        return self.pump.wait(self.orders.run_interaction(work))
+
+    def test_a_setting_ends_with_the_transaction_whatever_the_function_or_the_server_does(self) -> None:
+        self.sql(
+            "CREATE FUNCTION change(name text, value text) RETURNS text LANGUAGE sql "
+            "AS 'SELECT set_config(name, value, false)'"
+        )
+        for name, value in (
+            ("default_transaction_read_only", "on"),
+            ("statement_timeout", "1"),
+            ("search_path", "public, pg_catalog"),
+            ("timezone", "Asia/Tokyo"),
+            ("client_encoding", "LATIN1"),
+            ("synchronous_commit", "off"),
+            ("shop.user", "mallory"),
+        ):
+            shown = f"SELECT current_setting('{name}', true), pg_backend_pid()"
+            ((before, pid),) = self.run_sql(shown)
+            self.run_sql(f"SELECT change('{name}', '{value}')")
+            self.assertIn(self.run_sql(shown), ([(before, pid)], [("", pid)]), name)
+        self.run_in_turn("o1")
+
+    def test_settings_of_the_package_outlive_a_reset(self) -> None:
+        self.configure("synchronous_commit", "off")
+        self.end_sessions()
+        shown = "SELECT current_setting('synchronous_commit'), pg_backend_pid()"
+        found = [self.run_sql(shown) for _ in range(3)]
+        self.assertEqual(found, [[("on", found[0][0][1])]] * 3)
+
+    def test_a_function_cannot_give_up_that_its_commit_is_durable(self) -> None:
+        self.sql("CREATE TABLE used (value text)")
+        self.at_each("mine", "INSERT INTO used SELECT current_setting('synchronous_commit');", deferred=True)
+        self.run_sql("SET LOCAL synchronous_commit = off", "INSERT INTO mine VALUES ('o1')")
+        self.assertEqual(self.sql("SELECT value FROM used"), [("on",)])
+
+    def test_nothing_else_of_a_session_outlasts_the_transaction(self) -> None:
+        for statement in (
+            "CREATE TEMP TABLE cart (a int)",
+            "CREATE TABLE pg_temp.cart (a int)",
+            "SELECT 1 AS a INTO TEMPORARY cart",
+            "DECLARE cart CURSOR WITH HOLD FOR SELECT 1",
+            "SELECT pg_advisory_lock(7)",
+            "SELECT pg_try_advisory_lock(7)",
+        ):
+            for _ in range(2):  # a second time: it must not exist
+                self.run_sql(statement)
+        held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"
+        until(lambda: not self.sql(held), "the lock is free")
+        self.assertRaises(StoreError, self.run_sql, "SELECT pg_advisory_lock(7)", "SELECT nothing")
+        until(lambda: not self.sql(held), "the lock is free")
+
+    def test_a_session_holds_its_process_although_a_function_gives_up_all_locks(self) -> None:
+        self.run_sql("SELECT pg_advisory_unlock_all()")
+        ((pid,),) = self.run_sql("SELECT pg_backend_pid()")
+        self.assertTrue(self.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", pid))
+
+    def test_a_session_is_used_again_after_what_ends_with_the_transaction(self) -> None:
+        statements = (
+            "SELECT pg_advisory_xact_lock(7)",
+            "SELECT set_config('statement_timeout', '5s', true)",
+            "SET LOCAL lock_timeout = '5s'",
+            "CREATE TEMP TABLE cart (a int) ON COMMIT DROP",
+            "CREATE TABLE temp (temp int)",
+            "INSERT INTO temp (temp) VALUES (1)",
+        )
+        pids = [self.run_sql(each, "SELECT pg_backend_pid()") for each in statements]
+        self.assertEqual(pids, pids[:1] * len(statements))
 
     def test_nothing_is_stored_by_a_process_whose_name_another_one_has_claimed(self) -> None:
         self.run_in_turn("o1")
