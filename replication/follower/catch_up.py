@@ -42,6 +42,7 @@ GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
     "--skip-gone, which leaves out what is gone up to {upto}"
 )
+COUNTED_ROWS: Final = 10_000  # of a page
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -242,8 +243,7 @@ class CatchUpSources:
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
         failures = []
-        over_http = [url for url in self._urls if url.startswith(HTTP)]
-        for url in [*over_http, *self._own(), *(url for url in self._urls if url.startswith(DATABASES))]:
+        for url in self._current():
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if found := await source.history(stream, writer):
@@ -253,6 +253,39 @@ class CatchUpSources:
         if failures:
             raise CatchUpError("; ".join(failures))
         return ()
+
+    async def count(
+        self,
+        endpoint: str | None,
+        stream: StreamName,
+        writer: InstanceName,
+        history: History,
+        *,
+        after: Token,
+        upto: Token,
+    ) -> int | None:
+        """Return how many facts of a range the writer has, from a source with its ``history``; None if some are gone.
+
+        CatchUpError: no source has this history and all of the range; the message has the reason of each.
+        """
+        failures = []
+        for url in self._current():
+            try:
+                source = self._source(url or self._writer_http(endpoint, writer))
+                count, at = 0, after
+                while at < upto and [*await source.history(stream, writer)] == [*history]:
+                    page = await source.facts(stream, writer, after=at, upto=upto, limit=COUNTED_ROWS)
+                    if page.upto <= at:
+                        break
+                    count, at = count + len(page.facts), page.upto
+                if at == upto:
+                    return count
+                failures.append(f"{url or OWN_HTTP} does not have what {writer} has of {stream} up to {upto}")
+            except FactsGoneError:
+                return None
+            except (CatchUpError, StoreError) as error:
+                failures.append(str(error))
+        raise CatchUpError("; ".join(failures))
 
     async def _writer_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return what ``history`` returned since the last connection was lost; empty if no source answers."""
@@ -308,6 +341,11 @@ class CatchUpSources:
         others = [url for url in self._urls if url not in folders]
         in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
         return [*in_order, *self._own()]
+
+    def _current(self) -> list[Url | None]:
+        """Return the URLs of the sources that are not older than a restore: HTTP first, and no segments."""
+        over_http = [url for url in self._urls if url.startswith(HTTP)]
+        return [*over_http, *self._own(), *(url for url in self._urls if url.startswith(DATABASES))]
 
     def _own(self) -> list[None]:
         """Return None, for the writer's HTTP, unless an HTTP source is configured."""

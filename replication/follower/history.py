@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from replication.deferreds import Lifetime
+    from replication.follower.doubts import Doubts
+    from replication.streams.cursor import Apply, Reset
     from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore
 
@@ -41,6 +43,7 @@ class FollowedHistories:
         accept_new: whether another history is followed from the beginning, and a function's position is lowered
             without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
+        doubts: counts facts after a failover; None if that is not possible.
 
     """
 
@@ -53,6 +56,7 @@ class FollowedHistories:
     _fetch: Callable[[StreamName, InstanceName], Coroutine[Deferred[Any], Any, History]]
     accept_new: bool = False
     _changed: Callable[[StreamName, InstanceName], object] | None = None
+    _doubts: Doubts | None = None
     checks: int = attrs.field(init=False, default=0)
     mismatches: int = attrs.field(init=False, default=0)
     _followed: dict[InstanceName, History] = attrs.field(init=False, factory=dict)
@@ -84,6 +88,10 @@ class FollowedHistories:
             common = self._without_common(writer, theirs, after)
         elif common == after:
             common = max(after, common_position(ours, theirs, upto) or after)
+        if self._doubts is not None and common >= after:
+            comparing = Deferred.fromCoroutine(self._doubts.common(writer, ours, theirs, after=after, upto=upto))
+            certain = await self._lifetime.add(comparing)
+            common = common if certain is None else min(common, certain)
         self.mismatches += common < after
         return common, theirs
 
@@ -94,6 +102,11 @@ class FollowedHistories:
             self._followed[writer] = history
             if self._changed is not None:
                 self._changed(self._stream, writer)
+
+    def applied(self, writer: InstanceName, step: Apply | Reset) -> None:
+        """Note that a step was applied."""
+        if self._doubts is not None:
+            self._doubts.note(writer, step)
 
     async def check_reset(self, writer: InstanceName, after: Token, to: Token) -> None:
         """Raise StreamError because no function undoes what was applied, unless ``accept_new`` allows that."""

@@ -381,8 +381,7 @@ class StreamFollower:
         else:
             parts = {writer: step}
             await self.application.apply(writer, step, parts, self._write, partial(self._note_parts, parts))
-        cursor = self.cursors[writer]
-        cursor.applied(step)
+        self._note_applied(writer, step)
         if isinstance(step, Reset):
             self.resets += 1
             self.log.error(
@@ -396,7 +395,12 @@ class StreamFollower:
             self.applied_rows += count_rows(step.facts)
             if step.upto == step.after:
                 self.late[writer] += len(step.facts)
-        self._moved(self.name, writer, cursor.position)
+        self._moved(self.name, writer, self.cursors[writer].position)
+
+    def _note_applied(self, writer: InstanceName, step: Apply | Reset) -> None:
+        self.cursors[writer].applied(step)
+        if self.histories is not None:
+            self.histories.applied(writer, step)
 
     async def _new_facts(self, step: Apply) -> Sequence[Fact]:
         """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""

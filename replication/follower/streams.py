@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
 from replication.follower.audit import Audit
+from replication.follower.doubts import Doubts
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
 from replication.follower.merge import MergingFollower
@@ -364,7 +365,18 @@ class FollowedStreams:
             fetch=self.fetch_history,
             accept_new=self._accept_new_history,
             changed=None if self.relay is None else self.relay.restarted,
+            doubts=Doubts(
+                stream=name,
+                copies=self._store if mode is FollowMode.COPIED else None,
+                clock=self._lifetime.clock,
+                count=self._count,
+            ),
         )
+
+    async def _count(
+        self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
+    ) -> int | None:
+        return await self._sources.count(self.endpoints.get(writer), stream, writer, history, after=after, upto=upto)
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         histories, endpoint = self._followers[stream].histories, self.endpoints.get(writer)

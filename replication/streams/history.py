@@ -26,7 +26,8 @@ class Epoch(NamedTuple):
     """One run of a writer.
 
     All facts of earlier epochs are at or below ``start``, all facts of this one are above.  ``settled``, which is at
-    most ``start``, is the position up to which every ID was complete when this epoch began.
+    most ``start``, is the position up to which every ID was complete when this epoch began.  A name is random; on
+    PostgreSQL the timeline of the server follows, as in ``09f911aa.00000002``.
     """
 
     name: str
@@ -41,7 +42,7 @@ def begin_epoch(history: History, epoch: Epoch) -> History:
     """
     kept = [*history]
     if len(kept) > 1 and kept[-1].start == epoch.start:
-        kept.pop()
+        epoch = epoch._replace(settled=min(epoch.settled, kept.pop().settled))  # what was open then may be lost
     return [*kept, epoch][-MAX_EPOCHS:]
 
 
@@ -57,6 +58,29 @@ def common_position(ours: History, theirs: History, position: Token) -> Token | 
             following = [*ours[place : place + 1], *theirs[there : there + 1]]
             return min([position, *[each.settled for each in following if each.start < position]])
     return None
+
+
+def doubted_since(ours: History, theirs: History, position: Token) -> Token | None:
+    """Return above which ID a failover may have lost facts up to ``position``, although it kept later ones.
+
+    IDs are not committed in their order, so a standby may have ID 6 and lack ID 5.  None: there was no failover since
+    the last shared epoch, or it can have lost nothing there.
+    """
+    names = {epoch.name for epoch in ours}
+    shared = [place for place, epoch in enumerate(theirs) if epoch.name in names]
+    if not shared:
+        return None
+    later, timeline = theirs[shared[-1] + 1 :], _timeline(theirs[shared[-1]])
+    doubted = [
+        epoch.settled
+        for epoch in later
+        if epoch.settled < position <= epoch.start and "" != _timeline(epoch) != timeline != ""
+    ]
+    return min(doubted, default=None)
+
+
+def _timeline(epoch: Epoch) -> str:
+    return epoch.name.partition(".")[2]
 
 
 def encode_history(history: History) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from replication.errors import StoreError
+from replication.storage.tables.histories import get_timeline
 from replication.streams.history import Epoch, begin_epoch
 from replication.writer.publisher import INITIAL_POSITION
 
@@ -18,8 +20,18 @@ if TYPE_CHECKING:
 async def begin_epochs(store: IStreamStore, writer: InstanceName, starts: Mapping[StreamName, Token]) -> None:
     """Store a new epoch of each stream: all facts that ``writer`` writes from now on are above its start."""
     stored, former, histories = await store.stored_positions(), await store.histories(writer), {}
+    timeline = await _timeline(store)
     for stream, start in starts.items():
         settled = min(start, stored.get(stream, {}).get(writer, INITIAL_POSITION))
-        epoch = Epoch(secrets.token_hex(4), settled, start)
+        epoch = Epoch(f"{secrets.token_hex(4)}{timeline}", settled, start)
         histories[stream] = begin_epoch(former.get(stream, ()), epoch)
     await store.store_histories(writer, histories)
+
+
+async def _timeline(store: IStreamStore) -> str:
+    """Return what follows the random name of an epoch."""
+    try:
+        timeline = await store.read(get_timeline)
+    except StoreError:  # a server that is compatible with PostgreSQL may have no such function
+        return ""
+    return timeline and f".{timeline}"

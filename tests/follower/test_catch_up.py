@@ -261,6 +261,36 @@ class OtherHistoryTests(SourcesCase):
             pump.wait(sources.close())
 
 
+class CountTests(SourcesCase):
+    """The facts of a range, from a source that has the history of the writer."""
+
+    HISTORY = (Epoch("a.1", Token(1), Token(1)),)
+
+    def count(self, *answers: Answer | list[Answer], stale: int = 0) -> list[Any]:
+        sources, fakes = self.sources(*answers)
+        for each in fakes[stale:]:
+            each.epochs = self.HISTORY
+        return begin(sources.count(None, ORDERS, MASTER, self.HISTORY, after=Token(5), upto=Token(9)))
+
+    def test_pages_are_counted_up_to_the_end(self) -> None:
+        facts = [Fact(Token(token), ("[]",)) for token in (6, 7, 9)]
+        first = Page(facts[:2], Token(8), limited=True)
+        self.assertEqual(self.count([first, Page(facts[2:], Token(9), limited=False)]), [3])
+
+    def test_a_source_with_another_history_or_without_the_end_is_passed_over(self) -> None:
+        facts = [Fact(Token(9), ("[]",))]
+        whole = Page(facts, Token(9), limited=False)
+        self.assertEqual(self.count(Page((), Token(9), limited=False), whole, stale=1), [1])
+        self.assertEqual(self.count(Page((), Token(5), limited=False), whole), [1])
+        self.assertEqual(self.count(CatchUpError("down"), whole), [1])
+        (failure,) = self.count(Page((), Token(9), limited=False), CatchUpError("down"), stale=1)
+        self.assertIn("does not have what master has of orders up to 9; down", str(failure.value))
+
+    def test_nothing_is_counted_where_facts_are_gone(self) -> None:
+        gone = FactsGoneError("gone", stream="orders", writer="master", upto=6)
+        self.assertEqual(self.count(gone, Page((), Token(9), limited=False)), [None])
+
+
 class SegmentTests(SourcesCase):
     """A segment under a right checksum is wrong: the next source has all facts, and the stream goes on."""
 

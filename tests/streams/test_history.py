@@ -13,6 +13,7 @@ from replication.streams.history import (
     Epoch,
     begin_epoch,
     common_position,
+    doubted_since,
     encode_history,
     read_history,
 )
@@ -62,6 +63,30 @@ def test_histories_without_a_shared_epoch_have_nothing_in_common() -> None:
 def test_an_epoch_without_facts_is_replaced() -> None:
     assert begin_epoch([A, B], epoch("c", 5)) == [A, epoch("c", 5)]
     assert begin_epoch([], A) == [A]
+
+
+def test_what_was_open_stays_in_doubt_if_an_epoch_is_replaced() -> None:
+    """A writer that is started twice before its next fact stores its position at the first of these starts."""
+    assert begin_epoch([A, epoch("b", 5, settled=3)], epoch("c", 5)) == [A, epoch("c", 5, settled=3)]
+
+
+def test_ids_that_were_open_at_a_failover_are_in_doubt_up_to_the_last_that_was_kept() -> None:
+    first, promoted = epoch("a.1", 1), epoch("b.2", 8, settled=4)
+    for theirs, position, since in (
+        ([first, promoted], 8, 4),
+        ([first, promoted], 5, 4),
+        ([first, promoted], 4, None),
+        ([first, promoted], 9, None),  # the histories differ below it
+        ([first, epoch("b.1", 8, settled=4)], 8, None),  # a restart
+        ([first, epoch("b", 8, settled=4)], 8, None),  # of a version that stores no timeline
+        ([epoch("a", 1), promoted], 8, None),
+        ([promoted], 8, None),
+        ([first, epoch("x.1", 8, settled=6), epoch("b.2", 9, settled=5)], 8, 5),
+        ([first, promoted, epoch("c.2", 20, settled=9)], 8, 4),
+    ):
+        ours = theirs[:1] if len(theirs) > 1 else [first]
+        assert doubted_since(ours, theirs, Token(position)) == since, (theirs, position)
+    assert doubted_since([first, promoted], [first, promoted], Token(8)) is None
 
 
 def test_the_first_epoch_stays_as_common_start() -> None:

@@ -208,8 +208,9 @@ def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) ->
         are_equal(shop, PostgresDatabase(standby, "postgres"), *"abcde", *"new facts")
 
 
-def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_path: Path) -> None:
-    """One of them is behind a relay."""
+@pytest.mark.parametrize("kept", [False, True])
+def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_path: Path, kept: bool) -> None:
+    """One of them is behind a relay; with ``kept``, the failover has lost a row below one that it has kept."""
     mapping = '[[streams]]\nname = "events"\ntable = "events"\nid_column = "id"\nrow = ["name"]\n'
     with PostgresServer(fsync=False) as primary, primary.standby() as standby, ExitStack() as stack:
         url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
@@ -237,13 +238,23 @@ def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_
 
         insert(primary, *"abc")
         have(*"abc")
+        names = ["a", "b", "c"]
+        late = stack.enter_context(psycopg.connect(primary.url()))
+        if kept:
+            late.execute("INSERT INTO events (name) VALUES ('late')")
+            insert(primary, "kept")
+            names.append("kept")
         rows = "SELECT count(*) FROM events"
-        until(lambda: standby.sql(rows) == [(3,)], "the standby has the first rows")
+        until(lambda: standby.sql(rows) == [(len(names),)], "the standby has the first rows")
         standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
         standby.sql("SELECT pg_reload_conf()")
         until(lambda: not primary.sql("SELECT pid FROM pg_stat_replication"), "the standby is cut off")
-        insert(primary, *"lost")
-        have(*"abc", *"lost")
+        if kept:
+            late.commit()
+            have(*"abc", "late", "kept")
+        else:
+            insert(primary, *"lost")
+            have(*"abc", *"lost")
         position = "SELECT max(stream_id) FROM stream_positions WHERE stream_name = 'events'"
         until(lambda: primary.sql(position) == primary.sql("SELECT max(id) FROM events"), "the position is stored")
         primary.stop("immediate")
@@ -253,7 +264,7 @@ def test_followers_go_back_after_a_failover_that_has_lost_rows_of_plain_sql(tmp_
         master.start()
         master.address("the wire")
         insert(standby, *"new rows of it")
-        have(*"abc", *"new rows of it")
+        have(*names, *"new rows of it")
 
 
 def test_a_master_goes_on_after_a_planned_restart_of_postgresql_and_after_a_crash(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.errors import StoreError
 from replication.storage.memory import MemoryStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
@@ -46,3 +49,10 @@ class EpochTests(SynchronousTestCase):
         self.assertEqual(kept, first)
         self.assertNotEqual(first.name, second.name)
         self.assertIsInstance(first, Epoch)
+
+    def test_the_timeline_of_a_server_follows_the_name(self) -> None:
+        for answer, ends in (("00000002", ".00000002"), (StoreError("there is no such function"), "")):
+            with patch.object(MemoryStore, "read", side_effect=[answer]):
+                self.begin(9)
+            *_, epoch = now(self.store.history(ORDERS, MASTER))
+            self.assertEqual(epoch.name[8:], ends)

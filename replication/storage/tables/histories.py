@@ -42,6 +42,13 @@ PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = excluded.epochs"
 )
+# Each promotion of a standby, and each recovery to a point in time, begins another one.
+TIMELINE: Final = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+
+
+def get_timeline(database: ISqlExecutor) -> str:
+    """Return the timeline of a PostgreSQL server; empty for SQLite."""
+    return str(database.execute(TIMELINE)[0][0]) if database.dialect == "postgresql" else ""
 
 
 def get_history(database: ISqlExecutor, stream: StreamName, writer: InstanceName, follower: str) -> History:

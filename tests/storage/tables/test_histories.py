@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
 from replication.storage import open_store
+from replication.storage.tables.histories import get_timeline
 from replication.streams.history import Epoch
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.on_postgres import HasDatabase
@@ -21,6 +22,8 @@ HISTORY = [Epoch("a", Token(1), Token(1)), Epoch("b", Token(4), Token(6))]
 
 
 class SqliteTests(SynchronousTestCase):
+    TIMELINE = ""
+
     def setUp(self) -> None:
         self.pump = Pump()
         self.place = self.make_place()
@@ -50,7 +53,12 @@ class SqliteTests(SynchronousTestCase):
             self.pump.wait(self.store.history(ORDERS, MASTER))
         self.assertIn("the history of 'master' in stream 'orders' cannot be read", str(caught.exception))
 
+    def test_the_timeline_of_the_server(self) -> None:
+        self.assertEqual(self.pump.wait(self.store.read(get_timeline)), self.TIMELINE)
+
 
 class PostgresTests(HasDatabase, SqliteTests):
+    TIMELINE = "00000001"
+
     def make_place(self) -> str:
         return self.url

@@ -1,0 +1,206 @@
+"""After a failover, a fact may be lost below one that is kept: the facts of a follower are counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.errors import CatchUpError
+from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts
+from replication.follower.history import FollowedHistories
+from replication.follower.stream import FollowMode, StreamFollower
+from replication.streams.cursor import Apply, Reset
+from replication.streams.history import Epoch
+from replication.streams.interfaces import Page
+from replication.wire.grammar import InstanceName, StreamName, Token
+from tests.doubles import logged
+from tests.follower.cases import MASTER, ORDERS, FollowerCase, fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replication.follower.application import ApplyTransaction
+    from replication.streams.facts import Fact
+    from replication.streams.history import History
+    from tests.follower.cases import First
+
+FIRST = Epoch("a.00000001", Token(1), Token(1))
+PROMOTED = Epoch("b.00000002", Token(4), Token(8))  # 5 to 8 are in doubt
+RESTARTED = Epoch("b.00000001", Token(4), Token(8))  # as after a kill
+
+
+class DoubtsCase(FollowerCase):
+    """The writer has ``found`` facts of the range in doubt."""
+
+    undo: Callable[..., object] | None = None
+
+    def setUp(self) -> None:
+        self.published: History = [FIRST]
+        self.found: int | Exception | None = 4
+        self.counted: list[tuple[int, int]] = []
+        super().setUp()
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        copied = self.mode is FollowMode.COPIED
+        doubts = Doubts(
+            stream=ORDERS, copies=self.store if copied else None, clock=self.process.clock, count=self.count
+        )
+        histories = FollowedHistories(
+            stream=ORDERS,
+            store=self.store,
+            follower="" if copied else "worker1",
+            lifetime=self.process.lifetime,
+            fetch=self.history,
+            doubts=doubts,
+        )
+        arguments: dict[str, Any] = {**self.process.arguments, "histories": histories, "undo": self.undo}
+        return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        assert (stream, writer) == (ORDERS, MASTER)
+        return self.published
+
+    async def count(
+        self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
+    ) -> int | None:
+        assert (stream, writer, [*history]) == (ORDERS, MASTER, [*self.published])
+        self.counted.append((after, upto))
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def follow_to_eight(self) -> None:
+        """Follow the writer up to 8, and lose the connection."""
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 5)))
+        self.process.clock.advance(SLOT)
+        self.rows(*map(fact, range(5, 9)))
+        self.follower.connection_lost("link")
+
+    def come_back(self, *then: Epoch) -> list[str]:
+        """Let the writer come back with these epochs, and at 9; return what is logged."""
+        self.published = [FIRST, *then]
+        with logged() as messages:
+            self.at(9, 9, link="next")
+        return messages
+
+
+class CopyTests(DoubtsCase):
+    def tokens(self) -> list[int]:
+        return sorted(self.store._streams[ORDERS].facts)
+
+    def test_a_copy_goes_back_if_the_writer_has_fewer_facts(self) -> None:
+        self.follow_to_eight()
+        self.found = 3
+        self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
+        self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
+        self.assertEqual((self.counted, self.process.asked), ([(4, 8)], [(4, 9)]))
+        self.assertEqual(self.tokens(), [2, 3, 4, 5, 7, 8, 9])
+
+    def test_a_copy_stays_where_it_is_if_nothing_is_lost_or_that_cannot_be_known(self) -> None:
+        for found in (4, None):
+            self.setUp()
+            self.follow_to_eight()
+            self.found = found
+            self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+            self.assertEqual(self.come_back(PROMOTED), [])
+            self.assertEqual((self.counted[0], self.process.asked, self.tokens()), ((4, 8), [(8, 9)], [*range(2, 10)]))
+
+    def test_nothing_is_counted_without_a_failover(self) -> None:
+        """Rows of a mapped table may be deleted at any time, so a number of facts alone shows nothing."""
+        for epoch in (RESTARTED, Epoch("b", Token(4), Token(8)), Epoch("b.00000002", Token(8), Token(8))):
+            self.setUp()
+            self.follow_to_eight()
+            self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+            self.assertEqual((self.come_back(epoch), self.counted), ([], []))
+
+    def test_facts_that_are_received_and_in_doubt_are_fetched_again(self) -> None:
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 5)))
+        self.follower.connection_lost("link")
+        self.published = [FIRST, PROMOTED]
+        self.at(8, 8, link="next")
+        self.assertEqual((self.counted, self.process.asked), ([], [(4, 8)]))
+
+    def test_facts_wait_while_no_source_can_be_counted(self) -> None:
+        self.follow_to_eight()
+        self.found = CatchUpError("down")
+        self.assertIn(
+            "checking the history of orders of master after 8: CatchUpError: down", self.come_back(PROMOTED)[0]
+        )
+        self.found = 4
+        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.tokens(), [*range(2, 10)])
+
+
+class FunctionTests(DoubtsCase):
+    mode = FollowMode.APPLIED
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        self.applied: list[int] = []
+        self.undo = self.forget
+        return super().make_follower(self.apply, first)
+
+    def apply(self, facts: Sequence[Fact], _: ApplyTransaction) -> None:
+        self.applied += [each.token for each in facts]
+
+    def forget(self, _: InstanceName, to: Token, __: ApplyTransaction) -> None:
+        self.applied = [token for token in self.applied if token <= to]
+
+    def test_the_facts_of_the_last_seconds_are_counted(self) -> None:
+        self.follow_to_eight()
+        self.found = 3
+        self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
+        self.come_back(PROMOTED)
+        self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
+
+    def test_a_function_that_was_started_since_is_trusted(self) -> None:
+        self.follow_to_eight()
+        self.follower._positions = {MASTER: Token(8)}
+        self.follower.cursors.clear()
+        assert self.follower.histories is not None
+        assert self.follower.histories._doubts is not None
+        self.follower.histories._doubts._recent.clear()
+        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+        self.assertEqual((self.come_back(PROMOTED), self.counted, self.applied[-1]), ([], [], 9))
+
+
+class RecentFactsTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.recent = RecentFacts(self.clock)
+
+    def note(self, after: int, *tokens: int) -> None:
+        self.recent.note(Apply([*map(fact, tokens)], Token(after), Token(max(tokens))))
+
+    def above(self, token: int) -> tuple[int, int] | None:
+        return self.recent.above(Token(token))
+
+    def test_a_place_at_or_below_the_token_is_found(self) -> None:
+        self.note(0, 2, 3)
+        self.note(3, 5)
+        self.clock.advance(SLOT)
+        self.note(5, 6, 9)
+        self.assertEqual([self.above(token) for token in (0, 4, 5, 7)], [(0, 5), (0, 5), (5, 2), (5, 2)])
+
+    def test_older_facts_are_forgotten(self) -> None:
+        for token in range(2, SLOTS + 4):
+            self.note(token - 1, token)
+            self.clock.advance(SLOT)
+        self.assertEqual((self.above(2), self.above(3)), (None, (3, SLOTS)))
+
+    def test_a_reset_or_a_gap_begins_anew(self) -> None:
+        self.note(0, 2, 3)
+        self.recent.note(Reset(Token(3), Token(2)))
+        self.assertIsNone(self.above(3))
+        self.note(2, 3)
+        self.assertEqual((self.above(2), self.above(1)), ((2, 1), None))
+        self.note(7, 8)
+        self.assertEqual((self.above(7), self.above(2)), ((7, 1), None))
