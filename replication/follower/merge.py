@@ -143,7 +143,9 @@ class MergingFollower(StreamFollower):
         step = ApplyMerged(parts, facts)
         await self.application.apply(ALL, step, parts, self._write, partial(self._note_parts, parts))
         for each, part in step.parts.items():
-            self._note_applied(each, part)
+            self.cursors[each].applied(part)
+            if self.histories is not None:
+                self.histories.applied(each, part)
             if part.upto == part.after:
                 self.late[each] += len(part.facts)
         self.applied_rows += sum([len(fact.texts) for fact in step.facts])

@@ -381,7 +381,9 @@ class StreamFollower:
         else:
             parts = {writer: step}
             await self.application.apply(writer, step, parts, self._write, partial(self._note_parts, parts))
-        self._note_applied(writer, step)
+        self.cursors[writer].applied(step)
+        if self.histories is not None:
+            self.histories.applied(writer, step)
         if isinstance(step, Reset):
             self.resets += 1
             self.log.error(
@@ -396,11 +398,6 @@ class StreamFollower:
             if step.upto == step.after:
                 self.late[writer] += len(step.facts)
         self._moved(self.name, writer, self.cursors[writer].position)
-
-    def _note_applied(self, writer: InstanceName, step: Apply | Reset) -> None:
-        self.cursors[writer].applied(step)
-        if self.histories is not None:
-            self.histories.applied(writer, step)
 
     async def _new_facts(self, step: Apply) -> Sequence[Fact]:
         """Return the facts of a step that were not applied: those below the position, or of other writers, may be."""

@@ -357,6 +357,9 @@ class FollowedStreams:
         return follower
 
     def _histories(self, name: StreamName, mode: FollowMode) -> FollowedHistories:
+        async def count(stream: StreamName, writer: InstanceName, history: History, **of: Token) -> int | None:
+            return await self._sources.count(self.endpoints.get(writer), stream, writer, history, **of)
+
         return FollowedHistories(
             stream=name,
             store=self._store,
@@ -369,14 +372,9 @@ class FollowedStreams:
                 stream=name,
                 copies=self._store if mode is FollowMode.COPIED else None,
                 clock=self._lifetime.clock,
-                count=self._count,
+                count=count,
             ),
         )
-
-    async def _count(
-        self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
-    ) -> int | None:
-        return await self._sources.count(self.endpoints.get(writer), stream, writer, history, after=after, upto=upto)
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         histories, endpoint = self._followers[stream].histories, self.endpoints.get(writer)

@@ -9,7 +9,6 @@ password, and, where one is known, the cure.
 
 from __future__ import annotations
 
-import re
 import select
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,6 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
+from replication.storage.postgres.leftovers import Leftovers
 from replication.storage.postgres.pipeline import PREPARED, Pipeline
 
 if TYPE_CHECKING:
@@ -44,13 +44,6 @@ _OVERRIDE: Final = (
 )
 # In a session that only reads: the database may belong to a program that must not wait for this process.
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
-# What may outlast a transaction, and is no setting: a session with it is not used again.
-_LASTING: Final = re.compile(
-    r"\bpg_(?:try_)?advisory_(?:un)?lock|\bWITH\s+HOLD\b"
-    r"|(?:\bCREATE\s+(?:(?:GLOBAL|LOCAL)\s+)?|(?<!INSERT\s)(?<!MERGE\s)\bINTO\s+|\bpg_)TEMP(?:ORARY)?\b"
-    r"(?!.*\bON\s+COMMIT\s+DROP\b)",
-    re.IGNORECASE | re.DOTALL,
-)
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
@@ -133,8 +126,7 @@ class PostgresSession:
         self._begun = False
         self._opening: str | None = None  # BEGIN, until it is sent
         self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
-        self._resets: Sequence[tuple[str, Sequence[object]]] = ()
-        self._used = self._lasts = False  # by statements of the application; whether something may outlast them
+        self._leftovers = Leftovers()
         self._pipeline: Pipeline | None = None  # of the driver's connection
 
     def connect(self) -> psycopg.Connection:
@@ -218,7 +210,7 @@ class PostgresSession:
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the application in a transaction; a text with two statements is refused."""
-        self._note(sql)
+        self._leftovers.note(sql)
         with self.refusals():
             # Without parameters, and outside a pipeline, the protocol allows several.
             with self._sending(in_pipeline=not parameters) as connection:
@@ -227,7 +219,7 @@ class PostgresSession:
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement of the application once per item."""
-        self._note(sql)
+        self._leftovers.note(sql)
         with self.refusals(), self._sending() as connection:
             usual, connection.prepare_threshold = connection.prepare_threshold, None  # executemany() lacks an option
             try:
@@ -300,7 +292,7 @@ class PostgresSession:
         self._mark += 1
         mark = MARK, (self._name, self.holder.table, self.holder.table, self._mark)
         try:
-            resets = self._resets if self._used else ()
+            resets = self._leftovers.resets()
             marked = self._run_together(mark, ("COMMIT", ()), *resets)[-2 - len(resets)]
         except SessionLostError as lost:
             self._begun = False
@@ -315,7 +307,8 @@ class PostgresSession:
             raise StoreError(f"database {self.name!r}: its tables were made anew: try again", temporary=True) from error
         else:
             self._begun = False
-            self._end_use()
+            if self._leftovers.end():
+                self._drop()
             if marked.ntuples:  # otherwise nothing was written
                 self.holder.marks[self._name], self.holder.table = self._mark, int(marked.get_value(0, 0) or 0)
                 if self._is_stale():  # another session has not seen this mark at the server that it has reached
@@ -331,9 +324,8 @@ class PostgresSession:
         if not self._is_idle():
             with suppress(StoreError):
                 self.run(f"ROLLBACK -- {self._rollbacks}")
-            if not self._is_idle():
-                self._drop()
-        self._end_use()
+        if self._leftovers.end() or not self._is_idle():
+            self._drop()
 
     # ---- inside
 
@@ -341,8 +333,8 @@ class PostgresSession:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
-        overridden = connection.execute(_BOUND if self._reads_only else _OVERRIDE).fetchall()
-        self._resets = [("RESET ALL", ()), *([(_OVERRIDE, ())] if overridden else [])]
+        found = connection.execute(_BOUND if self._reads_only else _OVERRIDE).fetchall()
+        self._leftovers.after_reset = [(_OVERRIDE, ())] if found else []
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
         *self._backend, server = connection.execute(_BACKEND).fetchone() or ("",)
         if self._reads_only:
@@ -394,18 +386,6 @@ class PostgresSession:
             self._current()
             assert self._pipeline is not None  # noqa: S101 (there is a connection)
             return self._pipeline.run([*self._take_waiting(), *statements])
-
-    def _note(self, sql: str) -> None:
-        """Note what a statement of the application may leave in the session."""
-        self._used = True
-        if _LASTING.search(sql):
-            self._lasts = True
-
-    def _end_use(self) -> None:
-        """Let nothing of the application's statements outlast their transaction; a rollback undoes settings."""
-        if self._lasts:
-            self._drop()
-        self._used = self._lasts = False
 
     def _take_waiting(self) -> list[tuple[str, Sequence[object]]]:
         begin: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]

@@ -1,0 +1,47 @@
+"""What the application's statements leave in a session, and how the next transaction is kept from it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Statements = Sequence[tuple[str, Sequence[object]]]
+
+RESET: Final = "RESET ALL"
+# What may outlast a transaction, and is no setting: advisory locks, cursors, temporary tables.
+LASTING: Final = re.compile(
+    r"\bpg_(?:try_)?advisory_(?:un)?lock|\bWITH\s+HOLD\b"
+    r"|(?:\bCREATE\s+(?:(?:GLOBAL|LOCAL)\s+)?|(?<!INSERT\s)(?<!MERGE\s)\bINTO\s+|\bpg_)TEMP(?:ORARY)?\b"
+    r"(?!.*\bON\s+COMMIT\s+DROP\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Leftovers:
+    """What the transaction in progress may leave in its session.
+
+    A function of the server can change settings without a trace in the statement, so all settings are reset, in the
+    trip of the COMMIT.  A rollback undoes them.  ``after_reset`` are statements that follow a reset.
+    """
+
+    def __init__(self) -> None:
+        self.after_reset: Statements = ()
+        self._used = self._lasts = False
+
+    def note(self, sql: str) -> None:
+        """Note that the application runs a statement."""
+        self._used = True
+        if LASTING.search(sql):
+            self._lasts = True
+
+    def resets(self) -> Statements:
+        """Return the statements to run after the COMMIT."""
+        return [(RESET, ()), *self.after_reset] if self._used else ()
+
+    def end(self) -> bool:
+        """Note that the transaction has ended; returns whether the session must not be used again."""
+        lasts, self._used, self._lasts = self._lasts, False, False
+        return lasts
