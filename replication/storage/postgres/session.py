@@ -58,7 +58,9 @@ _END_BACKEND: Final = (
 )
 _RETRY_AFTER: Final = 0.25  # seconds between two questions about an outcome
 
+_SEQUENCE_ENDS: Final = "2200H"
 CURES: Final = {  # by the beginning of an SQLSTATE
+    _SEQUENCE_ENDS: "ALTER SEQUENCE … NO MAXVALUE",
     "25006": "the server, its role or this database takes no writes: name the primary, if this is a standby",
     "25P03": "raise idle_in_transaction_session_timeout, or wait less inside the transaction",
     "3F000": "CREATE SCHEMA, or set search_path for this user",
@@ -462,7 +464,7 @@ def _message(error: psycopg.Error, address: Address) -> str:
 def _is_of_values(error: psycopg.Error) -> bool:
     if error.sqlstate is None:
         return isinstance(error, (psycopg.DataError, psycopg.ProgrammingError))  # the driver cannot convert it
-    return error.sqlstate.startswith(_OF_VALUES)
+    return error.sqlstate.startswith(_OF_VALUES) and error.sqlstate != _SEQUENCE_ENDS
 
 
 def _is_temporary(error: psycopg.Error) -> bool:

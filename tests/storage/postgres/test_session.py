@@ -12,7 +12,7 @@ import psycopg
 from psycopg import errors
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import StoreError
+from replication.errors import StoreError, ValueRefusedError
 from replication.storage.postgres import session as postgres_session
 from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import MARKS, Holder
@@ -75,6 +75,13 @@ class SessionTests(UsesSession, SynchronousTestCase):
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
+
+    def test_a_sequence_at_its_end_is_no_fault_of_a_value(self) -> None:
+        self.session.run("CREATE SEQUENCE full MAXVALUE 1 START 1")
+        self.session.run("SELECT nextval('full')")
+        error = self.assertRaises(StoreError, self.session.run, "SELECT nextval('full')")
+        self.assertNotIsInstance(error, ValueRefusedError)
+        self.assertIn("ALTER SEQUENCE … NO MAXVALUE", str(error))
 
     def test_a_value_that_cannot_be_sent_is_an_error_of_the_store(self) -> None:
         for value in ("\ud800", "nul \x00", {1, 2}, object()):
