@@ -198,15 +198,21 @@ class RelayedAudit:
 
     async def _ask_in_time(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> None:
         """Ask unless it is known on this connection; wait for the answer for PATIENCE seconds."""
+        if not self._lock.locked and self._knows(link, stream, writer):
+            return
         asking: Deferred[Any] = self._lifetime.add(Deferred.fromCoroutine(self._ask_once(link, stream, writer)))
         with suppress(CatchUpError, defer.TimeoutError):
             await asking.addTimeout(PATIENCE, self._lifetime.clock)
 
     async def _ask_once(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> None:
         async with self._lock:
-            relay = self._relays.get(link.endpoint)
-            if relay is None or relay.connection != link.connections or self._is_new(relay, stream, writer):
+            if not self._knows(link, stream, writer):
                 await self._ask(link)
+
+    def _knows(self, link: IWriterLink, stream: StreamName, writer: InstanceName) -> bool:
+        """Whether a peer has answered on this connection, and has named a writer."""
+        relay = self._relays.get(link.endpoint)
+        return relay is not None and relay.connection == link.connections and not self._is_new(relay, stream, writer)
 
     async def _ask(self, link: IWriterLink) -> None:
         """Ask a peer; CatchUpError if it compared facts before, and does not answer."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import IAddress, IDelayedCall
+    from twisted.internet.interfaces import IAddress, IDelayedCall, IStreamClientEndpoint
     from twisted.python.failure import Failure
 
     from replication.wire.grammar import InstanceName, StreamName
@@ -47,6 +47,7 @@ SERVER_TIMEOUT = 30.0  # before the writer's first PING, no other time-out count
 REFUSED_SOON = 10.0  # a connection that the writer closes with an ERROR before that is as bad as none
 MAX_PAUSE = 2.0  # longer than a slow disk needs, far shorter than the keep-alive time-out
 
+_NO_FILES = ("tcp:", "unix:")  # endpoints that need no certificates: parsed once
 _TIMEOUT = "ping timeout: "
 _NO_SERVER = "no SERVER line received: is this a writer's --listen port, and not its --http port?"
 
@@ -106,11 +107,12 @@ class WriterClient(Factory):
         self._backoff = Backoff(FIRST_DELAY, MAX_DELAY, math.e)
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
         try:
-            clientFromString(self._reactor, self.endpoint)
+            client: IStreamClientEndpoint = clientFromString(self._reactor, self.endpoint)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")
             raise ConfigError(f"cannot connect to {Url(self.endpoint)!r}: {why}") from error
-        client = FreshEndpoint(self._reactor, self.endpoint)
+        if not self.endpoint.startswith(_NO_FILES):
+            client = FreshEndpoint(self._reactor, self.endpoint)
         endpoint = ReportingEndpoint(self.endpoint, client, self._connect_failed)
         self._service = SilentClientService(endpoint, self, retryPolicy=self._next_delay, clock=self._reactor)
 

@@ -196,9 +196,10 @@ class Positions:
             and writer.definition.written_by(self._instance_name)
             and writer.definition.name != CACHES
         ]
+        if not shared:
+            return
         known = {writer.definition.name: writer.outgoing.stored for writer in shared if not writer.outgoing.memory_log}
-        if shared:
-            self._others = await self._store.stored_positions()
+        self._others = await self._store.stored_positions()
         if any(self._others.get(name, {}).get(self._instance_name, 0) < stored for name, stored in known.items()):
             await self._store.verify()
         for writer in shared:

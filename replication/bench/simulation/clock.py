@@ -103,8 +103,10 @@ class SimulatedClock:
 
     def run_due(self) -> bool:
         """Call the timers that are due, in order; return whether there were any."""
-        found = False
-        while (time := self.next_time()) is not None and time <= self.now:
-            found = True
-            heappop(self._queue)[2].call()
+        queue, found = self._queue, False
+        while queue and queue[0][0] <= self.now:
+            _, number, timer = heappop(queue)
+            if timer.number == number and timer.active():
+                found = True
+                timer.call()
         return found

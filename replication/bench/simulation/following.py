@@ -301,13 +301,14 @@ class WorkerHost(Host):
 
     def check(self) -> None:
         """Check what must be true at any time."""
-        for wait in self.waits:
-            wait.check()
-        self.waits = [each for each in self.waits if not each.ended]
+        if self.waits:
+            for wait in self.waits:
+                wait.check()
+            self.waits = [each for each in self.waits if not each.ended]
+        limit = HELD_BYTES + self.largest_page
         for followed in self.worker._followed._followers.values():
-            assert self.world.restores or followed.resets == 0, f"I3: {self} set {followed.name} back"
+            assert followed.resets == 0 or self.world.restores, f"I3: {self} set {followed.name} back"
             for cursor in followed.cursors.values():
-                limit = HELD_BYTES + self.largest_page
                 assert cursor.held_bytes <= limit, f"I9: {self} holds {cursor.held_bytes} bytes of {limit}"
 
     def check_disk(self) -> None:
@@ -359,12 +360,12 @@ class WorkerHost(Host):
         self.hung, self.waits = [], []
         return dead
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> bytes:
         self._applied_before = {key: (each.position, [*each.facts]) for key, each in self.applied.items()}
         self._orders_before = {stream: order.last for stream, order in self.orders.items()}
         return super()._saved()
 
-    def _restore(self, backup: dict[str, Any]) -> None:
+    def _restore(self, backup: bytes) -> None:
         super()._restore(backup)
         for key, each in self.applied.items():
             position, facts = self._applied_before.get(key, (Token(0), []))

@@ -6,6 +6,7 @@ connection.  A :class:`FollowerHistory` records what a follower has durably appl
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class WriterHistory:
         self.committed: dict[Token, tuple[str, ...]] = {}
         self.open: dict[Token, FactTransaction[Any]] = {}
         self.published = Token(0)
+        self._tokens: list[Token] = []  # of the committed facts that have rows, ascending
 
     def commit(self, facts: Iterable[Fact]) -> None:
         """Record a durable transaction."""
@@ -40,6 +42,8 @@ class WriterHistory:
                 f"I5: {self.name}: {token} is committed, but {self.published} was published before"
             )
             self.committed[token] = texts
+            if texts:
+                insort(self._tokens, token)
 
     def store(self, token: Token) -> None:
         """Record that the position ``token`` is stored: a replay reads no facts at or below it later."""
@@ -54,13 +58,16 @@ class WriterHistory:
 
     def between(self, after: Token, upto: Token) -> list[Fact]:
         """Return the facts with rows between ``after`` and ``upto``, which a follower must apply."""
-        return [Fact(each, texts) for each, texts in sorted(self.committed.items()) if texts and after < each <= upto]
+        tokens = self._tokens
+        first, end = bisect_right(tokens, after), bisect_right(tokens, upto)
+        return [Fact(each, self.committed[each]) for each in tokens[first:end]]
 
     def restore(self, facts: Collection[Token], upto: Token) -> None:
         """Record that the database was restored: it has these facts, and positions up to ``upto``."""
         self.committed = {
             token: texts for token, texts in self.committed.items() if token in facts or (token <= upto and not texts)
         }
+        self._tokens = sorted(token for token, texts in self.committed.items() if texts)
         self.open.clear()
         self.published = Token(0)
 

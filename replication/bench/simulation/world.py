@@ -183,8 +183,8 @@ class World:
             self.check()
             if not any(self.lags()):
                 break
-        lags = [*self.lags()]
-        assert not lags, f"I10: after {within} s: {lags}"
+        else:
+            raise AssertionError(f"I10: after {within} s: {[*self.lags()]}")
         for worker in self.workers.values():
             worker.check_disk()
             for order in worker.orders.values():

@@ -187,7 +187,7 @@ class MasterHost(Host):
         self.jobs.append(job)
         return job
 
-    def _restore(self, backup: dict[str, Any]) -> None:
+    def _restore(self, backup: bytes) -> None:
         super()._restore(backup)
         for stream, history in self.histories.items():
             position = finish(self.disk.positions(stream)).get(self.name, Token(0))
