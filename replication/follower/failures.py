@@ -103,6 +103,8 @@ class FailingFacts:
 
     def retry_of(self, writer: InstanceName) -> Again | None:
         """Return the next fact of a writer to take up again."""
+        if not self._retries:
+            return None
         return next((again for key, again in self._retries.items() if key[0] == writer), None)
 
     def end_retry(self, again: Again, error: Exception | None) -> None:

@@ -290,10 +290,10 @@ class StreamFollower:
 
     def _drive(self, writer: InstanceName) -> None:
         """Start to take the steps of a writer, if there are any and none is being taken."""
-        if writer in self._driving or self._lifetime.ended or self._step(writer) is None:
+        if writer in self._driving or self._lifetime.ended or (step := self._step(writer)) is None:
             return
         self._driving[writer] = None  # before it begins: a woken waiter may call this method again
-        driving = self._driving[writer] = Deferred.fromCoroutine(self._take_steps(writer))
+        driving = self._driving[writer] = Deferred.fromCoroutine(self._take_steps(writer, step))
         driving.addErrback(lambda failure: self.log.failure("following {name}", failure, name=self.name))
 
         def done(_: None) -> None:
@@ -305,10 +305,10 @@ class StreamFollower:
     def _rested(self, writer: InstanceName) -> None:
         """Note that there is no step for a writer now."""
 
-    async def _take_steps(self, writer: InstanceName) -> None:
-        """Take the steps of a writer until none is left; repeat a step that fails, after a growing delay."""
+    async def _take_steps(self, writer: InstanceName, step: Any) -> None:
+        """Take ``step`` and all after it, until none is left; repeat one that fails, after a growing delay."""
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        while not self._lifetime.ended and (step := self._step(writer)) is not None:
+        while step is not None:
             try:
                 if isinstance(step, CatchUp):
                     await self._catch_up(writer, step)
@@ -330,6 +330,7 @@ class StreamFollower:
             else:
                 backoff.reset()
                 self.errors.pop(writer, None)
+            step = None if self._lifetime.ended else self._step(writer)
 
     def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
         if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:

@@ -79,12 +79,6 @@ class SimulatedClock:
         self._numbers = 0
         self._queue: list[tuple[float, int, Timer]] = []  # a timer that was moved has older entries, too
 
-    def call_later(
-        self, delay: float, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Timer:
-        """Call ``function`` after ``delay`` seconds."""
-        return Timer(self, self.now + delay, function, args, kwargs)
-
     def add(self, timer: Timer) -> int:
         """Put a timer into the queue, and return its number there."""
         self._numbers += 1

@@ -20,15 +20,13 @@ from twisted.internet.error import (
 from twisted.internet.error import TimeoutError as ConnectTimeoutError
 from twisted.python.failure import Failure
 
-from replication.bench.simulation.clock import SimulatedClock
+from replication.bench.simulation.clock import SimulatedClock, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from twisted.internet.interfaces import IDelayedCall
     from twisted.internet.protocol import ClientFactory, Factory
-
-    from replication.bench.simulation.clock import Timer
 
 MAX_ROUNDS = 10_000  # of one turn; more is a loop that never ends
 
@@ -220,7 +218,8 @@ class SimulatedReactor:
         return self.network.clock.now
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any) -> IDelayedCall:  # noqa: A002
-        timer = self.network.clock.call_later(delay, callable, args, kwargs)
+        clock = self.network.clock
+        timer = Timer(clock, clock.now + delay, callable, args, kwargs)
         if self.killed:
             timer.cancel()
         else:
@@ -283,7 +282,8 @@ class Network:
     def turn(self) -> None:
         """Do all reads, writes and timers that are due."""
         for _ in range(MAX_ROUNDS):
-            if not (self._connect() | self._move() | self.clock.run_due()):
+            connected = bool(self.attempts) and self._connect()
+            if not (connected | self._move() | self.clock.run_due()):
                 return
         raise AssertionError("a turn of the reactor does not end")
 
@@ -330,8 +330,6 @@ class Network:
                 pipe.held = False
 
     def _connect(self) -> bool:
-        if not self.attempts:
-            return False
         moved = False
         for connector in list(self.attempts):
             if connector not in self.attempts or {connector.reactor.host, connector.host} & self.unplugged:

@@ -16,7 +16,7 @@ class ClockTests(SynchronousTestCase):
         self.called: list[str] = []
 
     def later(self, delay: float, name: str) -> Timer:
-        return self.clock.call_later(delay, self.called.append, (name,), {})
+        return Timer(self.clock, self.clock.now + delay, self.called.append, (name,), {})
 
     def run_at(self, now: float) -> list[str]:
         self.clock.now = now
