@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
+import attrs
 import pytest
 
 import replication.errors
@@ -21,6 +22,7 @@ from replication.follower.application import Application
 from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import StreamFollower
+from replication.segments.archive import _SegmentCursor
 from replication.session.connection import ReplicationConnection
 from replication.session.encoder import encode_position
 from replication.session.send_buffer import SendBuffer
@@ -131,6 +133,13 @@ def as_published(self: PublishedStream) -> Any:
     return encode_position(self.definition.name, self._instance_name, settled, settled)
 
 
+def whole_segment(
+    self: _SegmentCursor, after: Token, upto: Token, limit: int, right: Any = _SegmentCursor.page
+) -> Any:
+    page = right(self, after, upto, limit)
+    return attrs.evolve(page, upto=min(upto, self.segment.upto))
+
+
 async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token) -> Any:
     return upto, await self._fetch(self._stream, writer)
 
@@ -179,6 +188,8 @@ FAULTS: dict[str, Fault] = {
     "a dead connection is not noticed (synapse#9010)": Fault(
         ReplicationConnection, "_give_up_at", never_reached, seed=2
     ),
+    # ---- segments
+    "a part of a segment counts for all of it": Fault(_SegmentCursor, "page", whole_segment, "segments", seed=3),
 }
 
 

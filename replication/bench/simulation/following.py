@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 
 from replication.bench.simulation.disk import finish
 from replication.bench.simulation.host import LIMITS, PORT, SERVER_NAME, Host
@@ -81,11 +81,14 @@ class PageRequest:
 class SimulatedSources:
     """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does.
 
-    A page passes through the bytes of its answer; requests and headers are left out.
+    A page passes through the bytes of its answer; requests and headers are left out.  A worker that has segments reads
+    a page from them first, as a worker with such a folder in ``catch_up`` does.
     """
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
+        segments = host.world.segments if host.name in host.world.read_segments else None
+        self._archive = None if segments is None else segments.open()
 
     def foreign_database(self) -> None:
         """Return None: no other program writes the database."""
@@ -111,11 +114,14 @@ class SimulatedSources:
     ) -> Page:
         """Return a page of at most ``page_rows`` rows; while ``pages_held``, it waits."""
         host = self._host
-        asked, served = self._asked(endpoint)
+        limit = min(limit, host.page_rows)
+        found = self._in_segments(stream, writer, step, limit)
+        asked, served = self._asked(endpoint) if found is None else (host, None)
         request = PageRequest(asked, host)
-        page = Deferred.fromCoroutine(
-            served.page(stream, writer, after=step.after, upto=step.upto, limit=min(limit, host.page_rows))
-        )
+        if served is not None:
+            page = Deferred.fromCoroutine(served.page(stream, writer, after=step.after, upto=step.upto, limit=limit))
+        else:
+            page = succeed(found)
 
         def answered(page: Page) -> None:
             host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
@@ -136,6 +142,16 @@ class SimulatedSources:
         return await request.answer
 
     page = fetch
+
+    def _in_segments(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page | None:
+        """Return a page of segments; None if they have no fact after ``step.after``."""
+        if self._archive is None:
+            return None
+        try:
+            page = self._archive.page(stream, writer, after=step.after, upto=step.upto, limit=limit)
+        except CatchUpError:  # no replay has written this stream yet
+            return None
+        return page if page.upto > step.after else None
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs that the master or relay has, as its HTTP API does."""

@@ -20,7 +20,7 @@ USUAL_STEPS: Final = 11.0  # the mean of an exponential distribution: most plans
 WITH_FAULT: Final = 0.5  # of the plans have a kind of fault
 SHRINKING_RUNS: Final = 2_000  # at most
 
-# What World() is called with, and how often a seed has it.
+# What World() is called with, and how often a seed has it; one with 0 is run only by its name.
 WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     # a worker with a function; or with copies
     "function": (5, {"masters": {"master": ("a",)}, "workers": {"apply": (None, ("a", "caches"))}}),
@@ -96,6 +96,15 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             "workers": {"relay": (None, ()), "apply": (None, ("a",)), "near": (None, ("a",))},
             "relays": {"apply": "relay"},
             "linear": ("a",),
+        },
+    ),
+    # workers that catch up from segments first; no seed draws it, so that seeds of older versions have the same world
+    "segments": (
+        0,
+        {
+            "masters": {"master": ("a",)},
+            "workers": {"copy": (None, ()), "apply": (None, ("a", "caches"))},
+            "segments": ("copy", "apply"),
         },
     ),
 }

@@ -22,6 +22,7 @@ from replication.bench.simulation.following import APPLY_ROWS, HELD_BYTES, Worke
 from replication.bench.simulation.host import LIMITS
 from replication.bench.simulation.invariants import WireCheck
 from replication.bench.simulation.network import Network
+from replication.bench.simulation.segments import SimulatedSegments
 from replication.bench.simulation.writing import MasterHost
 from replication.follower.relay import RelayedCursor
 from replication.streams.cursor import Cursor
@@ -82,6 +83,7 @@ class World:
         relays: Mapping[str, str] = NO_RELAYS,  # for each worker that follows a relay, its name
         without_copies: Sequence[str] = (),  # workers that store no copies
         linear: Sequence[str] = (),  # streams of all masters, which share a database; functions need linear order
+        segments: Sequence[str] = (),  # workers whose first catch-up source is a folder of segments
         seed: int = 0,  # of what the processes draw
         *,
         restores: bool = False,  # whether masters, too, are restored from backups
@@ -97,6 +99,8 @@ class World:
         disk = SharedDisk() if linear else None
         self.masters = {InstanceName(name): MasterHost(self, name, streams, disk) for name, streams in masters.items()}
         self.relays, self.without_copies, self.linear = relays, without_copies, linear
+        self.segments = SimulatedSegments() if segments else None
+        self.read_segments = segments
         self.workers = {name: WorkerHost(self, name, *what) for name, what in workers.items()}
         self._watches: list[WireCheck] = []
         self._serial = count(1)

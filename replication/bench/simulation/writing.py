@@ -215,3 +215,5 @@ class MasterHost(Host):
             self.histories[write.stream].commit(write.facts)
             if write.writer == self.name:
                 self.histories[write.stream].store(write.upto)
+        if self.world.segments is not None:
+            self.world.segments.committed(self.disk, self.name)
