@@ -175,15 +175,19 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         """Store batches in one transaction, and return the outcome of each, None for success.
 
         If one fails, each half of them is tried by itself, and so on: a batch fails alone.  Nothing is tried again
-        after a COMMIT that failed, because its outcome on the disk is unknown.
+        after a COMMIT that failed, because its outcome on the disk is unknown.  The positions of a group of writers are
+        stored at its end: each once, not with each fact.
         """
         try:
             self._begin()
         except StoreError as error:
             return [error] * len(batches)
+        of_writers = not any(write.expected is not None or write.reset for each in batches for _, write in each.writes)
+        positions: Positions = {}
         try:
             for batch in batches:
-                self._store(batch)
+                self._store(batch, positions if of_writers else None)
+            self._raise(positions)
         except Exception as error:  # noqa: BLE001 - the caller of that batch receives it
             self.rollback()
             if len(batches) == 1:

@@ -62,6 +62,15 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
         self.assertEqual((self.connection.commits, self.connection.transactions), (10, 1))
 
+    def test_writers_in_one_transaction_store_each_position_once(self) -> None:
+        asked: list[str] = []
+        self.connection.session.database.set_trace_callback(asked.append)
+        self.commit_together(*(self.batch(write(token, facts(token))) for token in (3, 4, 2)))
+        self.connection.session.database.set_trace_callback(None)
+        self.assertEqual(len([each for each in asked if "stream_positions" in each]), 1)
+        rows = self.execute("SELECT instance_name, stream_id FROM stream_positions")
+        self.assertEqual(rows, [(ME, 4)])
+
     def test_of_many_batches_every_bad_one_fails_alone_wherever_it_is(self) -> None:
         """The order is kept: each batch expects the position that the good one before it leaves."""
         for bad in ({0}, {15}, {7, 8}, {3, 4, 12}, set(range(16))):
