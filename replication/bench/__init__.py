@@ -24,6 +24,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "latency": "completed ID to applied by a worker in another process",
     "sql": "plain SQL to applied at a worker, and a master at rest over mapped tables",
     "append": "durable facts, through Python and through HTTP",
+    "http": "one fact a request over HTTP, 1 and 32 clients, beside an empty resource of twisted.web",
     "own": "a statement of the application and a fact in one transaction, beside the bare drivers",
     "catchup": "all facts of a master to the function of a new worker",
     "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",

@@ -15,7 +15,9 @@ from replication.bench.cluster import find_binaries
 from replication.cli import bench
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
-RATES = {f"{each}/s" for each in ("transactions", "pairs", "lines", "rows", "deliveries", "facts", "queries")}
+RATES = {
+    f"{each}/s" for each in ("transactions", "pairs", "lines", "rows", "deliveries", "facts", "queries", "requests")
+}
 UNITS = RATES | {"s", "cores", "bytes", "x"}
 
 
