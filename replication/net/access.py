@@ -54,6 +54,8 @@ class Rights:
 
     def __and__(self, other: Rights) -> Rights:
         """Return what both give."""
+        if other is EVERY_RIGHT:  # the usual case, for each request
+            return self
         return Rights(
             tuple(dict.fromkeys(self.grants + other.grants)),
             _both(self.read, other.read),

@@ -141,7 +141,9 @@ def _text(headers: Headers, name: bytes) -> str:
 
 def _why_other_site(headers: Headers) -> str | None:
     """Return why a request is of a page of another site; a browser that shows one sends ``Origin``."""
+    if not headers.hasHeader(b"origin"):
+        return None
     host, origin = _text(headers, b"host"), _text(headers, b"origin")
-    if headers.hasHeader(b"origin") and origin not in {f"http://{host}", f"https://{host}"}:
+    if origin not in {f"http://{host}", f"https://{host}"}:
         return f"a page of the origin {origin!r:.100} has no access"
     return None

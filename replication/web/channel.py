@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from twisted.internet.abstract import FileDescriptor
 from twisted.internet.interfaces import ITCPTransport
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel
 
 from replication.net.endpoints import format_address
 from replication.net.tls import describe_tls_error
+from replication.web.whole_request import VERSION, parse_whole
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IDelayedCall, ITransport
+    from twisted.internet.interfaces import IAddress, IDelayedCall, ITransport
     from twisted.python.failure import Failure
 
     from replication.web.request import ApiRequest
     from replication.web.site import ApiSite
+    from replication.web.whole_request import WholeRequest
 
 BYTES_PER_SECOND: Final = 1024  # of a body, beyond the time that each has
 _IDLE: Final = ""
@@ -42,7 +45,8 @@ class Channel(HTTPChannel):
     def connectionMade(self) -> None:
         """Begin to wait for the first headers, and for TLS."""
         super().connectionMade()  # type: ignore[no-untyped-call]
-        self.peer_address = cast("ITransport", self.transport).getPeer()
+        transport = cast("ITransport", self.transport)
+        self.peer_address, self._own_address = transport.getPeer(), transport.getHost()
         self.address = format_address(self.peer_address)
         self._watch()
 
@@ -50,8 +54,51 @@ class Channel(HTTPChannel):
         """Receive a part of a request; then note what is still missing."""
         if self._part == _IDLE:
             self._part = _HEADERS
-        super().dataReceived(data)  # type: ignore[no-untyped-call]
-        self._watch()
+        whole = parse_whole(data) if self._begins_request() else None
+        if whole is None:
+            super().dataReceived(data)  # type: ignore[no-untyped-call]
+            self._watch()
+        else:
+            self._receive(whole)
+
+    def _begins_request(self) -> bool:
+        """Return whether what arrives now is the beginning of a request."""
+        idle = not (self._buffer or self.requests or self._busyReceiving)
+        return bool(idle and self.line_mode and self.persistent and not cast("Any", self.transport).disconnecting)
+
+    def _receive(self, whole: WholeRequest) -> None:
+        """Do what Twisted does for each part of a request."""
+        self._command, self._path, self._version = whole.method, whole.target, VERSION
+        self.length = len(whole.body)
+        request = cast("ApiRequest", self.requestFactory(self))
+        request.requestHeaders = whole.headers
+        cast("list[ApiRequest]", self.requests).append(request)
+        self.allHeadersReceived()
+        if whole.body:
+            request.handleContentChunk(whole.body)
+        self.allContentReceived()
+
+    def send(self, data: bytes) -> None:
+        """Send ``data`` at once, unless something else waits: Twisted alone sends it in a later turn of the reactor."""
+        transport = self.transport
+        if isinstance(transport, FileDescriptor) and self._nothing_waits(transport):
+            sent = transport.writeSomeData(data)
+            data = data[sent:] if isinstance(sent, int) else data  # after an error, ``write`` ends the connection
+        if data:
+            self.write(data)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _nothing_waits(transport: FileDescriptor) -> bool:
+        ends = not transport.connected or transport.disconnecting
+        return not (ends or transport.dataBuffer or transport._tempDataBuffer)  # noqa: SLF001
+
+    def getPeer(self) -> IAddress:
+        """Return the address of the client, which each request needs."""
+        return self.peer_address
+
+    def getHost(self) -> IAddress:
+        """Return the address of this end, which each request needs."""
+        return self._own_address
 
     def allHeadersReceived(self) -> None:
         """Begin with the body."""

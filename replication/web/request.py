@@ -9,12 +9,15 @@ type is one that the API reads.
 
 from __future__ import annotations
 
+import time
+from functools import lru_cache
 from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 from twisted.web import server
+from twisted.web.http import NO_BODY_CODES, datetimeToString
 
 from replication.errors import RemoteProtocolError
 from replication.net.access import Rights
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from replication.web.channel import Channel
     from replication.web.line_stream import LineStream
     from replication.web.site import Api
     from replication.wire.grammar import Token
@@ -34,6 +38,11 @@ MEDIA_TYPE_OF_LINES: Final = "application/x-ndjson"
 BODY_TYPES: Final = ("application/json", MEDIA_TYPE_OF_LINES)
 MAX_REPORT: Final = 2**20  # bytes of a body from a peer that may only read streams
 KEY_LENGTH: Final = 200  # characters
+
+_ANSWER: Final = (
+    b"%b %d %b\r\n%bServer: %b\r\nDate: %b\r\nContent-Length: %d\r\nContent-Type: %b\r\n"
+    b"Cache-Control: no-store\r\n\r\n%b"
+)
 
 
 @attrs.frozen
@@ -157,6 +166,13 @@ class ApiRequest(server.Request):
             )
         return self._body.getvalue()
 
+    def process(self) -> None:
+        """Answer, as Twisted does for a site with one resource and without encodings."""
+        if self.path == b"*":  # of OPTIONS, for the server as a whole
+            super().process()  # type: ignore[no-untyped-call]
+            return
+        self.api.render(self)
+
     def connectionLost(self, reason: Failure) -> None:
         """Note that no answer can be sent any more."""
         self.disconnected = True
@@ -176,17 +192,41 @@ class ApiRequest(server.Request):
 
 
 def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
-    request.setHeader("content-length", str(len(answer.body)))
-    _set_headers(request, answer, headers)
-    request.write(answer.body)
+    """Send a whole answer at once.  It has the lines and the order of what ``_set_headers`` lets Twisted send."""
+    for name, text in headers.items():
+        request.setHeader(name, text)
+    request.setResponseCode(answer.status)
+    others = [b"%b: %b\r\n" % (name, text) for name, [text] in request.responseHeaders.getAllRawHeaders()]
+    has_body = request.method != b"HEAD" and answer.status not in NO_BODY_CODES
+    request.startedWriting = 1
+    whole = _ANSWER % (
+        request.clientproto,
+        request.code,
+        request.code_message,
+        b"".join(others),
+        server.version,
+        _date(int(time.time())),
+        len(answer.body),
+        answer.content_type.encode(),
+        answer.body if has_body else b"",
+    )
+    cast("Channel", request.channel).send(whole)
 
 
 def _set_headers(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
-    request.setResponseCode(answer.status)
-    request.setHeader("content-type", answer.content_type)
-    request.setHeader("cache-control", "no-store")
     for name, text in headers.items():
         request.setHeader(name, text)
+    request.setResponseCode(answer.status)
+    request.setHeader("server", server.version)
+    request.setHeader("date", _date(int(time.time())))
+    request.setHeader("content-type", answer.content_type)
+    request.setHeader("cache-control", "no-store")
+
+
+@lru_cache(1)
+def _date(seconds: int) -> bytes:
+    """Return the header ``Date``, which changes once a second."""
+    return cast("bytes", datetimeToString(seconds))
 
 
 def read_query(request: ApiRequest, needed: Sequence[str] = (), optional: Sequence[str] = ()) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -237,7 +237,7 @@ class Api(Resource):
             *(NO_ROOMS if rooms is None else ROOM_ROUTES),
             *(LIVE_ROUTES if live_page else ()),
         )
-        self._find_route = lru_cache(FOUND_ROUTES)(partial(find_route, self.routes))  # clients repeat their paths
+        self._find_route = lru_cache(FOUND_ROUTES)(self._split_and_find)  # clients repeat their paths
         self.feed: Feed | None = None  # of the live page, from its first request on
         self.report_notes: dict[str, ReportNote] = {}  # by follower, the oldest first
         self.bounds = bounds
@@ -284,8 +284,7 @@ class Api(Resource):
         return NOT_DONE_YET
 
     async def _answer(self, request: ApiRequest) -> None:
-        path = [part.decode("utf-8", "backslashreplace") for part in request.postpath or ()]
-        route, parameters = self._find_route(request.method.decode("latin-1"), tuple(path))
+        route, parameters = self._find_route(request.method, request.path)
         try:
             self._check(request, route, parameters)
             answer = await route.answer(request, *parameters)
@@ -298,6 +297,10 @@ class Api(Resource):
             answer = RequestError(500, "an error on this side; the log has the traceback").answer
         self.answers[route.label, answer.status] += 1
         request.send(answer)
+
+    def _split_and_find(self, method: bytes, path: bytes) -> tuple[Route, Sequence[Any]]:
+        parts = [unquote_to_bytes(part).decode("utf-8", "backslashreplace") for part in path[1:].split(b"/")]
+        return find_route(self.routes, method.decode("latin-1"), parts)
 
     @staticmethod
     def refusal(error: errors.ReplicationError) -> RequestError:
@@ -316,8 +319,7 @@ class Api(Resource):
         path, _, query = target.partition(b"?")
         if (command, version) != (b"POST", b"HTTP/1.1") or not path.endswith(LINES_PATH):
             return None
-        parts = [unquote_to_bytes(part).decode("utf-8", "backslashreplace") for part in path[1:].split(b"/")]
-        route, parameters = self._find_route("POST", tuple(parts))
+        route, parameters = self._find_route(command, path)
         if route.open_lines is None:
             return None
         request.args = parse_qs(query, keep_blank_values=True)

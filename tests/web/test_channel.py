@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, cast
+
 import pytest
-from twisted.internet.error import ConnectionDone
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
+from twisted.web.server import version
 
 from replication.net.admission import Bounds
+from replication.web.channel import Channel
 from replication.web.site import ApiSite, make_site
 from tests.doubles import logged, shown_metrics
 from tests.web.served import ELSEWHERE, FACTS, JSON, Client, FakeServed, header, read_answer
@@ -130,3 +137,102 @@ def test_connections_are_counted_and_refused_beyond_the_bound() -> None:
     assert metrics["connections_refused_total socket=http bound=max_connections"] == 1
     second.protocol.connectionLost(GONE)
     assert connection.site.buildProtocol(ELSEWHERE) is not None
+
+
+def requests_of(data: bytes, *, whole: bool) -> bytes:
+    """Return the answer to a request that arrives in one read, or byte by byte."""
+    connection = Connection()
+    for part in [data] if whole else [bytes([byte]) for byte in data]:
+        connection.client.send(part)
+    return re.sub(rb"Date: [^\r]*", b"Date:", connection.client.transport.value())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + BODY,
+        header("GET", FACTS),
+        header("HEAD", "/health/live"),
+        header("GET", "/health/live", [("Connection", "close")]),
+        header("POST", FACTS, [JSON, ("Expect", "100-continue")], len(BODY)) + BODY,
+        header("POST", FACTS, [("Content-Type", "text/plain")], len(BODY)) + BODY,
+        header("GET", "/health/live").replace(b"1.1", b"1.0"),
+        header("OPTIONS", "*"),
+        HEAD.replace(b"localhost", b"evil.example") + BODY,
+        HEAD + BODY + header("GET", "/v1/streams/none"),
+    ],
+)
+def test_a_request_in_one_read_is_answered_as_one_byte_by_byte(data: bytes) -> None:
+    answer = requests_of(data, whole=True)
+    assert answer.startswith(b"HTTP/1.")
+    assert answer == requests_of(data, whole=False)
+
+
+def test_an_answer_has_the_lines_of_twisted() -> None:
+    answer = requests_of(HEAD + BODY, whole=True)
+    assert answer == (
+        b"HTTP/1.1 200 OK\r\nServer: %b\r\nDate:\r\nContent-Length: 11\r\nContent-Type: application/json\r\n"
+        b'Cache-Control: no-store\r\n\r\n{"ids":[2]}' % version
+    )
+
+
+class Socket(FileDescriptor):
+    """A transport that sends ``room`` bytes at once, and the rest when the reactor calls it; None: it is broken."""
+
+    connected = True
+
+    def __init__(self, room: int | None) -> None:
+        super().__init__(cast("Any", MemoryReactorClock()))
+        self.room, self.sent = room, b""
+
+    def writeSomeData(self, data: bytes) -> int | BaseException:
+        if self.room is None:
+            return ConnectionLost()
+        part = data[: self.room]
+        self.sent += part
+        return len(part)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the reactor calls when more can be sent."""
+        return self in cast("Any", self.reactor).getWriters()
+
+
+def channel_over(socket: Socket) -> Channel:
+    channel = Channel()
+    channel.transport = cast("Any", socket)
+    return channel
+
+
+def test_an_answer_is_sent_at_once() -> None:
+    socket = Socket(room=100)
+    channel_over(socket).send(b"answer")
+    assert socket.sent == b"answer"
+    assert not socket.waits
+
+
+def test_what_has_no_room_is_sent_later_and_in_order() -> None:
+    socket = Socket(room=4)
+    channel = channel_over(socket)
+    channel.send(b"answer")
+    channel.send(b"next")
+    assert socket.sent == b"answ"
+    assert socket.waits
+    while socket.waits:
+        socket.doWrite()
+    assert socket.sent == b"answernext"
+
+
+def test_a_broken_connection_is_left_to_the_reactor() -> None:
+    socket = Socket(room=None)
+    channel_over(socket).send(b"answer")
+    assert socket.waits
+    assert isinstance(socket.doWrite(), ConnectionLost)
+
+
+@pytest.mark.parametrize("end", [{"connected": False}, {"disconnecting": True}])
+def test_nothing_is_sent_at_once_over_a_connection_that_ends(end: dict[str, bool]) -> None:
+    socket = Socket(room=100)
+    vars(socket).update(end)
+    channel_over(socket).send(b"answer")
+    assert socket.sent == b""
