@@ -133,9 +133,7 @@ def as_published(self: PublishedStream) -> Any:
     return encode_position(self.definition.name, self._instance_name, settled, settled)
 
 
-def whole_segment(
-    self: _SegmentCursor, after: Token, upto: Token, limit: int, right: Any = _SegmentCursor.page
-) -> Any:
+def whole_segment(self: _SegmentCursor, after: Token, upto: Token, limit: int, right: Any = _SegmentCursor.page) -> Any:
     page = right(self, after, upto, limit)
     return attrs.evolve(page, upto=min(upto, self.segment.upto))
 
