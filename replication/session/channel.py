@@ -125,10 +125,8 @@ class ChannelReader:
             text = b"\n".join(run).decode()
             lines = text.split("\n")
             if len(lines) == len(run) and "\r" not in text:
-                rows = read_run(lines, 0)
-                if len(rows.texts) == len(run):
-                    received.append(rows)
-                    return
+                received.append(read_run(lines, 0))
+                return
         except (UnicodeDecodeError, RemoteProtocolError):
             pass  # one of them is wrong: parse one by one to find it
         for message in run:

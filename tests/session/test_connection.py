@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 from typing import Self
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from replication.session.connection import (
     MAX_INCOMPLETE,
-    MAX_WRITERS,
     Fault,
     Keepalive,
     Received,
@@ -402,13 +402,14 @@ def test_a_fact_counts_as_incomplete_until_its_last_row_or_a_position(rest: byte
 
 def test_a_writer_with_positions_of_too_many_writers_is_a_fault() -> None:
     connection = worker()
-    data = "".join([f"POSITION a w{number} 1 1\n" for number in range(MAX_WRITERS)]).encode()
-    for _ in range(2):
-        assert len(connection.receive_data(data, 0.0)) == MAX_WRITERS
-    (fault,) = connection.receive_data(b"POSITION b w 1 1\n", 0.0)
+    data = "".join([f"POSITION a w{number} 1 1\n" for number in range(9)]).encode()
+    with patch("replication.session.connection.MAX_WRITERS", 9):
+        for _ in range(2):
+            assert len(connection.receive_data(data, 0.0)) == 9
+        (fault,) = connection.receive_data(b"POSITION b w 1 1\n", 0.0)
     assert isinstance(fault, Fault)
     assert fault.kind == "too many writers"
-    assert f"positions of more than {MAX_WRITERS} streams and writers, in 'POSITION b w 1 1'" in fault.text
+    assert "positions of more than 9 streams and writers, in 'POSITION b w 1 1'" in fault.text
 
 
 def test_nothing_is_received_after_a_fault() -> None:
