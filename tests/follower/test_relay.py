@@ -264,6 +264,16 @@ class PublishingTests(RelayCase):
         self.send(writer, rdata(1))
         self.assertEqual((early.read(), self.follow().read()), (rdata(1), position(2, 1)))
 
+    def test_a_writer_that_goes_back_to_1_without_a_fact_there_opens_no_gap(self) -> None:
+        writer = self.serve(HELLO + position(1, 1), HELLO + position(2, 2), HELLO + position(1, 1))
+        self.start()
+        self.send(writer, position(1, 2))
+        with logged():
+            for _ in range(2):
+                self.net.cut()
+                self.net.run(5)
+        self.assertEqual(self.follow().read(), position(1, 1))
+
     def test_late_facts_of_a_synapse_are_sent_as_they_are(self) -> None:
         """See docs/protocol/traps.md 12: backfill comes in descending order."""
         self.serve(HELLO + position(1, 9))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from replication.errors import (
@@ -12,6 +12,7 @@ from replication.errors import (
 )
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.streams import FollowedStreams
+from replication.net.access import Access
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
@@ -56,6 +57,16 @@ class FieldsTests(WorkerCase):
         self.start()
         rows = {each.definition.name: each.definition.row for each in self.worker.served.stream_statuses()}
         self.assertEqual(rows, {"orders": ("item", "state"), "stock": None})
+
+
+class FactoryTests(WorkerCase):
+    def test_followers_have_the_rights_that_they_were_given(self) -> None:
+        access = Access()
+        for options in ({"writes": ["stock"]}, {"relay": True}):
+            worker = self.make_worker(**options)
+            self.assertIs(cast("Any", worker.factory(access))._access, access)
+            begin(worker.stop())
+            self.net.run()
 
 
 class SegmentsTests(WorkerCase):
