@@ -52,9 +52,9 @@ class ReorderBuffer:
         self._bytes = 0  # the approximate memory of the heap
         self._spilled_upto = published
 
-    def has_room(self, facts: Sequence[Fact]) -> bool:
-        """Return whether ``facts`` may wait, too."""
-        return self._bytes + fact_bytes(facts) <= self._max_bytes
+    def has_room(self, facts: Sequence[Fact], beside: int = 0) -> bool:
+        """Return whether ``facts`` may wait, too, and ``beside`` bytes of others."""
+        return self._bytes + beside + fact_bytes(facts) <= self._max_bytes
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Add committed facts, in any order, before their IDs are completed; a ``release`` must follow.

@@ -78,6 +78,7 @@ class PublishedStream:
         self.has_first_fact = False  # whether there is a fact at ID 1; it matters while ``published`` is 1
         self.reorder_buffer = ReorderBuffer(start, spills=self.memory_log is None)
         self._storing: dict[Token, Token] = {}  # positions that commits in progress store, by the first ID of each
+        self._committing: dict[Token, int] = {}  # bytes of facts of an in-memory stream, likewise
 
     def check_writer(self) -> None:
         """Raise NotAWriterError if this instance may not write here."""
@@ -133,9 +134,16 @@ class PublishedStream:
         return [*writes, Write(name, NO_WRITER, bare[-1])]
 
     def check_room(self, facts: Sequence[Fact]) -> None:
-        """Raise StoreError if facts of an in-memory stream would wait for a smaller ID, and too many wait already."""
-        first = self.ids.pending.oldest()
-        if self.memory_log is None or facts[0].token == first or self.reorder_buffer.has_room(facts):
+        """Raise StoreError if facts of an in-memory stream would wait for a smaller ID, and too many wait already.
+
+        Facts that have passed count until they are complete: their commits may be in progress.
+        """
+        first, token = self.ids.pending.oldest(), facts[0].token
+        if self.memory_log is None or token == first:
+            return
+        self._committing.pop(token, None)  # a function runs again
+        if self.reorder_buffer.has_room(facts, sum(self._committing.values())):
+            self._committing[token] = fact_bytes(facts)
             return
         raise StoreError(
             f"stream {self.definition.name!r} is in memory, and {MAX_BYTES} bytes of its facts wait for ID {first}, "
@@ -146,6 +154,7 @@ class PublishedStream:
         """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled."""
         self.ids.pending.complete(tokens)
         stored = self._storing.pop(tokens[0], self.stored)
+        self._committing.pop(tokens[0], None)
         if facts:
             if self.memory_log is None:
                 self.stored = max(self.stored, stored)

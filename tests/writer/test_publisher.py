@@ -385,6 +385,20 @@ class InMemoryTests(WriterCase):
         self.assertEqual(self.tokens(), [2, *accepted])
         self.assertEqual(self.typing.published, 6)
 
+    def test_facts_whose_commits_are_in_progress_count_to_the_limit(self) -> None:
+        """A commit takes time if statements, a key or invalidations are stored with the fact."""
+        self.typing.outgoing.reorder_buffer = ReorderBuffer(Token(1), max_bytes=700, spills=False)
+        reservation, fact = self.hold(self.typing)
+        self.store.close_gate("commit")
+        first, refused = (begin(self.typing.append([[[room, ["x" * 400]]]], key=room)) for room in ("!a", "!b"))
+        self.assertIn("bytes of its facts wait for ID 2, which is open", str(error_of(refused)))
+        self.store.open_gate("commit")
+        self.assertEqual(first, [[3]])
+        now(fact.write(["!c", []]))
+        self.leave(reservation)
+        self.assertEqual(now(self.typing.append([[["!d", ["x" * 400]]]], key="!d")), [5])
+        self.assertEqual(self.tokens(), [2, 3, 5])
+
     def test_an_acknowledgement_drops_facts_of_in_memory_streams_only(self) -> None:
         now(self.typing.append([[["!a", []]]] * 3))
         self.typing.outgoing.acknowledge(InstanceName("sender"), Token(3))
