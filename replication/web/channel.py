@@ -100,6 +100,14 @@ class Channel(HTTPChannel):
         """Return the address of this end, which each request needs."""
         return self._own_address
 
+    def headerReceived(self, line: bytes) -> bool:
+        """Receive a header; 400 for a length of more digits than Python reads."""
+        try:
+            return bool(super().headerReceived(line))  # type: ignore[no-untyped-call]
+        except ValueError:
+            self._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]
+            return False
+
     def allHeadersReceived(self) -> None:
         """Begin with the body."""
         self._part = _BODY

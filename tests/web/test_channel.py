@@ -122,6 +122,15 @@ def test_a_request_in_one_read_needs_no_timer_beside_twisteds(connection: Connec
     assert connection.clock.getDelayedCalls() == []
 
 
+def test_a_length_that_python_cannot_read_is_answered(connection: Connection) -> None:
+    """Python reads no integer of more than 4,300 digits; the error was logged with a traceback."""
+    with logged(LogLevel.warn) as lines:
+        connection.client.send(HEAD.replace(b"Content-Length: ", b"Content-Length: " + b"9" * 5000))
+    assert connection.client.transport.value().startswith(b"HTTP/1.1 400 ")
+    assert connection.closed
+    assert lines == []
+
+
 def test_a_time_of_zero_is_no_limit() -> None:
     connection = Connection(Bounds(header_timeout=0, body_timeout=0))
     assert connection.trickle(HEAD + BODY, 50) == len(HEAD + BODY)
