@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from replication.errors import NotAWriterError, StoreError
 from replication.logs import TroubleLog
-from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_position
+from replication.session.encoder import EncodedLines, encode_facts, encode_gap, encode_only_row, encode_position
 from replication.streams.facts import Fact, count_rows, fact_bytes, texts_of, tokens_of
 from replication.streams.ids import StreamIds
 from replication.streams.interfaces import ISequence, IStreamStore, Page, Write
@@ -193,6 +193,9 @@ def encode_within(
     limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
 ) -> Sequence[EncodedLines] | None:
     """Return the lines of ``encode_facts``; None if they are too many to queue, and a gap is published instead."""
+    only = encode_only_row(stream, writer, facts, upto, limits.line_limit)  # the usual case
+    if only is not None and len(only.data) <= limits.max_queued_bytes and limits.max_queued_lines:
+        return [only]
     texts = texts_of(facts)
     if len(texts) > limits.max_queued_lines or sum(map(len, texts)) > limits.max_queued_bytes:
         return None

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from replication.session import encoder as module
 from replication.session.connection import Fault, ReplicationConnection, Role, Rows
-from replication.session.encoder import FACTS_A_CHUNK, EncodedLines, encode_facts, encode_position, join_lines
+from replication.session.encoder import (
+    FACTS_A_CHUNK,
+    EncodedLines,
+    encode_facts,
+    encode_only_row,
+    encode_position,
+    join_lines,
+)
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
@@ -154,6 +161,29 @@ def test_lines_within_the_limit_are_encoded_at_once(monkeypatch: pytest.MonkeyPa
     facts = [fact(5, "1"), fact(6, "2", "33")]
     expected = ["RDATA orders master 5 1", "RDATA orders master batch 2", "RDATA orders master 6 33"]
     assert lines(encode(facts, 4, 6, line_limit=max(map(len, expected)))) == expected
+
+
+TEXTS = st.sampled_from(['"a"', '["a", 1]', '"é"', f'"{"a" * LIMIT}"', f'"{"a" * (LIMIT - 25)}"'])
+
+
+@given(st.lists(st.lists(TEXTS, max_size=2), max_size=2), st.integers(0, 1), st.integers(LIMIT - 30, LIMIT))
+def test_an_only_row_is_encoded_as_all_facts_are(rows: list[list[str]], more: int, limit: int) -> None:
+    facts = [fact(token, *texts) for token, texts in enumerate(rows, start=5)]
+    upto = 4 + len(facts) + more
+    only = encode_only_row(ORDERS, ME, facts, Token(upto), limit)
+    if only is not None:
+        assert [only] == encode(facts, 4, upto, limit)
+
+
+def test_only_one_short_row_of_ascii_at_the_end_is_an_only_row() -> None:
+    def is_only(*facts: Fact, upto: int = 5) -> bool:
+        return encode_only_row(ORDERS, ME, facts, Token(upto), LIMIT) is not None
+
+    assert is_only(fact(5, '"a"'))
+    others = [fact(5, '"é"'), fact(5, f'"{"a" * LIMIT}"'), fact(5), fact(5, '"a"', '"b"'), fact(4, '"a"')]
+    assert not any(is_only(each) for each in others)
+    assert not is_only()
+    assert not is_only(fact(4, '"a"'), fact(5, '"a"'))
 
 
 def test_the_lines_of_the_wanted_streams_are_joined_in_order() -> None:
