@@ -28,7 +28,6 @@ from twisted.python.failure import Failure
 from replication import __version__, config
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
-from replication.follower.worker import Worker
 from replication.logs import TroubleLog, escape_event, reopen_log_files
 from replication.net import clock, traces
 from replication.net.access import Access
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IListeningPort
     from twisted.logger import ILogObserver
 
+    from replication.follower.worker import Worker
     from replication.net.listening import Socket
     from replication.streams.definitions import StreamDefinition
 
@@ -410,6 +410,9 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
+    # Not above: a master never needs the package of followers, which is a part of its start.
+    from replication.follower.worker import Worker  # noqa: PLC0415
+
     definitions: dict[str, StreamDefinition] = {each.name: each for each in found.streams}
     writes, caches = list(found.writes), definitions.get(CACHES)
     if writes and caches and caches.position_name is None and CACHES not in writes:  # a writer publishes invalidations
