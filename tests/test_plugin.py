@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from twisted.application.service import IServiceMaker
 from twisted.plugin import getPlugins
+from twisted.python.reflect import ModuleNotFound
 
 from replication import service
 
@@ -46,6 +49,34 @@ def test_the_plugin_names_our_service() -> None:
     (maker,) = [each for each in getPlugins(IServiceMaker) if each.tapname == "replication"]
     assert maker.options is service.Options
     assert maker.makeService is service.makeService
+
+
+def test_the_service_is_imported_without_garbage_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it from then on, also if the import fails."""
+    (maker,) = [each for each in getPlugins(IServiceMaker) if each.tapname == "replication"]
+    (tmp_path / "notes_gc.py").write_text("import gc\nOptions = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(maker, "module", "notes_gc")
+    assert maker.options is False
+    assert gc.isenabled()
+    monkeypatch.setattr(maker, "module", "is_no_module")
+    with pytest.raises(ModuleNotFound):
+        maker.options  # noqa: B018 (it raises)
+    assert gc.isenabled()
+
+
+def test_a_master_imports_no_follower(tmp_path: Path) -> None:
+    """A follower's packages take a part of each start."""
+    program = "import sys, replication.service; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert [each for each in found.stdout.split() if each.startswith("replication.follower")] == []
 
 
 def test_twisted_plugins_has_no_init_file() -> None:
