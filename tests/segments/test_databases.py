@@ -246,7 +246,7 @@ def test_tables_in_postgresql_are_read_on_one_session_that_may_not_write(
     monkeypatch.setattr("replication.storage.postgres.joined.table_of", Table)
     with closing(open_database(POSTGRES)) as database:
         read = [database.pages(StreamDefinition(name)) for name in ("orders", "stock")]
-        found = [each(InstanceName(MASTER), after=Token(1), upto=Token(9), limit=5) for each in read]
+        found: list[object] = [each(InstanceName(MASTER), after=Token(1), upto=Token(9), limit=5) for each in read]
     [(session, address, ending, holder, settings)] = sessions
     assert (address, settings) == (Address.parse(POSTGRES), {"default_transaction_read_only": "on"})
     assert (type(ending), type(holder)) == (Event, Holder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
@@ -58,12 +59,13 @@ class SegmentNeedsTests(SynchronousTestCase):
 class SetRetentionTests(MasterCase):
     def test_a_master_waits_for_a_folder_and_with_force_not_for_followers(self) -> None:
         followers = self.master.followers
-        folder = SegmentNeeds("/segments", self.net)
+        reactor: Any = self.net
+        folder = SegmentNeeds("/segments", reactor)
         for segments, force, needs in (
             (None, False, [followers]),
             (Url("/segments"), False, [followers, folder]),
             (Url("/segments"), True, [folder]),
         ):
             self.master.retention.needs = [followers]
-            set_retention(self.master, self.net, "2 rows", segments, force=force)
+            set_retention(self.master, reactor, "2 rows", segments, force=force)
             self.assertEqual((self.master.retention.default, self.master.retention.needs), ("2 rows", needs))

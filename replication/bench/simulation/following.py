@@ -116,12 +116,13 @@ class SimulatedSources:
         host = self._host
         limit = min(limit, host.page_rows)
         found = self._in_segments(stream, writer, step, limit)
-        asked, served = self._asked(endpoint) if found is None else (host, None)
-        request = PageRequest(asked, host)
-        if served is not None:
-            page = Deferred.fromCoroutine(served.page(stream, writer, after=step.after, upto=step.upto, limit=limit))
-        else:
+        asked: Host = host
+        if found is not None:
             page = succeed(found)
+        else:
+            asked, served = self._asked(endpoint)
+            page = Deferred.fromCoroutine(served.page(stream, writer, after=step.after, upto=step.upto, limit=limit))
+        request = PageRequest(asked, host)
 
         def answered(page: Page) -> None:
             host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
