@@ -116,13 +116,12 @@ class SimulatedSources:
         host = self._host
         limit = min(limit, host.page_rows)
         found = self._in_segments(stream, writer, step, limit)
-        asked: Host = host
-        if found is not None:
-            page = succeed(found)
-        else:
+        if found is None:
             asked, served = self._asked(endpoint)
+            request = PageRequest(asked, host)
             page = Deferred.fromCoroutine(served.page(stream, writer, after=step.after, upto=step.upto, limit=limit))
-        request = PageRequest(asked, host)
+        else:
+            request, page = PageRequest(host, host), succeed(found)
 
         def answered(page: Page) -> None:
             host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)

@@ -282,8 +282,7 @@ class Network:
     def turn(self) -> None:
         """Do all reads, writes and timers that are due."""
         for _ in range(MAX_ROUNDS):
-            connected = bool(self.attempts) and self._connect()
-            if not (connected | self._move() | self.clock.run_due()):
+            if not (self._connect() | self._move() | self.clock.run_due()):
                 return
         raise AssertionError("a turn of the reactor does not end")
 
@@ -330,6 +329,8 @@ class Network:
                 pipe.held = False
 
     def _connect(self) -> bool:
+        if not self.attempts:
+            return False
         moved = False
         for connector in list(self.attempts):
             if connector not in self.attempts or {connector.reactor.host, connector.host} & self.unplugged:
