@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from replication.follower.worker import Worker
     from replication.net.listening import Socket
-    from replication.streams.definitions import StreamDefinition
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
 WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
@@ -410,10 +409,8 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
-    # Not above: a master never needs the package of followers, which is a part of its start.
-    from replication.follower.worker import Worker  # noqa: PLC0415
-
-    definitions: dict[str, StreamDefinition] = {each.name: each for each in found.streams}
+    from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
+    definitions = {str(each.name): each for each in found.streams}
     writes, caches = list(found.writes), definitions.get(CACHES)
     if writes and caches and caches.position_name is None and CACHES not in writes:  # a writer publishes invalidations
         writes.append(CACHES)
