@@ -410,6 +410,7 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
     from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
+
     definitions = {str(each.name): each for each in found.streams}
     writes, caches = list(found.writes), definitions.get(CACHES)
     if writes and caches and caches.position_name is None and CACHES not in writes:  # a writer publishes invalidations
@@ -495,6 +496,5 @@ def _describe(error: Exception) -> str:
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if not frames:
         return what
-    folder = Path(frames[0].filename).parent
-    last = [each for each in frames if Path(each.filename).is_relative_to(folder)][-1]
+    last = [each for each in frames if Path(each.filename).is_relative_to(Path(frames[0].filename).parent)][-1]
     return f"{what} ({last.filename}, line {last.lineno})"
