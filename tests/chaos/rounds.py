@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import traceback
 from collections import Counter
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
     from tests.chaos.databases import LosesFacts
 
+# The last line of a traceback in a log: the error.
+ERROR = re.compile(
+    r"Traceback \(most recent call last\):\n(?:.*\n)*?\s*((?:\w+\.)*\w*(?:Error|Exception|Exit)\b.{0,120})"
+)
 QUICK = (faults.Kill, faults.KillSeveral, faults.KillAtStart, faults.KillAppender)
 
 
@@ -183,6 +188,5 @@ class Round:
             totals.acknowledged += sum(len(each.ids or ()) for each in appends.values())
             totals.forgiven += sum(len(appends[key].facts) for key in history.lost)
         for name, log in scene.logs().items():
-            for kind in ("Unhandled", "Traceback"):
-                if number := log.count(kind):
-                    totals.exits[f"{kind} in the log of {name}"] += number
+            for error in ERROR.findall(log):
+                totals.exits[f"traceback in the log of {name}: {error}"] += 1
