@@ -1,8 +1,8 @@
-"""Finds a fact that a failover of PostgreSQL has lost, although it kept facts with larger IDs (following.md E7).
+"""Finds a fact that a restore or a failover has lost, although it kept facts with larger IDs (following.md E7).
 
-The histories alone do not show that.  So where they show a failover, the facts that a follower has applied in the
-range in doubt are counted, and compared with those of the writer.  A copy has its facts.  A function keeps none: there,
-the facts of the last seconds are counted as they are applied.
+The histories alone do not show that.  So where the state of the tables has changed, the facts that a follower has
+applied in the range in doubt are counted, and compared with those of the writer.  A copy has its facts.  A function
+keeps none: there, the facts of the last seconds are counted as they are applied.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RecentFacts:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Doubts:
-    """Compares the facts of one stream with those of its writers after a failover.
+    """Compares the facts of one stream with those of its writers after a start of the writer.
 
     Args:
         stream: its name.

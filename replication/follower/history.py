@@ -43,7 +43,7 @@ class FollowedHistories:
         accept_new: whether another history is followed from the beginning, and a function's position is lowered
             without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
-        doubts: counts facts after a failover; None if that is not possible.
+        doubts: counts facts after a start of the writer; None if that is not possible.
 
     """
 

@@ -26,8 +26,8 @@ class Epoch(NamedTuple):
     """One run of a writer.
 
     All facts of earlier epochs are at or below ``start``, all facts of this one are above.  ``settled``, which is at
-    most ``start``, is the position up to which every ID was complete when this epoch began.  A name is random; on
-    PostgreSQL the timeline of the server follows, as in ``09f911aa.00000002``.
+    most ``start``, is the position up to which every ID was complete when this epoch began.  A name is random.  What
+    follows a dot in it is the *state* of the tables: if it differs, facts above ``settled`` may be lost.
     """
 
     name: str
@@ -61,25 +61,25 @@ def common_position(ours: History, theirs: History, position: Token) -> Token | 
 
 
 def doubted_since(ours: History, theirs: History, position: Token) -> Token | None:
-    """Return above which ID a failover may have lost facts up to ``position``, although it kept later ones.
+    """Return above which ID facts up to ``position`` may be lost, although a larger ID is not.
 
-    IDs are not committed in their order, so a standby may have ID 6 and lack ID 5.  None: there was no failover since
-    the last shared epoch, or it can have lost nothing there.
+    IDs are not completed in their order.  So a backup may have ID 6 and lack ID 5, which was open; a standby, too.
+    None: the state of the tables is the same since the last shared epoch, or nothing can be lost there.
     """
     names = {epoch.name for epoch in ours}
     shared = [place for place, epoch in enumerate(theirs) if epoch.name in names]
     if not shared:
         return None
-    later, timeline = theirs[shared[-1] + 1 :], _timeline(theirs[shared[-1]])
+    later, state = theirs[shared[-1] + 1 :], _state(theirs[shared[-1]])
     doubted = [
         epoch.settled
         for epoch in later
-        if epoch.settled < position <= epoch.start and "" != _timeline(epoch) != timeline != ""
+        if epoch.settled < position <= epoch.start and "" != _state(epoch) != state != ""
     ]
     return min(doubted, default=None)
 
 
-def _timeline(epoch: Epoch) -> str:
+def _state(epoch: Epoch) -> str:
     return epoch.name.partition(".")[2]
 
 

@@ -11,25 +11,32 @@ from replication.streams.history import Epoch, begin_epoch
 from replication.writer.publisher import INITIAL_POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from replication.streams.interfaces import IStreamStore
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 
-async def begin_epochs(store: IStreamStore, writer: InstanceName, starts: Mapping[StreamName, Token]) -> None:
-    """Store a new epoch of each stream: all facts that ``writer`` writes from now on are above its start."""
+async def begin_epochs(
+    store: IStreamStore, writer: InstanceName, starts: Mapping[StreamName, Token], own: Container[StreamName] = ()
+) -> None:
+    """Store a new epoch of each stream: all facts that ``writer`` writes from now on are above its start.
+
+    Only a loss, or the retention, takes facts out of the streams ``own``: so a follower that has more facts than the
+    writer has lost ones.  An application may also delete rows of the others: there, only a failover is suspicious.
+    """
     stored, former, histories = await store.stored_positions(), await store.histories(writer), {}
     timeline = await _timeline(store)
     for stream, start in starts.items():
         settled = min(start, stored.get(stream, {}).get(writer, INITIAL_POSITION))
-        epoch = Epoch(f"{secrets.token_hex(4)}{timeline}", settled, start)
+        state = f".{secrets.token_hex(4)}" if stream in own else timeline
+        epoch = Epoch(f"{secrets.token_hex(4)}{state}", settled, start)
         histories[stream] = begin_epoch(former.get(stream, ()), epoch)
     await store.store_histories(writer, histories)
 
 
 async def _timeline(store: IStreamStore) -> str:
-    """Return what follows the random name of an epoch."""
+    """Return a dot and the timeline of a PostgreSQL server, else nothing."""
     try:
         timeline = await store.read(get_timeline)
     except StoreError:  # a server that is compatible with PostgreSQL may have no such function

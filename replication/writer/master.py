@@ -274,7 +274,8 @@ class Master:
                 if start == INITIAL_POSITION:
                     await publisher.find_first_facts()
             await self._external.begin(self._streams.values())
-            await begin_epochs(self.store, self.instance_name, self._starts())
+            own = {each.name for each in self.registry if each.may_forget}
+            await begin_epochs(self.store, self.instance_name, self._starts(), own)
             await self._positions.start()
         except Exception as error:  # noqa: BLE001 (every caller of start() receives it)
             await self._external.end()

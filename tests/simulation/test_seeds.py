@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from replication.bench.simulation.run import WORLDS, make_plan, run
+from replication.bench.simulation.run import WORLDS, Plan, make_plan, run
 from replication.bench.simulation.seeds import run_some
 
 SEEDS = range(1, 41)
@@ -22,6 +22,18 @@ def test_every_invariant_holds(world: str) -> None:
     totals, failed = run_some(SEEDS, world)
     assert failed is None, f"replication simulate --world {world} --seed {failed.seed}: {failed.failure}"
     assert totals.seeds == len(SEEDS)
+
+
+# A backup is taken while IDs are open and a larger one is complete.  They are committed, and the backup is restored.
+OPEN_AT_A_BACKUP = (
+    '[1003602,"restored",[["reserve",3,[[1,40],[3,240],[0,240],[5,0]],[]],["append",7,[[0,240],[0,240]],false],'
+    '["reserve",2,[[5,0],[5,0],[1,40],[0,40]],[]],["back_up",3],["finish",6,"commit",false],'
+    '["append",3,[[4,240],[2,0],[2,0]],true],["restore",1],["heal",0.3]]]'
+)
+
+
+def test_facts_that_a_restore_lost_below_the_largest_id_of_the_backup_leave_no_follower() -> None:
+    assert run(Plan.decode(OPEN_AT_A_BACKUP)).failure == ""
 
 
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:

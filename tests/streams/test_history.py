@@ -70,15 +70,15 @@ def test_what_was_open_stays_in_doubt_if_an_epoch_is_replaced() -> None:
     assert begin_epoch([A, epoch("b", 5, settled=3)], epoch("c", 5)) == [A, epoch("c", 5, settled=3)]
 
 
-def test_ids_that_were_open_at_a_failover_are_in_doubt_up_to_the_last_that_was_kept() -> None:
+def test_ids_that_were_open_when_the_state_of_the_tables_changed_are_in_doubt() -> None:
     first, promoted = epoch("a.1", 1), epoch("b.2", 8, settled=4)
     for theirs, position, since in (
         ([first, promoted], 8, 4),
         ([first, promoted], 5, 4),
         ([first, promoted], 4, None),
         ([first, promoted], 9, None),  # the histories differ below it
-        ([first, epoch("b.1", 8, settled=4)], 8, None),  # a restart
-        ([first, epoch("b", 8, settled=4)], 8, None),  # of a version that stores no timeline
+        ([first, epoch("b.1", 8, settled=4)], 8, None),  # the same tables
+        ([first, epoch("b", 8, settled=4)], 8, None),  # of a version that stores no state
         ([epoch("a", 1), promoted], 8, None),
         ([promoted], 8, None),
         ([first, epoch("x.1", 8, settled=6), epoch("b.2", 9, settled=5)], 8, 5),

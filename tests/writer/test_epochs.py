@@ -56,3 +56,10 @@ class EpochTests(SynchronousTestCase):
                 self.begin(9)
             *_, epoch = now(self.store.history(ORDERS, MASTER))
             self.assertEqual(epoch.name[8:], ends)
+
+    def test_the_state_of_our_own_tables_is_another_one_at_each_start(self) -> None:
+        """Nothing but a loss takes facts out of them, so followers count theirs after each start."""
+        for start in (2, 3, 4):
+            now(begin_epochs(self.store, MASTER, {ORDERS: Token(start)}, own={ORDERS}))
+        states = {each.name[8:] for each in now(self.store.history(ORDERS, MASTER))}
+        self.assertEqual([len(each) for each in states], [9, 9, 9])

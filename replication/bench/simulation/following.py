@@ -163,6 +163,27 @@ class SimulatedSources:
         except UnknownStreamError as error:
             raise CatchUpError(str(error)) from error
 
+    async def count(
+        self,
+        endpoint: str | None,
+        stream: StreamName,
+        writer: InstanceName,
+        history: History,
+        *,
+        after: Token,
+        upto: Token,
+    ) -> int:
+        """Return how many facts the master or relay has, as pages of its HTTP API do."""
+        count, at = 0, after
+        while at < upto:
+            _, served = self._asked(endpoint)
+            same = [*await self.history(endpoint, stream, writer)] == [*history]
+            page = await served.page(stream, writer, after=at, upto=upto, limit=self._host.page_rows)
+            if not same or page.upto <= at:
+                raise CatchUpError("it does not have what the writer has")
+            count, at = count + len(page.facts), page.upto
+        return count
+
     def _asked(self, endpoint: str | None) -> tuple[Host, IServed]:
         """Return the master or relay that listens at ``endpoint``, and what its HTTP API serves."""
         host, world = self._host, self._host.world
