@@ -62,6 +62,7 @@ class FakeSource:
         return await answer if isinstance(answer, Deferred) else answer
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        assert (stream, writer) == (ORDERS, MASTER)
         self.histories_requested += 1
         if isinstance(self.answer, Exception):
             raise self.answer

@@ -488,6 +488,21 @@ class FailingFactsTests(SynchronousTestCase):
     def skipped(self, token: int, writer: InstanceName = MASTER) -> SkippedFact:
         return SkippedFact(ORDERS, writer, fact(token), SkipState.SKIPPED)
 
+    def test_what_was_decided_before_the_start_is_read_of_this_stream_alone(self) -> None:
+        asked: list[object] = []
+
+        class Store:
+            async def skipped_counts(self, *which: object) -> dict[InstanceName, int]:
+                asked.append(which)
+                return {MASTER: 2}
+
+            async def skipped_facts(self, *which: object, **_: object) -> list[SkippedFact]:
+                asked.append(which)
+                return []
+
+        now(self.failing.load(cast("Any", Store()), InstanceName("worker1")))
+        self.assertEqual((asked, self.failing.counts), ([("worker1", ORDERS)] * 2, {MASTER: 2}))
+
     def test_attempts_are_counted_while_the_same_fact_fails_alone(self) -> None:
         tries = [(2, MASTER), (2, MASTER), (2, MASTER), (2, OTHER), (3, OTHER), (3, OTHER)]
         found = [self.note_failure(token, writer=writer) for token, writer in tries]

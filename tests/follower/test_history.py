@@ -109,6 +109,11 @@ class CopyTests(HistoryCase):
         self.assertEqual(self.stored_history(), ["a", "b", "c"])
         self.assertEqual((self.follower.resets, self.histories.checks, self.histories.mismatches), (0, 1, 0))
 
+    def test_received_facts_of_the_same_history_need_not_be_fetched_again(self) -> None:
+        self.follow_to_eleven()
+        self.published = [A, B, epoch("c", 8)]
+        self.assertEqual(now(self.histories.compare(MASTER, Token(4), Token(11))), (8, self.published))
+
     def test_a_restored_writer_that_has_passed_the_follower_is_followed_from_the_backup(self) -> None:
         """At 11; the backup ends at 6; 7 to 14 are new facts."""
         self.follow_to_eleven()

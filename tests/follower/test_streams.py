@@ -445,6 +445,22 @@ class AccessTokenTests(WorkerCase):
 
 
 class PageTests(WorkerCase):
+    def test_what_was_missed_of_a_stream_that_is_not_stored_is_fetched_without_a_history(self) -> None:
+        self.apply()
+        fetched: list[object] = []
+
+        async def fetch(_: object, *which: object, followed: object) -> Page:
+            fetched.append((which[1], followed))
+            return Page((), Token(9), limited=False)
+
+        self.patch(CatchUpSources, "fetch", fetch)
+        self.serve(*[HELLO + position(1, 1) + position(at, at, "stock") for at in (5, 9)])
+        self.start()
+        with logged():
+            self.net.cut()
+            self.net.run(2)
+        self.assertEqual((fetched, self.at("stock")), ([("stock", ())], 9))
+
     def test_a_page_for_a_follower_is_fetched_from_the_sources_without_access_tokens(self) -> None:
         """See docs/protocol/streams.md C4."""
         row = '["get_user_by_access_token",["secret"],7]'
