@@ -101,28 +101,32 @@ class Loader:
                 for fact in opened:
                     for row in self.facts[first.name].get(fact.token, ()):
                         await fact.write(row)
-                    if fact.token in owners:
-                        await self.put_in(fact, first)
+                if owned := [fact.stream_id for fact in opened if fact.token in owners]:
+                    await self.put_in(opened[0], first, owned)
             at = end
 
-    async def put_in(self, fact: Any, definition: StreamDefinition) -> None:
-        """Insert the rows of a fact by SQL, as Synapse did."""
+    async def put_in(self, fact: Any, definition: StreamDefinition, ids: Sequence[int]) -> None:
+        """Insert the rows of facts by SQL, as Synapse did."""
+        marks = ", ".join([self.mark] * len(ids))
         for source in tables_of(definition, self.dialect):
             if source.table == "ex_outlier_stream":  # its event may have come under another ID, sooner or later
-                outlier = f"SELECT event_id FROM recorded_ex_outlier_stream WHERE event_stream_ordering = {self.mark}"
-                await self.copy(fact, "events", f"event_id IN ({outlier})")
-            await self.copy(fact, source.table, f"{source.id_column} = {self.mark}")
+                outlier = f"SELECT event_id FROM recorded_ex_outlier_stream WHERE event_stream_ordering IN ({marks})"
+                await self.copy(fact, "events", f"event_id IN ({outlier})", ids)
+            if self.dialect == "postgresql" and source.table == "current_state_delta_stream":
+                for id_ in ids:
+                    await self.copy_in_order(fact, source.table, f"{source.id_column} = %s", [id_])
+            else:
+                await self.copy(fact, source.table, f"{source.id_column} IN ({marks})", ids)
 
-    async def copy(self, fact: Any, table: str, where: str) -> None:
-        """Copy rows in their old physical order, which PostgreSQL would not keep by itself."""
-        columns, ids = ", ".join(self.columns[table]), [fact.stream_id]
-        if self.dialect == "sqlite" or table != "current_state_delta_stream":
-            await fact.execute(
-                f"INSERT INTO {table} ({columns}) SELECT {columns} FROM recorded_{table} WHERE {where} "
-                "ORDER BY place ON CONFLICT DO NOTHING",
-                ids,
-            )
-            return
+    async def copy(self, fact: Any, table: str, where: str, ids: Sequence[int]) -> None:
+        """Copy rows."""
+        columns = ", ".join(self.columns[table])
+        insert = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM recorded_{table} WHERE {where}"
+        await fact.execute(f"{insert} ORDER BY place ON CONFLICT DO NOTHING", ids)
+
+    async def copy_in_order(self, fact: Any, table: str, where: str, ids: Sequence[int]) -> None:
+        """Copy the rows of a fact in their old physical order, which PostgreSQL would not keep by itself."""
+        columns = ", ".join(self.columns[table])
         wanted = await fact.execute(f"SELECT {columns} FROM recorded_{table} WHERE {where} ORDER BY place", ids)
         marks = ", ".join([self.mark] * len(self.columns[table]))
         while True:
