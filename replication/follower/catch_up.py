@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
+from replication.follower.doubts import count_facts
 from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
@@ -42,7 +44,6 @@ GONE_CURE: Final = (
     "name a folder of segments or another source that has them in catch_up, or start this worker once with "
     "--skip-gone, which leaves out what is gone up to {upto}"
 )
-COUNTED_ROWS: Final = 10_000  # of a page
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
@@ -272,14 +273,10 @@ class CatchUpSources:
         for url in self._current():
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
-                count, at = 0, after
-                while at < upto and [*await source.history(stream, writer)] == [*history]:
-                    page = await source.facts(stream, writer, after=at, upto=upto, limit=COUNTED_ROWS)
-                    if page.upto <= at:
-                        break
-                    count, at = count + len(page.facts), page.upto
-                if at == upto:
-                    return count
+                if [*await source.history(stream, writer)] == [*history]:
+                    count = await count_facts(partial(source.facts, stream, writer), after=after, upto=upto)
+                    if count is not None and [*await source.history(stream, writer)] == [*history]:
+                        return count
                 failures.append(f"{url or OWN_HTTP} does not have what {writer} has of {stream} up to {upto}")
             except FactsGoneError:
                 return None

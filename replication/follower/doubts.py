@@ -8,6 +8,7 @@ keeps none: there, the facts of the last seconds are counted as they are applied
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
@@ -17,14 +18,14 @@ from replication.streams.history import doubted_since
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
 
     from replication.streams.cursor import Apply
     from replication.streams.history import History
-    from replication.streams.interfaces import IStreamStore
+    from replication.streams.interfaces import IStreamStore, Page
 
 SLOT: Final = 0.25  # seconds
 SLOTS: Final = 40  # of one writer: ten seconds.  A writer stores its position once a second
@@ -39,6 +40,19 @@ class ICountsFacts(Protocol):
     ) -> Coroutine[Deferred[Any], Any, int | None]:
         """Return the number of facts in a source with ``history``; None if some are gone.  CatchUpError: no source."""
         ...
+
+
+async def count_facts(
+    page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]], *, after: Token, upto: Token
+) -> int | None:
+    """Return how many facts the pages of a range have; None if the source does not have all of the range."""
+    count, at = 0, after
+    while at < upto:
+        page = await page_of(after=at, upto=upto, limit=PAGE_ROWS)
+        if page.upto <= at:
+            return None
+        count, at = count + len(page.facts), page.upto
+    return count
 
 
 @attrs.define
@@ -125,10 +139,5 @@ class Doubts:
         if self._copies is None:
             recent = self._recent.get(writer)
             return None if recent is None else recent.above(after)
-        count, at = 0, after
-        while at < upto:
-            page = await self._copies.facts(self._stream, writer, after=at, upto=upto, limit=PAGE_ROWS)
-            if page.upto <= at:
-                return None
-            count, at = count + len(page.facts), page.upto
-        return after, count
+        count = await count_facts(partial(self._copies.facts, self._stream, writer), after=after, upto=upto)
+        return None if count is None else (after, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from replication.errors import StoreError
+from replication.errors import StoreError, is_temporary
 from replication.storage.tables.histories import get_timeline
 from replication.streams.history import Epoch, begin_epoch
 from replication.writer.publisher import INITIAL_POSITION
@@ -26,7 +26,7 @@ async def begin_epochs(
     writer has lost ones.  An application may also delete rows of the others: there, only a failover is suspicious.
     """
     stored, former, histories = await store.stored_positions(), await store.histories(writer), {}
-    timeline = await _timeline(store)
+    timeline = await _timeline(store) if any(stream not in own for stream in starts) else ""
     for stream, start in starts.items():
         settled = min(start, stored.get(stream, {}).get(writer, INITIAL_POSITION))
         state = f".{secrets.token_hex(4)}" if stream in own else timeline
@@ -39,6 +39,8 @@ async def _timeline(store: IStreamStore) -> str:
     """Return a dot and the timeline of a PostgreSQL server, else nothing."""
     try:
         timeline = await store.read(get_timeline)
-    except StoreError:  # a server that is compatible with PostgreSQL may have no such function
-        return ""
+    except StoreError as error:
+        if is_temporary(error):
+            raise
+        return ""  # a server that is compatible with PostgreSQL may have no such function
     return timeline and f".{timeline}"

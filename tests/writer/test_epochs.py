@@ -57,6 +57,13 @@ class EpochTests(SynchronousTestCase):
             *_, epoch = now(self.store.history(ORDERS, MASTER))
             self.assertEqual(epoch.name[8:], ends)
 
+    def test_a_timeline_is_not_left_out_while_the_server_is_away(self) -> None:
+        """Without it, followers would not detect what a failover loses."""
+        away = StoreError("the server is away", temporary=True)
+        with patch.object(MemoryStore, "read", side_effect=[away]), self.assertRaises(StoreError):
+            self.begin(9)
+        self.assertEqual(now(self.store.history(ORDERS, MASTER)), ())
+
     def test_the_state_of_our_own_tables_is_another_one_at_each_start(self) -> None:
         """Nothing but a loss takes facts out of them, so followers count theirs after each start."""
         for start in (2, 3, 4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
@@ -18,6 +19,7 @@ from replication.errors import (
     StreamError,
     UnknownStreamError,
 )
+from replication.follower.doubts import count_facts
 from replication.follower.stream import FollowMode
 from replication.follower.worker import Worker
 from replication.streams.facts import fact_bytes
@@ -174,14 +176,11 @@ class SimulatedSources:
         upto: Token,
     ) -> int:
         """Return how many facts the master or relay has, as pages of its HTTP API do."""
-        count, at = 0, after
-        while at < upto:
-            _, served = self._asked(endpoint)
-            same = [*await self.history(endpoint, stream, writer)] == [*history]
-            page = await served.page(stream, writer, after=at, upto=upto, limit=self._host.page_rows)
-            if not same or page.upto <= at:
-                raise CatchUpError("it does not have what the writer has")
-            count, at = count + len(page.facts), page.upto
+        _, served = self._asked(endpoint)
+        same = [*await self.history(endpoint, stream, writer)] == [*history]
+        count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
+        if not same or count is None:
+            raise CatchUpError("it does not have what the writer has")
         return count
 
     def _asked(self, endpoint: str | None) -> tuple[Host, IServed]:
