@@ -1,9 +1,10 @@
-"""Python environments with a Synapse; each stays in pytest's cache."""
+"""Python environments with a Synapse; each stays in pytest's cache. uv makes them, in a tenth of pip's time."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ def make_environment(folder: Path, interpreter: str, requirements: Path, *, upgr
     ``upgrade``: install releases that were published meanwhile.
     """
     python, made_for = folder / "bin/python", folder / "made-for.txt"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)]
+    uv = sys.executable, "-m", "uv"
+    install = (*uv, "pip", "install", "--quiet", "--python", str(python), "-r", str(requirements))
     if not made_for.exists() or made_for.read_text() != requirements.read_text():
-        _run(interpreter, "-m", "venv", "--clear", str(folder))
+        _run(*uv, "venv", "--quiet", "--clear", "--python", interpreter, str(folder))
         _run(*install)
         shutil.copyfile(requirements, made_for)
     elif upgrade:
