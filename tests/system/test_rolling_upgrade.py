@@ -81,7 +81,8 @@ def yesterday(tmp_path: Path) -> dict[str, str]:
     if found is None or found.returncode:
         pytest.skip("version 0.1.0 is missing: this needs git, and a checkout with its whole history")
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as tar:
-        tar.extractall(tmp_path / "0.1.0", filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian's Python 3.11.2 has none
+        tar.extractall(tmp_path / "0.1.0")
     variables = {**environment(), "PYTHONPATH": str(tmp_path / "0.1.0")}
     show = [sys.executable, "-c", "import replication; print(replication.__version__)"]
     shown = subprocess.run(show, cwd=tmp_path, env=variables, check=True, capture_output=True, text=True)
