@@ -269,12 +269,12 @@ def test_ids_are_received_while_a_source_is_waited_for(make_upload: Callable[...
     with open_pipe() as (reader, writer):
         upload = make_upload(server)
         upload.lines.wait_for(reader)  # nothing was sent, so nothing can be received
-        upload.lines.add([b"a"])
 
         def take(ids: list[int]) -> None:
             upload.ids.extend(ids)
             os.write(writer, b"x")
 
         upload.lines._on_ids = take  # type: ignore[assignment]
+        upload.lines.add([b"a"])  # which may receive the answer, too
         upload.lines.wait_for(reader)
         assert upload.ids == [2]
