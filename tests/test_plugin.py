@@ -57,8 +57,10 @@ def test_the_service_is_imported_without_garbage_collection(tmp_path: Path, monk
     (tmp_path / "notes_gc.py").write_text("import gc\nOptions = gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(maker, "module", "notes_gc")
+    gc.unfreeze()
     assert maker.options is False
     assert gc.isenabled()
+    assert gc.get_freeze_count() > 0
     monkeypatch.setattr(maker, "module", "is_no_module")
     with pytest.raises(ModuleNotFound):
         maker.options  # noqa: B018 (it raises)
