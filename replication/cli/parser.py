@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from replication.errors import ConfigError, did_you_mean, escape
 from replication.urls import hide_secrets
 from replication.web.address import DEFAULT_URL, read_secret
-from replication.web.blocking_client import HttpClient
+
+if TYPE_CHECKING:
+    from replication.web.blocking_client import HttpClient
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +49,8 @@ class Parser(argparse.ArgumentParser):
 
     def open_client(self, found: argparse.Namespace, **options: Any) -> HttpClient:
         """Return a client for the API that ``found`` names, with the ``options`` of HttpClient."""
+        from replication.web.blocking_client import HttpClient  # noqa: PLC0415 (most of a start; help needs no client)
+
         secret = None if found.secret_file is None else read_secret(found.secret_file)
         certificate = self.certificate_of(found)
         try:
