@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import attrs
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from replication.cli.output import report
 from replication.cli.parser import Parser
@@ -316,6 +314,10 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
     if not shown:
         yield lambda _facts, _bytes: None
         return
+    # As long as the rest of the command; without a bar it is not needed.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
     source = os.fstat(sys.stdin.fileno())
     total = source.st_size if stat.S_ISREG(source.st_mode) else None
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[facts]} facts"), TimeElapsedColumn())
