@@ -42,7 +42,6 @@ from replication.urls import hide_arguments, hide_secrets
 from replication.web.health import Health
 from replication.web.site import make_site
 from replication.writer.master import Master
-from replication.writer.rooms import Rooms
 from replication.writer.segment_needs import set_retention
 
 if TYPE_CHECKING:
@@ -373,7 +372,11 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     found = config.load(role, file, given)
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     traces.run(reactor, found.traces, found.instance_name, __version__)
-    rooms = Rooms(server) if found.rooms and isinstance(server, Master) else None
+    rooms = None
+    if found.rooms and isinstance(server, Master):
+        from replication.writer.rooms import Rooms  # noqa: PLC0415 (few masters keep rooms)
+
+        rooms = Rooms(server)
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
     expires: dict[str, datetime] = {}
@@ -456,21 +459,18 @@ def register_app(app: str, worker: Worker) -> None:
     name = name if colon else "register"
     if not all(part.isidentifier() for part in [*module_name.split("."), name]):
         raise ConfigError(f"app: {app!r} is not of the form MODULE or MODULE:NAME, with dots for slashes")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"app: {module_name} needs {error.name}, which is not installed") from error
-        of_file = module_name.removesuffix(".py")
-        near = f"; did you mean {of_file}?" if Path(module_name).is_file() else ""
+        near = f"; did you mean {module_name.removesuffix('.py')}?" if Path(module_name).is_file() else ""
         raise ConfigError(f"app: there is no module {module_name}, neither here nor installed{near}") from error
     except Exception as error:
         raise ConfigError(f"app: {module_name} cannot be imported: {_describe(error)}") from error
-    register = getattr(module, name, None)
-    if not callable(register):
+    if not callable(register := getattr(module, name, None)):
         raise ConfigError(f"app: {module_name} ({module.__file__}) has no function {name}")
     if inspect.iscoroutinefunction(register):
         raise ConfigError(f"app: {module_name}:{name} must be a plain function: it is called before the reactor runs")

@@ -6,14 +6,13 @@ import json
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from replication.errors import RoomError
-from replication.rooms.ordering import Place
-from replication.rooms.views import encode_state_map
 from replication.web.request import Answer, RequestError, read_limit, read_query, read_token
 from replication.wire import grammar
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from replication.rooms.ordering import Place
     from replication.rooms.views import EventView, RoomView, StateGroupView, StoredEvent
     from replication.web.request import ApiRequest
     from replication.wire.grammar import Token
@@ -103,6 +102,8 @@ async def read_event(request: ApiRequest, room: str, event: str) -> Answer:
 
 async def read_state_group(request: ApiRequest, room: str, number: str) -> Answer:
     """Answer with a state group."""
+    from replication.rooms.views import encode_state_map  # noqa: PLC0415 (few processes keep rooms)
+
     read_query(request)
     group = await request.api.rooms.state_group(read_token({"the state group": number}, "the state group"))
     if group.room_id != room:
@@ -119,6 +120,8 @@ async def read_state_group(request: ApiRequest, room: str, number: str) -> Answe
 
 async def read_history(request: ApiRequest, room: str) -> Answer:
     """Answer with a page of a room's history."""
+    from replication.rooms.ordering import Place  # noqa: PLC0415 (few processes keep rooms)
+
     query = read_query(request, [], ["from", "dir", "limit", "whole"])
     limit = read_limit(query, PAGE)
     direction, whole = query.get("dir", "b"), query.get("whole", "false")

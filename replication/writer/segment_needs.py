@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from replication.segments.folders import open_folder
-from replication.segments.manifest import Manifest, read_manifest
 from replication.storage.threads import SerialThread
 from replication.urls import Url
 from replication.wire.grammar import Token
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.interfaces import IReactorFromThreads
 
+    from replication.segments.manifest import Manifest
     from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
     from replication.writer.master import Master
@@ -57,6 +56,9 @@ class SegmentNeeds:
         return (await self._manifest()).summary(str(self._url))
 
     async def _manifest(self) -> Manifest:
+        from replication.segments.folders import open_folder  # noqa: PLC0415 (few masters know a folder)
+        from replication.segments.manifest import Manifest, read_manifest  # noqa: PLC0415 (likewise)
+
         thread = SerialThread(self._reactor, f"replication {self._url}")
         try:
             return await thread.run(read_manifest, open_folder(self._url)) or Manifest()
