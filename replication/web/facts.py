@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from twisted.web.server import Request
+from twisted.web.http import Request
 
 from replication.errors import NotAWriterError, RowError
 from replication.web.line_stream import LineStream

@@ -16,8 +16,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
-from twisted.web import server
-from twisted.web.http import NO_BODY_CODES, datetimeToString
+from twisted.copyright import version
+from twisted.web.http import NO_BODY_CODES, NOT_ALLOWED, Request, datetimeToString
 
 from replication.errors import RemoteProtocolError
 from replication.net.access import Rights
@@ -38,6 +38,8 @@ MEDIA_TYPE_OF_LINES: Final = "application/x-ndjson"
 BODY_TYPES: Final = ("application/json", MEDIA_TYPE_OF_LINES)
 MAX_REPORT: Final = 2**20  # bytes of a body from a peer that may only read streams
 KEY_LENGTH: Final = 200  # characters
+# What ``twisted.web.server`` sends as Server.  To import that module takes a tenth of a start of a master.
+SERVER: Final = f"TwistedWeb/{version}".encode()
 
 _ANSWER: Final = (
     b"%b %d %b\r\n%bServer: %b\r\nDate: %b\r\nContent-Length: %d\r\nContent-Type: %b\r\n"
@@ -78,7 +80,7 @@ class RequestError(Exception):
         return grammar.encode_json({**self.fields, "status": self.answer.status}).encode() + b"\n"
 
 
-class ApiRequest(server.Request):
+class ApiRequest(Request):
     """A request whose body is limited.
 
     ``api`` is what answers it, ``access_error`` why the sender has no access, and ``rights`` what it may do; they are
@@ -168,15 +170,26 @@ class ApiRequest(server.Request):
 
     def process(self) -> None:
         """Answer, as Twisted does for a site with one resource and without encodings."""
-        if self.path == b"*":  # of OPTIONS, for the server as a whole
-            super().process()  # type: ignore[no-untyped-call]
-            return
-        self.api.render(self)
+        if self.path == b"*":
+            self._answer_for_server()
+        else:
+            self.api.render(self)
+
+    def _answer_for_server(self) -> None:
+        """Answer OPTIONS for the server as a whole."""
+        set_header = self.responseHeaders.setRawHeaders
+        set_header("server", [SERVER])
+        set_header("date", [_date(int(time.time()))])
+        if self.method != b"OPTIONS":
+            self.setResponseCode(NOT_ALLOWED)
+            set_header("allow", ["OPTIONS"])
+        set_header("content-length", ["0"])
+        self.finish()  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure) -> None:
         """Note that no answer can be sent any more."""
         self.disconnected = True
-        server.Request.connectionLost(self, reason)
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
     def send(self, answer: Answer) -> None:
         """Send ``answer``, unless an early error was sent or the client has disconnected."""
@@ -188,10 +201,10 @@ class ApiRequest(server.Request):
             return
         if self.early_error is None:
             _write(self, answer, answer.headers)
-        server.Request.finish(self)
+        self.finish()  # type: ignore[no-untyped-call]
 
 
-def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
+def _write(request: Request, answer: Answer, headers: Mapping[str, str]) -> None:
     """Send a whole answer at once.  It has the lines and the order of what ``_set_headers`` lets Twisted send."""
     for name, text in headers.items():
         request.setHeader(name, text)
@@ -204,7 +217,7 @@ def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) 
         request.code,
         request.code_message,
         b"".join(others),
-        server.version,
+        SERVER,
         _date(int(time.time())),
         len(answer.body),
         answer.content_type.encode(),
@@ -213,11 +226,11 @@ def _write(request: server.Request, answer: Answer, headers: Mapping[str, str]) 
     cast("Channel", request.channel).send(whole)
 
 
-def _set_headers(request: server.Request, answer: Answer, headers: Mapping[str, str]) -> None:
+def _set_headers(request: Request, answer: Answer, headers: Mapping[str, str]) -> None:
     for name, text in headers.items():
         request.setHeader(name, text)
     request.setResponseCode(answer.status)
-    request.setHeader("server", server.version)
+    request.setHeader("server", SERVER)
     request.setHeader("date", _date(int(time.time())))
     request.setHeader("content-type", answer.content_type)
     request.setHeader("cache-control", "no-store")

@@ -1,4 +1,4 @@
-"""The HTTP API of a master or worker (docs/http.md): one resource that routes, checks access and answers errors."""
+"""The HTTP API of a master or worker (docs/http.md): it routes requests, checks access and answers errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import parse_qs, unquote_to_bytes
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocolNegotiationFactory
 from twisted.logger import Logger
-from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.http import HTTPFactory
+from zope.interface import implementer
 
 from replication import errors
 from replication.net.access import Access
@@ -143,17 +144,31 @@ class IServed(Protocol):
         ...
 
 
-class ApiSite(Site):
-    """A Site without an access log and without the timer for its dates: the API counts answers and logs failures."""
+@implementer(IProtocolNegotiationFactory)
+class ApiSite(HTTPFactory):
+    """Makes the connections of an API.
+
+    It has no access log, and no timer for its dates: the API counts answers and logs failures.
+    """
 
     noisy = False
     protocol = cast("Any", Channel)  # the annotation has a private class that chooses HTTP 2
+
+    def __init__(self, api: Api, reactor: IReactorTime) -> None:
+        super().__init__(reactor=reactor)
+        self.resource = api
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the protocol of a connection; None if it is refused."""
         if not self.resource.admission.enter(addr):
             return None
-        return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
+        channel = cast("Channel", super().buildProtocol(addr))
+        channel.requestFactory, channel.site = ApiRequest, self
+        return channel
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """Return what a client may choose in TLS."""
+        return [b"http/1.1"]
 
     def startFactory(self) -> None:
         """Start neither of the two."""
@@ -181,7 +196,7 @@ def make_site(
     access: Access | None = None,
     expires: Callable[[], Mapping[str, datetime]] = dict,
     live_page: bool = True,
-) -> Site:
+) -> ApiSite:
     """Return the factory that serves the HTTP API of ``served``; ConfigError if ``secret`` is invalid.
 
     With a secret every call needs it, apart from those of ``/health``.  Without one only peers on this
@@ -203,13 +218,11 @@ def make_site(
         expires=expires,
         live_page=live_page,
     )
-    return ApiSite(api, requestFactory=ApiRequest, reactor=clock)  # type: ignore[no-untyped-call]
+    return ApiSite(api, clock)
 
 
-class Api(Resource):
+class Api:
     """Every call of the API.  A function of the routing table reads these attributes, through its request."""
-
-    isLeaf = True  # noqa: N815  Twisted's name
 
     def __init__(
         self,
@@ -223,7 +236,6 @@ class Api(Resource):
         expires: Callable[[], Mapping[str, datetime]] = dict,
         live_page: bool = True,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.served = served
         self.max_body = max_body
         self.clock = clock
@@ -277,11 +289,10 @@ class Api(Resource):
         """Return what the sender of ``request`` may do; RequestError if it has no access."""
         return self._access.rights(request.client, request.requestHeaders, request.channel.transport)
 
-    def render(self, request: ApiRequest) -> int:
+    def render(self, request: ApiRequest) -> None:
         """Answer later."""
         answering = Deferred.fromCoroutine(self._answer(request))
         answering.addErrback(lambda failure: _log.failure("{uri} could not be answered", failure, uri=request.uri))
-        return NOT_DONE_YET
 
     async def _answer(self, request: ApiRequest) -> None:
         route, parameters = self._find_route(request.method, request.path)

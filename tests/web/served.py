@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
-    from twisted.web.server import Site
 
     from replication.streams.history import Epoch, History
     from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers
+    from replication.web.site import ApiSite
     from replication.web.skips import ISkips
 
 HERE = IPv4Address("TCP", "127.0.0.1", 40_000)
@@ -167,7 +167,7 @@ class FakeServed:
 class Client:
     """One connection to a site; ``send`` sends bytes, ``received`` is what came back."""
 
-    def __init__(self, site: Site, peer: IAddress = HERE) -> None:
+    def __init__(self, site: ApiSite, peer: IAddress = HERE) -> None:
         self.transport = StringTransport(peerAddress=peer)
         protocol = site.buildProtocol(peer)
         assert protocol is not None
@@ -225,7 +225,7 @@ def read_answer(data: bytes) -> Received:
 
 def served_site(
     served: FakeServed | None = None, secret: str | None = None, max_body: int = 64 * 2**20
-) -> tuple[FakeServed, Site, Clock]:
+) -> tuple[FakeServed, ApiSite, Clock]:
     served, clock = served or FakeServed(), Clock()
     return served, make_site(served, secret=secret, max_body=max_body, reactor=clock), clock
 

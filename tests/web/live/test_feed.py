@@ -209,6 +209,7 @@ class EventsTests(ApiTestCase):
     def test_a_page_that_is_closed_is_forgotten_and_sampling_ends(self) -> None:
         client = self.open()
         feed = self.site.resource.feed
+        assert feed is not None
         self.assertEqual(feed.viewers, 1)
         client.protocol.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(feed.viewers, 0)
@@ -219,6 +220,7 @@ class EventsTests(ApiTestCase):
         clients = [self.open() for _ in range(20)]
         calls = []
         feed = self.site.resource.feed
+        assert feed is not None
         statuses = self.served.stream_statuses
         self.served.stream_statuses = lambda only=None: calls.append(1) or statuses(only)  # type: ignore[method-assign,func-returns-value]
         self.clock.advance(INTERVAL)
