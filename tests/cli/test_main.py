@@ -146,5 +146,21 @@ def test_a_full_disk_is_one_line_and_status_1(text: str) -> None:
     assert ended.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [([], {"attrs", "http.client", "msgspec", "rich", "twisted"}), (["append", "--help"], {"rich", "twisted"})],
+)
+def test_a_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:
+    script = (
+        "import atexit, sys; from replication.cli import main;"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main.main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_checkout())
+    loaded = set(ended.stderr.split())
+    assert "replication.cli.parser" in loaded
+    assert loaded & unused == set()
+
+
 def _checkout() -> str:
     return os.path.dirname(os.path.dirname(replication.__file__))  # noqa: PTH120
