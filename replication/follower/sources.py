@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from replication.segments.archive import Archive
-from replication.segments.folders import open_folder
-from replication.segments.manifest import Manifest, read_manifest
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
 from replication.streams.definitions import StreamDefinition
@@ -19,6 +16,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from replication.segments.manifest import Manifest
     from replication.streams.definitions import Dialect
     from replication.streams.history import History
 
@@ -127,6 +125,9 @@ class SegmentCatchUp:
     """
 
     def __init__(self, url: str | Url, reactor: Any) -> None:
+        from replication.segments.archive import Archive  # noqa: PLC0415 (few workers have a folder of segments)
+        from replication.segments.folders import open_folder  # noqa: PLC0415 (likewise)
+
         self._folder = open_folder(url)
         self._archive = Archive(self._folder)
         self._thread = SerialThread(reactor, f"replication {Url(url)}")
@@ -141,6 +142,8 @@ class SegmentCatchUp:
 
     async def manifest(self) -> Manifest:
         """Return the manifest of the folder, an empty one if it has none; CatchUpError if it cannot be read."""
+        from replication.segments.manifest import Manifest, read_manifest  # noqa: PLC0415 (as above)
+
         return await self._thread.run(read_manifest, self._folder) or Manifest()
 
     async def close(self) -> None:
