@@ -20,11 +20,12 @@ from typing import Any
 SCRIPTS = {"twistd": ("twisted.scripts.twistd", "run"), "replication": ("replication.cli.main", "main")}
 # What most processes of the tests import.  They import the rest themselves, such as the reactor.
 PRELOADED = """
-    hiredis prometheus_client psycopg replication.cli.main replication.net.redis replication.service
+    hiredis prometheus_client psycopg replication.cli.append replication.cli.doctor replication.cli.main
+    replication.cli.status replication.cli.tail replication.follower.worker replication.net.redis replication.service
     replication.storage.mapping_checks replication.storage.postgres.store replication.storage.sqlite.store
-    replication.synapse rich.live rich.table twisted.application.twist twisted.cred.strcred
-    twisted.internet.epollreactor twisted.plugins.replication_plugin twisted.scripts.twistd twisted.trial.itrial
-    twisted.words.iwords
+    replication.synapse replication.synapse.since_1_159 replication.writer.rooms rich.live rich.table
+    twisted.application.twist twisted.cred.strcred twisted.internet.epollreactor twisted.plugins.replication_plugin
+    twisted.scripts.twistd twisted.trial.itrial twisted.words.iwords
 """
 
 
