@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime
-from replication.errors import PositionMovedError, StoreError, StreamError
+from replication.errors import PositionMovedError, StoreError, StreamError, ValueRefusedError
 from replication.follower.application import FailedFactFunction
 from replication.follower.failures import FailingFacts
 from replication.follower.merge import MergingFollower
@@ -124,6 +124,25 @@ class FindTests(FailingCase):
             self.rows(fact(2))
             self.until_alone(2)
         self.flushLoggedErrors(StoreError)
+
+    def test_what_only_the_fact_can_cause_needs_no_check_of_the_database(self) -> None:
+        """The function raised, or the database refused a value."""
+
+        async def check() -> None:
+            raise StoreError("the disk is full")
+
+        def refused(facts: Sequence[Fact], _: object) -> None:
+            raise ValueRefusedError("integer out of range")
+
+        self.poison = {2}
+        for follower in (self.follower, self.make_follower(refused)):
+            self.follower = follower
+            now(follower.open())
+            self.at(0, 1)
+            with patch.object(self.store, "check", check), logged():
+                self.rows(fact(2))
+                self.until_alone(2)
+        self.flushLoggedErrors(ValueError, ValueRefusedError)
 
     def test_every_poisoned_fact_among_many_is_found(self) -> None:
         for poison in range(2, 34):

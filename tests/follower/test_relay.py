@@ -27,8 +27,9 @@ from tests.net.test_client import FakeWriter
 from tests.redis import FakeRedis
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
+    from replication.follower.application import ApplyTransaction
     from replication.session.encoder import EncodedLines
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
@@ -181,6 +182,24 @@ class PublishingTests(RelayCase):
         self.assertEqual(wire.read(), position(7, 7) + rdata(8))
         self.send(writer, position(1, 1, writer="late"))
         self.assertEqual(wire.read(), position(1, 1, writer="late"))
+
+    def test_a_later_fact_that_cannot_be_applied_does_not_delay_the_announcement(self) -> None:
+        @self.worker.on("orders")
+        def refuse(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            if facts[-1].token == 9:
+                raise ValueError
+
+        writer = self.serve(HELLO + position(1, 5))
+        self.store.close_gate("commit")
+        begin(self.worker.start())
+        self.net.run()
+        wire = self.follow()
+        self.send(writer, rdata(9), position(9, 9))
+        with logged():
+            self.store.open_gate("commit")
+            self.net.run(1)
+        self.assertEqual(wire.read(), position(5, 5))
+        self.flushLoggedErrors(ValueError)
 
     def test_writers_are_announced_together_after_a_start(self) -> None:
         """A follower that applies facts in linear order would begin with those of the first one."""

@@ -329,7 +329,7 @@ class AuditedRelayTests(WorkerCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.worker = self.make_worker(audit_interval=self.INTERVAL, copy=False, catch_up=["http://127.0.0.1:9093"])
+        self.worker = self.make_worker(audit_interval=self.INTERVAL, copy=False)
         self.worker.cached()(lambda: None)
         self.http = self.net.serving[HTTP] = FakeWriter(b"")
         self.answer(audited=1)
