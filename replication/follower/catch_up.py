@@ -275,7 +275,7 @@ class CatchUpSources:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if [*await source.history(stream, writer)] == [*history]:
                     count = await count_facts(partial(source.facts, stream, writer), after=after, upto=upto)
-                    if count is not None and [*await source.history(stream, writer)] == [*history]:
+                    if [*await source.history(stream, writer)] == [*history]:
                         return count
                 failures.append(f"{url or OWN_HTTP} does not have what {writer} has of {stream} up to {upto}")
             except FactsGoneError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
+from replication.errors import CatchUpError, FactsGoneError
 from replication.streams.cursor import Reset
 from replication.streams.history import doubted_since
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -42,15 +43,13 @@ class ICountsFacts(Protocol):
         ...
 
 
-async def count_facts(
-    page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]], *, after: Token, upto: Token
-) -> int | None:
-    """Return how many facts the pages of a range have; None if the source does not have all of the range."""
+async def count_facts(page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]], *, after: Token, upto: Token) -> int:
+    """Return how many facts the pages of a range have; CatchUpError if the source does not have all of the range."""
     count, at = 0, after
     while at < upto:
         page = await page_of(after=at, upto=upto, limit=PAGE_ROWS)
         if page.upto <= at:
-            return None
+            raise CatchUpError(f"the source has nothing after {at}")
         count, at = count + len(page.facts), page.upto
     return count
 
@@ -139,5 +138,7 @@ class Doubts:
         if self._copies is None:
             recent = self._recent.get(writer)
             return None if recent is None else recent.above(after)
-        count = await count_facts(partial(self._copies.facts, self._stream, writer), after=after, upto=upto)
-        return None if count is None else (after, count)
+        try:
+            return after, await count_facts(partial(self._copies.facts, self._stream, writer), after=after, upto=upto)
+        except FactsGoneError:
+            return None

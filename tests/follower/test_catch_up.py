@@ -284,8 +284,9 @@ class CountTests(SourcesCase):
         self.assertEqual(self.count(Page((), Token(9), limited=False), whole, stale=1), [1])
         self.assertEqual(self.count(Page((), Token(5), limited=False), whole), [1])
         self.assertEqual(self.count(CatchUpError("down"), whole), [1])
-        (failure,) = self.count(Page((), Token(9), limited=False), CatchUpError("down"), stale=1)
-        self.assertIn("does not have what master has of orders up to 9; down", str(failure.value))
+        (failure,) = self.count(*[Page((), Token(each), limited=False) for each in (9, 5)], stale=1)
+        what = "source0:1 does not have what master has of orders up to 9; the source has nothing after 5"
+        self.assertIn(what, str(failure.value))
 
     def test_nothing_is_counted_where_facts_are_gone(self) -> None:
         gone = FactsGoneError("gone", stream="orders", writer="master", upto=6)
@@ -436,11 +437,11 @@ class SourcesTests(SourcesCase):
         self.assertEqual(lines, messages)
 
     def test_the_source_of_a_long_catch_up_is_logged_once(self) -> None:
-        """A short catch-up is not logged."""
+        """One of LARGE_GAP IDs or fewer is not logged."""
         sources, (first, _) = self.sources(page(9), page(LARGE_GAP + 50))
         long_way = CatchUp(Token(1), Token(LARGE_GAP + 99))
         with logged(LogLevel.info) as messages:
-            for step in (STEP, long_way, long_way):
+            for step in (STEP, CatchUp(Token(1), Token(1 + LARGE_GAP)), long_way, long_way):
                 now(sources.fetch(None, ORDERS, MASTER, step, 10))
             first.answer = CatchUpError("it is gone")
             now(sources.fetch(None, ORDERS, MASTER, long_way, 10))

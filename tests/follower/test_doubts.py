@@ -15,7 +15,7 @@ from replication.streams.cursor import Apply, Reset
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
-from tests.doubles import logged
+from tests.doubles import logged, now
 from tests.follower.cases import MASTER, ORDERS, FollowerCase, fact
 
 if TYPE_CHECKING:
@@ -109,6 +109,13 @@ class CopyTests(DoubtsCase):
             self.process.pages = [Page([fact(9)], Token(9), limited=False)]
             self.assertEqual(self.come_back(PROMOTED), [])
             self.assertEqual((self.counted[0], self.process.asked, self.tokens()), ((4, 8), [(8, 9)], [*range(2, 10)]))
+
+    def test_a_copy_of_which_facts_are_gone_stays_where_it_is(self) -> None:
+        """A start with ``--skip-gone`` has left out facts of the range in doubt."""
+        self.follow_to_eight()
+        now(self.store.forget_facts(ORDERS, MASTER, Token(6), delete=False))
+        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
+        self.assertEqual((self.come_back(PROMOTED), self.counted, self.process.asked), ([], [], [(8, 9)]))
 
     def test_nothing_is_counted_without_a_failover(self) -> None:
         """Rows of a mapped table may be deleted at any time, so a number of facts alone shows nothing."""

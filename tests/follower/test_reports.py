@@ -89,14 +89,14 @@ class TimeTests(SynchronousTestCase):
         self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
         return len(process.reports)
 
-    def start(self, process: Process) -> None:
+    def start(self, *processes: Process) -> None:
         self.clock = Clock()
         self.follower = Follower()
         lifetime = Lifetime(self.clock)
         self.addCleanup(lifetime.end)
         PositionReports(
             instance_name=InstanceName("worker1"),
-            processes=lambda: [process],  # type: ignore[list-item]
+            processes=lambda: processes,  # type: ignore[arg-type, return-value]
             followers=[self.follower],  # type: ignore[list-item]
             lifetime=lifetime,
         ).start()
@@ -106,6 +106,11 @@ class TimeTests(SynchronousTestCase):
         self.start(process)
         self.assertEqual([self.after(process, each) for each in (5, 25, 5, 95, 5)], [1, 1, 2, 2, 3])
         self.assertEqual(process.reports[0], ("worker1", {ORDERS: {MASTER: 5}}))
+
+    def test_each_writer_receives_its_reports_at_its_own_times(self) -> None:
+        slow, quick = Process(100.0, 100.0), Process(*[30.0] * 5)
+        self.start(slow, quick)
+        self.assertEqual((self.after(slow, 95), len(quick.reports)), (1, 4))
 
     def test_what_a_writer_knows_is_repeated_after_ten_minutes_only(self) -> None:
         process = Process(*[60.0] * 6)

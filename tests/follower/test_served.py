@@ -101,6 +101,18 @@ class ShownPageTests(WorkerCase):
         page = now(self.worker.served.shown_page("orders", "master", after=1, upto=9, limit=1))
         self.assertEqual(([each.token for each in page.facts], page.upto), ([2], 2))
 
+    def test_a_relay_shows_what_it_has_received_of_a_stream_that_it_writes_too(self) -> None:
+        async def fetch(_: object, stream: object, writer: object, step: CatchUp, limit: int) -> Page:
+            return Page([fact(2, "[]")], step.upto, limited=False)
+
+        self.patch(FollowedStreams, "fetch_page", fetch)
+        self.worker = self.make_worker(relay=True, writes=["orders"])
+        writer = self.serve(HELLO + position(1, 1, writer="other"))
+        self.start()
+        with logged():
+            self.send(writer, position(3, 3, writer="other"))
+        self.assertEqual((self.at(writer="other"), self.show(9, "other")), (1, [2]))
+
     def test_facts_that_a_function_receives_are_fetched_also_those_that_it_cannot_take(self) -> None:
         asked: list[tuple[StreamName, InstanceName, CatchUp, int]] = []
 

@@ -179,7 +179,7 @@ class SimulatedSources:
         _, served = self._asked(endpoint)
         same = [*await self.history(endpoint, stream, writer)] == [*history]
         count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
-        if not same or count is None:
+        if not same:
             raise CatchUpError("it does not have what the writer has")
         return count
 
