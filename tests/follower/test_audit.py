@@ -214,7 +214,7 @@ class Followed:
         """Let the audit check once; ``between`` its looks something may happen."""
         checking = Deferred.fromCoroutine(self.audit.check())
         while not checking.called and not self.clock.getDelayedCalls():
-            self.pump._calls.get(timeout=10)()
+            self.pump.run_call()
         between()
         self.clock.advance(LOOK_AGAIN)
         self.pump.wait(checking)
@@ -225,7 +225,7 @@ class Followed:
         while (at := min(each.getTime() for each in self.clock.getDelayedCalls())) <= seconds:
             self.clock.advance(at - self.clock.seconds())
             while not self.clock.getDelayedCalls():
-                self.pump._calls.get(timeout=10)()
+                self.pump.run_call()
             self.settle()
         self.clock.advance(seconds - self.clock.seconds())
 

@@ -124,7 +124,7 @@ class FunctionTests(TokenCase):
         self.follower.rows_received(LINK, Rows(LISTS, ONE, [Token(2)], ["[]"]))
         (running,) = self.follower.in_progress()
         while not self.follower.errors:
-            self.pump._calls.get(timeout=10)()
+            self.pump.run_call()
         self.clock.advance(10)
         self.pump.wait(share(running))
         self.assertEqual(self.applied(), [2])

@@ -38,13 +38,17 @@ class Pump:
         """Start ``work``; it runs until it waits for a thread."""
         return Deferred.fromCoroutine(awaited)
 
+    def run_call(self) -> None:
+        """Run one queued call; wait for it."""
+        self._calls.get(timeout=PATIENCE)()
+
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
         """Run queued calls until ``awaited`` has a result; raise it if it is an error."""
         outcome: list[_T | Failure] = []
         deferred = awaited if isinstance(awaited, Deferred) else Deferred.fromCoroutine(awaited)
         deferred.addBoth(outcome.append)
         while not outcome:
-            self._calls.get(timeout=PATIENCE)()
+            self.run_call()
         if isinstance(outcome[0], Failure):
             outcome[0].raiseException()
         return outcome[0]
