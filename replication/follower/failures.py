@@ -223,7 +223,6 @@ class FailingFacts:
         """Return after some seconds, or when something is requested, or when the process stops."""
         pause = self._pauses[line] = Deferred.fromCoroutine(self._lifetime.sleep(seconds))
         await pause
-        self._pauses.pop(line, None)
 
     def wake(self) -> None:
         """End every pause."""

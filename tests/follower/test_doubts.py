@@ -78,7 +78,8 @@ class DoubtsCase(FollowerCase):
         self.at(0, 1)
         self.rows(*map(fact, range(2, 5)))
         self.process.clock.advance(SLOT)
-        self.rows(*map(fact, range(5, 9)))
+        for facts in (range(5, 7), range(7, 9)):
+            self.rows(*map(fact, facts))
         self.follower.connection_lost("link")
 
     def come_back(self, *then: Epoch) -> list[str]:
