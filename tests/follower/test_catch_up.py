@@ -136,6 +136,11 @@ class HistoryTests(SourcesCase):
         sources, _ = self.sources(page(1), page(1))
         self.assertEqual(self.history(sources), [()])
 
+    def test_a_writer_whose_http_is_not_known_is_named(self) -> None:
+        sources, _ = self.sources()
+        error = "no HTTP is known for 'master' at None: give catch_up, or http in [writers.master]"
+        self.assertEqual(str(error_of(self.history(sources))), error)
+
     def test_http_is_requested_before_databases_which_may_be_older_copies(self) -> None:
         sources, (database, _, http) = self.sources(page(1), CatchUpError("down"), page(1))
         database.epochs, http.epochs = (), self.HISTORY

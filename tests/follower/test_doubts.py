@@ -8,6 +8,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts
 from replication.follower.history import FollowedHistories
 from replication.follower.stream import FollowMode, StreamFollower
@@ -16,7 +17,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import logged, now
-from tests.follower.cases import MASTER, ORDERS, FollowerCase, fact
+from tests.follower.cases import HELLO, MASTER, ORDERS, FollowerCase, WorkerCase, fact, position, rdata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,3 +213,27 @@ class RecentFactsTests(SynchronousTestCase):
         self.assertEqual((self.above(2), self.above(1)), ((2, 1), None))
         self.note(7, 8)
         self.assertEqual((self.above(7), self.above(2)), ((7, 1), None))
+
+
+class WorkerTests(WorkerCase):
+    def test_facts_in_doubt_are_counted_at_the_process_that_sent_the_position(self) -> None:
+        """The writer comes back from a failover; see docs/protocol/following.md E7."""
+        published = [Epoch("a.1", Token(1), Token(1))]
+        counted: list[object] = []
+
+        async def history(*_: object) -> History:
+            return [*published]
+
+        async def count(_: object, *of: object, **tokens: int) -> int:
+            counted.extend([*of, tokens])
+            return 1
+
+        self.patch(CatchUpSources, "history", history)
+        self.patch(CatchUpSources, "count", count)
+        writer = self.serve(HELLO + position(1, 1), HELLO + position(3, 3))
+        self.start()
+        self.send(writer, rdata(3))
+        published.append(Epoch("b.2", Token(2), Token(3)))
+        self.net.cut()
+        self.net.run(1.0)
+        self.assertEqual(counted, ["tcp:127.0.0.1:9092", "orders", "master", published, {"after": 2, "upto": 3}])

@@ -392,6 +392,12 @@ class PeersTests(SynchronousTestCase):
         self.confirm(TWO)
         self.assertEqual(self.asked(), [2, 0, 0])
 
+    def test_a_peer_is_asked_again_for_a_stream_that_its_answer_lacks(self) -> None:
+        self.confirm()
+        self.orders.name = self.STOCK
+        self.confirm()
+        self.assertEqual(self.asked(), [2, 0, 0])
+
     def test_a_new_connection_is_asked_and_what_it_compares_is_noted(self) -> None:
         self.following()
         self.assertEqual((self.asked(), self.orders.audited), ([1, 0, 0], True))

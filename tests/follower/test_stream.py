@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import call, patch
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -13,7 +14,7 @@ from replication.session.connection import Rows
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Page, Write
 from replication.wire.grammar import StreamName, Token
-from tests.doubles import FragileStore, begin, error_of, logged, now
+from tests.doubles import begin, error_of, logged, now
 from tests.follower.cases import MASTER, ORDERS, OTHER, FollowerCase, Process, fact
 
 if TYPE_CHECKING:
@@ -539,17 +540,14 @@ class StopTests(ApplyCase):
 
 
 class DeclarationTests(SynchronousTestCase):
-    def test_only_a_copied_stream_is_declared(self) -> None:
+    def test_only_the_table_of_a_copied_stream_is_declared_and_claimed(self) -> None:
         process = Process()
-        declared: list[StreamDefinition] = []
-
-        class Store(FragileStore):
-            async def declare(self, *definitions: StreamDefinition) -> None:
-                declared.extend(definitions)
-                await super().declare(*definitions)
-
-        process.store = Store()
         now(process.store.open())
-        for mode in FollowMode:
-            now(StreamFollower(name=ORDERS, mode=mode, **process.arguments).open())
-        self.assertEqual(declared, [StreamDefinition("orders")])
+        with (
+            patch.object(process.store, "declare", wraps=process.store.declare) as declared,
+            patch.object(process.store, "claim_tables", wraps=process.store.claim_tables) as claimed,
+        ):
+            for mode in FollowMode:
+                now(StreamFollower(name=ORDERS, mode=mode, **process.arguments).open())
+        self.assertEqual(declared.mock_calls, [call(StreamDefinition("orders"))])
+        self.assertEqual(claimed.mock_calls, [call([ORDERS], "worker1", copy=True)])

@@ -85,6 +85,12 @@ class WaitTests(WorkerCase):
         self.assertIsNone(error.position)
         self.assertIn("did not reach 9 in 1 s: no position of it was received; connections: ", str(error))
 
+    def test_a_stream_of_which_nothing_was_received_has_not_reached_the_smallest_token(self) -> None:
+        waiting = begin(self.worker.wait_for("stock", "master", 0, 1.0))
+        self.assertEqual(waiting, [])
+        self.net.advance(1.0)
+        self.assertIsInstance(error_of(waiting), PositionTimeoutError)
+
     def test_a_timeout_names_the_error_that_stops_the_stream(self) -> None:
         self.store.errors["commit"] = StoreError("disk full")
         waiting = self.wait(2, timeout=0.1)
