@@ -19,7 +19,7 @@ from replication.segments import compression as codecs
 from replication.segments.archive import Archive
 from replication.segments.files import SegmentReader
 from replication.segments.folders import LocalFolder
-from replication.segments.manifest import Manifest, read_manifest, write_manifest
+from replication.segments.manifest import Manifest, Segment, read_manifest, write_manifest
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests import strategies
@@ -205,7 +205,14 @@ def test_a_damaged_segment_gives_no_fact_and_the_others_remain_readable(tmp_path
     assert page(archive, 20, 40).facts == HISTORY[10:20]
 
 
-def test_a_wrong_line_under_a_right_checksum_is_an_error(tmp_path: Path) -> None:
+def test_a_wrong_line_under_a_right_checksum_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Segment] = []
+
+    def noted(folder: LocalFolder, segment: Segment, **options: bool) -> SegmentReader:
+        opened.append(segment)
+        return SegmentReader(folder, segment, **options)
+
+    monkeypatch.setattr(archives, "SegmentReader", noted)
     folder = LocalFolder(tmp_path)
     segment = write_segment(folder, HISTORY, upto=58)
     path = tmp_path / segment.name
@@ -215,6 +222,7 @@ def test_a_wrong_line_under_a_right_checksum_is_an_error(tmp_path: Path) -> None
     for _ in range(2):
         with pytest.raises(CatchUpError, match=r"0058\.rdata: not a line of this segment: 'RDATA orders other 50"):
             all_of(archive, 58, 5)
+    assert len(opened) == 1, "a wrong segment is not read again before it has changed"
     path.write_bytes(lines[:-1])
     with pytest.raises(CatchUpError, match="damaged"):
         all_of(archive, 58, 5)

@@ -18,10 +18,10 @@ from replication.errors import StoreError
 from replication.segments import compression, databases, files
 from replication.segments import export as exporting
 from replication.segments.databases import open_database
-from replication.segments.export import LineEncoder
+from replication.segments.export import LineEncoder, export_range
 from replication.segments.files import verify_segment
 from replication.segments.folders import LocalFolder
-from replication.segments.run import CACHES_DEFINITION, SegmentOptions
+from replication.segments.run import CACHES_DEFINITION, SegmentOptions, StreamRange
 from replication.segments.tables import open_table
 from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import Token
@@ -146,6 +146,16 @@ def test_facts_outside_a_writers_range_are_not_written(tmp_path: Path) -> None:
     assert segment_lines(folder, segments) == live_lines(mine[1:3])
     assert segment_lines(folder, segments, OTHER) == live_lines(others[:2], OTHER)
     assert {(each.instance, each.after, each.upto) for each in segments} == {(MASTER, 2, 6), (OTHER, 0, 5)}
+
+
+def test_facts_of_a_single_writer_outside_its_range_are_not_written(tmp_path: Path) -> None:
+    """The task ends at a later ID: other writers have facts there, in segments of an earlier run."""
+    facts = [fact(token, token) for token in (2, 4, 6, 8)]
+    database = write_database(tmp_path / "m.db", {MASTER: facts})
+    folder = LocalFolder(tmp_path / "out")
+    part = StreamRange(StreamDefinition(STREAM), Token(0), Token(7), (writer_range(2, 4),))
+    (segment,) = export_range(database, folder, part, SegmentOptions(compression="none"))
+    assert (segment.after, segment.upto, segment.rows) == (2, 4, 1)
 
 
 def test_rows_of_other_writers_are_not_written(tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_a_path_or_file_url_opens_a_local_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert open_folder("out").url == str(tmp_path / "out")
     assert open_folder(f"file://{tmp_path}/out").url == str(tmp_path / "out")
+    assert open_folder(f"file://{tmp_path}/from://here").url == str(tmp_path / "from:" / "here")
 
 
 def test_an_unknown_scheme_is_refused_and_the_known_ones_are_listed() -> None:

@@ -184,7 +184,14 @@ def test_only_unlisted_segments_are_removed_as_leftovers(tmp_path: Path) -> None
     kept = write_segment(folder, HISTORY, upto=13)
     digits, segment = "0" * 20, "orders/master/" + "0" * 20 + "-" + "0" * 20
     for name in (
-        *("notes.txt", "orders/master/notes.rdata", "orders/master/1-2.rdata.gz", "a/b/c/d.rdata"),
+        *(
+            "notes.txt",
+            "notes.tmp",
+            ".notes",
+            "orders/master/notes.rdata",
+            "orders/master/1-2.rdata.gz",
+            "a/b/c/d.rdata",
+        ),
         *(f"orders/master/{digits}-{digits[1:]}-.rdata", f"orders/master/{digits}0{digits}.rdata"),
         *(f"{segment}.rdata.bz2", f"{segment}.txt", f"{segment}.rdata.gz.rdata", f"a/{segment}.rdata"),
     ):
