@@ -34,6 +34,9 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "page": "the cost of the live page: a follower beside 100 browsers, and a start",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
+# What ``--against`` measures, beside one of these.
+COMPARED: Final = ("fanout", "latency")
+BROKERS: Final = ("redis", "nats")
 
 
 def run(scenarios: Sequence[str], options: BenchOptions) -> Iterator[Result]:
@@ -41,3 +44,17 @@ def run(scenarios: Sequence[str], options: BenchOptions) -> Iterator[Result]:
     for name in dict.fromkeys(scenarios):
         for series in import_module(f"{__name__}.{name}").measure(options):
             yield series.result(name)
+
+
+def compare(scenarios: Sequence[str], broker: str, options: BenchOptions) -> Iterator[Result]:
+    """Yield the results of ``scenarios``, each of COMPARED, and those of a broker of BROKERS."""
+    against = import_module(f"{__name__}.against")
+    for name in dict.fromkeys(scenarios):
+        for series in getattr(against, f"compare_{name}")(broker, options):
+            yield series.result(name)
+
+
+def version_of(broker: str) -> str:
+    """Return the version of a broker on this machine; BenchError with the cure if its program is missing."""
+    version: str = import_module(f"{__name__}.brokers").version_of(broker)
+    return version

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from replication.bench import SCENARIOS, run
+from replication.bench import BROKERS, COMPARED, SCENARIOS, compare, run, version_of
 from replication.bench.series import BenchOptions, describe_machine, encode_result
 from replication.cli.parser import Parser
 from replication.spark.job import has_spark
@@ -22,7 +22,7 @@ def make_parser() -> Parser:
     """Return the parser of ``replication bench``."""
     parser = Parser(
         prog="replication bench",
-        usage="replication bench [--json] [--rounds N] [--quick | --times N] [SCENARIO …]",
+        usage="replication bench [--json] [--rounds N] [--quick | --times N] [--against BROKER] [SCENARIO …]",
         description="scenarios:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in SCENARIOS.items()),
         epilog="Without a SCENARIO all are measured, which takes some minutes.  A value is the median of its rounds, "
         "its spread (max - min) / median.\nTMPDIR decides which disk is measured.",
@@ -33,6 +33,12 @@ def make_parser() -> Parser:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="measure everything N times [%(default)s]")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a check that all works")
     parser.add_argument("--times", type=int, default=1, metavar="N", help="do N times as much in a round [%(default)s]")
+    parser.add_argument(
+        "--against",
+        choices=BROKERS,
+        metavar="BROKER",
+        help=f"measure {' and '.join(COMPARED)} beside a broker on this machine: {' or '.join(BROKERS)}",
+    )
     return parser
 
 
@@ -46,10 +52,16 @@ def main(arguments: Sequence[str]) -> int:
     for name in found.scenarios:
         if name not in SCENARIOS:
             parser.error(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+        if found.against and name not in COMPARED:
+            parser.error(f"--against measures {' and '.join(COMPARED)}, not {name}")
     options = BenchOptions(found.rounds, quick=found.quick, times=found.times)
     machine = describe_machine()
-    without = {"replay": not has_spark(), "redis": find_spec("hiredis") is None}
-    results = run(found.scenarios or [each for each in SCENARIOS if not without.get(each)], options)
+    if found.against:
+        machine[found.against] = version_of(found.against)
+        results = compare(found.scenarios or COMPARED, found.against, options)
+    else:
+        without = {"replay": not has_spark(), "redis": find_spec("hiredis") is None}
+        results = run(found.scenarios or [each for each in SCENARIOS if not without.get(each)], options)
     if found.json:
         print(json.dumps({"machine": machine, "results": [attrs.asdict(each) for each in results]}, indent=2))
         return 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+from contextlib import redirect_stderr
 from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.bench import SCENARIOS
 from replication.bench.series import BenchOptions, Result
-from replication.cli import bench
+from replication.cli import bench, main
 from tests.bench.scenarios import run_bench
 
 
@@ -48,12 +51,35 @@ class CommandLineTests(SynchronousTestCase):
         self.assertEqual((options, options.size(300, 2)), (BenchOptions(1, quick=False, times=10), 3_000))
         self.assertEqual(BenchOptions(1, quick=True, times=10).size(300, 2), 2)
 
+    def test_against_a_broker(self) -> None:
+        """Both scenarios by default; the first line has the version of the broker."""
+        with (
+            mock.patch.object(bench, "compare", return_value=[]) as compare,
+            mock.patch.object(bench, "version_of", return_value="7.0.15"),
+        ):
+            status, out, _ = run_bench("--against", "redis", "--rounds", "2")
+        self.assertEqual((status, out.count("\n")), (0, 1))
+        self.assertTrue(out.endswith(", redis 7.0.15\n"), out)
+        compare.assert_called_once_with(("fanout", "latency"), "redis", BenchOptions(2, quick=False))
+
+    def test_against_a_broker_that_is_missing(self) -> None:
+        """One line has the cure, and the status is 1."""
+        err = io.StringIO()
+        with mock.patch.object(shutil, "which", return_value=None), redirect_stderr(err):
+            self.assertEqual(main.main(["bench", "--against", "nats"]), 1)
+        self.assertEqual(
+            err.getvalue(),
+            "replication bench: nats-server is missing: apt-get install nats-server, or put nats-server on the PATH\n",
+        )
+
     def test_wrong_usage(self) -> None:
         """One line names the culprit, and the status is 2."""
         for arguments, culprit in (
             (["spark"], "spark"),
             (["ids", "--quick", "spark"], "no scenario 'spark'"),
             (["--times", "0"], "0 is not 1 or more"),
+            (["--against", "kafka"], "kafka"),
+            (["--against", "redis", "fanout", "ids"], "--against measures fanout and latency, not ids"),
             (["-x"], "-x"),
         ):
             with self.subTest(arguments):
