@@ -15,7 +15,8 @@ FORK_SERVER = multiprocessing.get_context("forkserver")
 @pytest.fixture(scope="session")
 def fork_server() -> None:
     """Start the server before a test has another folder for temporary files: the path of its socket must be short."""
-    FORK_SERVER.set_forkserver_preload(["replication.bench.append"])
+    stores = [f"replication.storage.{each}.store" for each in ("sqlite", "postgres")]  # imported at first use
+    FORK_SERVER.set_forkserver_preload(["replication.bench.append", *stores])
     forkserver.ensure_running()
 
 
