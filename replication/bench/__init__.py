@@ -29,7 +29,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "catchup": "all facts of a master to the function of a new worker",
     "replay": "a table to segments on Spark, against a plain scan (with the extra spark)",
     "rooms": "events of rooms persisted, and read",
-    "scale": "the growth with streams, connections and open IDs",
+    "scale": "the growth with streams, connections, open IDs, stored facts, rows and writers",
     "hostile": "latency as above, while bad peers attack the wire",
     "page": "the cost of the live page: a follower beside 100 browsers, and a start",
     "idle": "CPU and memory at rest, and while a peer does not read",

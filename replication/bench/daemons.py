@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.task import deferLater
 
 from replication.bench.processes import PATIENCE
-from replication.bench.series import Stopwatch
+from replication.bench.series import Sample, Stopwatch
 from replication.follower.worker import Worker
 from replication.net.endpoints import server_endpoint
 from replication.web.site import make_site
@@ -60,11 +60,12 @@ class MasterAddress:
 
 @attrs.frozen
 class BenchMaster:
-    """A started master of a child process."""
+    """A started master of a child process, and what its start took."""
 
     reactor: Any
     master: Master
     address: MasterAddress
+    start: Sample
 
     @property
     def writer(self) -> StreamWriter:
@@ -73,17 +74,24 @@ class BenchMaster:
 
 
 address_of: Final = attrgetter("address")
+start_of: Final = attrgetter("start")
 
 
 async def serve_master(
     reactor: Any, database: str, name: str = WRITER, streams: Sequence[str | StreamDefinition] = (STREAM,)
 ) -> BenchMaster:
     """Return a started master."""
+    watch = Stopwatch()
     master = Master(database=database, instance_name=name, streams=streams, reactor=reactor)
     await master.start()
     wire = await listen(reactor, master.factory())
     http = await listen(reactor, make_site(master.served, secret=None, reactor=reactor))
-    return BenchMaster(reactor, master, MasterAddress(wire, f"http://127.0.0.1:{http}"))
+    return BenchMaster(reactor, master, MasterAddress(wire, f"http://127.0.0.1:{http}"), watch.sample(1))
+
+
+async def stop(bench: BenchMaster) -> None:
+    """Stop a master."""
+    await bench.master.stop()
 
 
 async def listen(reactor: Any, factory: IProtocolFactory) -> int:
@@ -112,10 +120,14 @@ class BenchWorker:
         await self.worker.wait_for(STREAM, WRITER, token, timeout=PATIENCE)
 
 
-def make_worker(reactor: Any, master: MasterAddress, database: str, source: str | None = None) -> BenchWorker:
-    """Return a worker; it fetches missed facts from ``source``, by default from the master."""
-    connect = [f"tcp:127.0.0.1:{master.wire}"]
-    worker = Worker(connect=connect, catch_up=[source or master.url], database=database, reactor=reactor)
+def make_worker(
+    reactor: Any, master: MasterAddress, database: str, source: str | None = None, others: Sequence[MasterAddress] = ()
+) -> BenchWorker:
+    """Return a worker of masters; it fetches missed facts from ``source``, by default from them."""
+    masters = [master, *others]
+    connect = [f"tcp:127.0.0.1:{each.wire}" for each in masters]
+    sources = [source] if source else [each.url for each in masters]
+    worker = Worker(connect=connect, catch_up=sources, database=database, reactor=reactor)
     taken: list[int] = []
 
     @worker.on(STREAM)

@@ -1,8 +1,9 @@
-"""How the cost grows with the number of streams, of connections and of open IDs.
+"""How the cost grows with streams, connections, open IDs, stored facts, the length of rows, and writers of one stream.
 
 Streams: a master's first start, a later start with a fact in each stream, its memory, and the answer to REPLICATE.
 Connections: all connect at once, until each has received SERVER; then 200 facts a second, one at a time, until the last
 connection has received each.  Open IDs: pairs of ``reserve`` and ``complete`` while others are open.
+``scale_stored`` and ``scale_following`` have the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
+from replication.bench import scale_following, scale_stored
 from replication.bench.cluster import POSTGRES, database_kinds
-from replication.bench.daemons import BenchMaster, address_of, serve_master
+from replication.bench.daemons import WRITER, BenchMaster, address_of, serve_master, start_of, stop
 from replication.bench.idle import resident
 from replication.bench.ids import reserve_and_complete
 from replication.bench.processes import PATIENCE, BenchError, ChildProcess
-from replication.bench.series import Sample, Series, Stopwatch, rates
+from replication.bench.series import Series, Size, Stopwatch, rates
 from replication.net.admission import allow_open_files
 
 if TYPE_CHECKING:
@@ -40,39 +42,33 @@ def measure(options: BenchOptions) -> Iterator[Series]:
     with database_kinds() as kinds:
         for kind in kinds:
             most = 1_000 if kind.name == POSTGRES else 10_000  # PostgreSQL takes 2 ms to create one table
-            for streams in (20,) if options.quick else (1, most * options.times):
+            for streams in (20,) if options.quick else (1, 10, 100, 1_000, most * options.times):
                 yield from _streams(kind, streams, options)
+            yield from scale_stored.measure(kind, options)
+            yield from scale_following.measure(kind, options)
     for connections in (20,) if options.quick else (10, 100, 1_000):
         yield from _connections(connections, options)
     for ids in (1, 1_000, 100_000):
         pairs = options.size(500_000, 500)
-        yield from rates(f"{ids:,} open IDs", "pairs", options, reserve_and_complete, ids, pairs)
+        yield from rates(Size(ids, "open IDs"), "pairs", options, reserve_and_complete, ids, pairs)
 
 
 # ---- streams
 
 
-@attrs.frozen
-class Started:
-    """A started master of a child process, and what the start took."""
-
-    bench: BenchMaster
-    sample: Sample
-
-
 def _streams(kind: DatabaseKind, streams: int, options: BenchOptions) -> Iterator[Series]:
-    variant = f"{kind.name}, {streams:,} stream{'s'[: streams - 1]}"
+    variant = Size(streams, "streams", kind.name)
     fresh, again, memory, answers = [], [], [], []
     for _ in range(options.rounds):
         url = kind.make()
-        with ChildProcess(_start, url, streams) as master:
-            fresh.append(master.call(_sample))
+        with ChildProcess(serve_master, url, WRITER, _names(streams)) as master:
+            fresh.append(master.call(start_of))
             master.call(_append_everywhere, streams)
-            master.call(_stop)
-        with ChildProcess(_start, url, streams) as master:
-            again.append(master.call(_sample))
+            master.call(stop)
+        with ChildProcess(serve_master, url, WRITER, _names(streams)) as master:
+            again.append(master.call(start_of))
             memory.append(float(resident(master, "VmRSS")))
-            answers.append(_replicate(master.call(_wire), streams))
+            answers.append(_replicate(master.call(address_of).wire, streams))
     for metric, samples in (("first start", fresh), ("start with a fact in each", again)):
         yield Series(variant, metric, "s", [each.wall for each in samples])
         yield Series(variant, f"{metric}, CPU", "s", [each.cpu for each in samples])
@@ -80,33 +76,15 @@ def _streams(kind: DatabaseKind, streams: int, options: BenchOptions) -> Iterato
     yield Series(variant, "REPLICATE to last POSITION", "s", answers)
 
 
-async def _start(reactor: Any, url: str, streams: int) -> Started:
-    watch = Stopwatch()
-    bench = await serve_master(reactor, url, streams=_names(streams))
-    return Started(bench, watch.sample(streams))
-
-
 def _names(streams: int) -> Sequence[str]:
     return [f"s{number}" for number in range(streams)]
 
 
-def _sample(started: Started) -> Sample:
-    return started.sample
-
-
-def _wire(started: Started) -> int:
-    return started.bench.address.wire
-
-
-async def _append_everywhere(started: Started, streams: int) -> None:
+async def _append_everywhere(bench: BenchMaster, streams: int) -> None:
     names = _names(streams)
     for at in range(0, streams, AT_ONCE):
-        appends = [started.bench.master.stream(each).append([[["o1", "placed"]]]) for each in names[at : at + AT_ONCE]]
+        appends = [bench.master.stream(each).append([[["o1", "placed"]]]) for each in names[at : at + AT_ONCE]]
         await gatherResults([Deferred.fromCoroutine(each) for each in appends])
-
-
-async def _stop(started: Started) -> None:
-    await started.bench.master.stop()
 
 
 def _replicate(wire: int, streams: int) -> float:
@@ -125,7 +103,7 @@ def _replicate(wire: int, streams: int) -> float:
 
 
 def _connections(connections: int, options: BenchOptions) -> Iterator[Series]:
-    variant = f"{connections:,} connections"
+    variant = Size(connections, "connections")
     facts = options.size(2 * RATE, 20)
     greeted, costs, delays = [], [], []
     for _ in range(options.rounds):

@@ -34,23 +34,40 @@ class BenchOptions:
 
 
 @attrs.frozen
+class Size:
+    """A variant of which a number of ``things`` is measured, and others; ``what`` is the rest, such as a database."""
+
+    number: int
+    things: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        things = self.things.removesuffix("s") if self.number == 1 else self.things
+        return f"{self.what}{self.what and ', '}{self.number:,} {things}"
+
+
+@attrs.frozen
 class Result:
     """One line of the report; ``spread`` is (max - min) / median over the rounds."""
 
     scenario: str
-    variant: str
+    variant: str | Size
     metric: str
     value: float
     unit: str
     rounds: int
     spread: float
 
+    def as_dict(self) -> dict[str, str | float]:
+        """Return the fields of ``--json``."""
+        return {**attrs.asdict(self, recurse=False), "variant": str(self.variant)}
+
 
 @attrs.frozen
 class Series:
     """The values of one figure, one for each round."""
 
-    variant: str
+    variant: str | Size
     metric: str
     unit: str
     values: Sequence[float]
@@ -84,7 +101,7 @@ class Stopwatch:
 
 
 def rates(
-    variant: str, things: str, options: BenchOptions, measure: Callable[..., Sample], *arguments: object
+    variant: str | Size, things: str, options: BenchOptions, measure: Callable[..., Sample], *arguments: object
 ) -> Iterator[Series]:
     """Measure in each round; yield ``things`` per second, and per CPU second of the measured process.
 
@@ -99,7 +116,7 @@ def rates(
 def encode_result(result: Result) -> str:
     """Return the line of a result in the table."""
     figure = f"{_encode_value(result.value, result.unit):>20}"
-    return f"{result.scenario:8} {result.variant:40} {result.metric:28} {figure}   spread {result.spread:.0%}"
+    return f"{result.scenario:8} {result.variant!s:40} {result.metric:28} {figure}   spread {result.spread:.0%}"
 
 
 def _encode_value(value: float, unit: str) -> str:

@@ -50,7 +50,7 @@ async def serve_watched(reactor: object, database: str) -> WatchedMaster:
     """Return a started master that may have thousands of connections."""
     allow_open_files()
     made = await serve_master(reactor, database)
-    return WatchedMaster(made.reactor, made.master, made.address, Turns(reactor))
+    return WatchedMaster(made.reactor, made.master, made.address, made.start, Turns(reactor))
 
 
 def begin_turns(master: WatchedMaster) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
-
 from replication.bench import BROKERS, COMPARED, SCENARIOS, compare, run, version_of
+from replication.bench.plot import draw
 from replication.bench.series import BenchOptions, describe_machine, encode_result
 from replication.cli.parser import Parser
 from replication.spark.job import has_spark
@@ -22,7 +22,8 @@ def make_parser() -> Parser:
     """Return the parser of ``replication bench``."""
     parser = Parser(
         prog="replication bench",
-        usage="replication bench [--json] [--rounds N] [--quick | --times N] [--against BROKER] [SCENARIO …]",
+        usage="replication bench [--json] [--rounds N] [--quick | --times N] [--against BROKER | --plot FILE] "
+        "[SCENARIO …]",
         description="scenarios:\n" + "\n".join(f"  {name:8} {meaning}" for name, meaning in SCENARIOS.items()),
         epilog="Without a SCENARIO all are measured, which takes some minutes.  A value is the median of its rounds, "
         "its spread (max - min) / median.\nTMPDIR decides which disk is measured.",
@@ -39,11 +40,11 @@ def make_parser() -> Parser:
         metavar="BROKER",
         help=f"measure {' and '.join(COMPARED)} beside a broker on this machine: {' or '.join(BROKERS)}",
     )
+    parser.add_argument("--plot", metavar="FILE", help="draw how the figures of scale grow, as SVG")
     return parser
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure, and print a table or one JSON object."""
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     found = parser.parse_intermixed_args(arguments)  # options may stand between scenarios
     for option in ("rounds", "times"):
@@ -54,6 +55,16 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}")
         if found.against and name not in COMPARED:
             parser.error(f"--against measures {' and '.join(COMPARED)}, not {name}")
+    if found.plot and (found.against or "scale" not in (found.scenarios or SCENARIOS)):
+        parser.error("--plot draws the figures of scale, which is not measured")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print a table or one JSON object."""
+    found = _parse(arguments)
+    if found.plot:
+        Path(found.plot).touch()  # fails now and not at the end
     options = BenchOptions(found.rounds, quick=found.quick, times=found.times)
     machine = describe_machine()
     if found.against:
@@ -62,10 +73,15 @@ def main(arguments: Sequence[str]) -> int:
     else:
         without = {"replay": not has_spark(), "redis": find_spec("hiredis") is None}
         results = run(found.scenarios or [each for each in SCENARIOS if not without.get(each)], options)
-    if found.json:
-        print(json.dumps({"machine": machine, "results": [attrs.asdict(each) for each in results]}, indent=2))
-        return 0
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    measured = []
+    if not found.json:
+        print(", ".join(f"{key} {value}" for key, value in machine.items()))
     for result in results:
-        print(encode_result(result), flush=True)
+        measured.append(result)
+        if not found.json:
+            print(encode_result(result), flush=True)
+    if found.json:
+        print(json.dumps({"machine": machine, "results": [each.as_dict() for each in measured]}, indent=2))
+    if found.plot:
+        Path(found.plot).write_text(draw(measured), encoding="utf-8")
     return 0

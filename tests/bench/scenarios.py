@@ -19,7 +19,8 @@ from replication.cli import bench
 
 KEYS = {"scenario", "variant", "metric", "value", "unit", "rounds", "spread"}
 RATES = {
-    f"{each}/s" for each in ("transactions", "pairs", "lines", "rows", "deliveries", "facts", "queries", "requests")
+    f"{each}/s"
+    for each in ("transactions", "pairs", "lines", "rows", "deliveries", "facts", "bytes", "queries", "requests")
 }
 UNITS = RATES | {"s", "cores", "bytes", "x"}
 

@@ -9,13 +9,11 @@ class AgainstTests(ScenarioTestCase):
     def test_a_fan_out_has_both_values_and_the_ratios(self) -> None:
         """Every connection receives every row, or there would be no figure."""
         require("redis")
-        sizes = ("1 connection", "10 connections", "100 connections")
         found = self.variants("fanout", "--against=redis")
-        self.assertEqual(found, {f"{size}, {side}" for size in sizes for side in ("ours", "redis")})
+        self.assertEqual(found, {"10 connections, ours", "10 connections, redis"})
         values = {(each["variant"], each["metric"]): each["value"] for each in self.results}
-        for size in sizes:
-            ours, theirs = values[f"{size}, ours", "deliveries"], values[f"{size}, redis", "deliveries"]
-            self.assertAlmostEqual(values[f"{size}, ours", "ratio to redis"], ours / theirs)
+        ours, theirs = values["10 connections, ours", "deliveries"], values["10 connections, redis", "deliveries"]
+        self.assertAlmostEqual(values["10 connections, ours", "ratio to redis"], ours / theirs)
 
     def test_a_latency_has_both_values_and_the_ratios(self) -> None:
         require("nats")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.bench.series import BenchOptions, Result, Sample, Series, describe_machine, encode_result, rates
+from replication.bench.series import BenchOptions, Result, Sample, Series, Size, describe_machine, encode_result, rates
 
 
 class SeriesTests(SynchronousTestCase):
@@ -31,6 +31,19 @@ class SeriesTests(SynchronousTestCase):
             (1234567.8, "rows/s", "1,234,568 rows/s"),
         ):
             self.assertIn(encoded, encode_result(Result("s", "v", "m", value, unit, 1, 0.0)))
+
+
+class SizeTests(SynchronousTestCase):
+    def test_a_size_is_a_variant(self) -> None:
+        """In the table and in JSON it is a text."""
+        for size, text in (
+            (Size(10_000, "streams", "SQLite"), "SQLite, 10,000 streams"),
+            (Size(1, "streams", "SQLite"), "SQLite, 1 stream"),
+            (Size(20, "connections"), "20 connections"),
+        ):
+            result = Series(size, "m", "s", [2.0]).result("scale")
+            self.assertEqual(result.as_dict()["variant"], text)
+            self.assertIn(f"scale    {text} ", encode_result(result))
 
 
 class MachineTests(SynchronousTestCase):

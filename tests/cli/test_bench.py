@@ -72,6 +72,13 @@ class CommandLineTests(SynchronousTestCase):
             "replication bench: nats-server is missing: apt-get install nats-server, or put nats-server on the PATH\n",
         )
 
+    def test_a_plot_that_cannot_be_written_fails_at_once(self) -> None:
+        err = io.StringIO()
+        with mock.patch.object(bench, "run") as run, redirect_stderr(err):
+            self.assertEqual(main.main(["bench", "--plot", "no/such/folder.svg", "scale"]), 1)
+        self.assertIn("no/such/folder.svg", err.getvalue())
+        run.assert_not_called()
+
     def test_wrong_usage(self) -> None:
         """One line names the culprit, and the status is 2."""
         for arguments, culprit in (
@@ -80,6 +87,8 @@ class CommandLineTests(SynchronousTestCase):
             (["--times", "0"], "0 is not 1 or more"),
             (["--against", "kafka"], "kafka"),
             (["--against", "redis", "fanout", "ids"], "--against measures fanout and latency, not ids"),
+            (["--plot", "FILE", "ids"], "--plot draws the figures of scale, which is not measured"),
+            (["--plot", "FILE", "--against", "redis"], "--plot draws the figures of scale, which is not measured"),
             (["-x"], "-x"),
         ):
             with self.subTest(arguments):
