@@ -127,6 +127,8 @@ def _encode_value(value: float, unit: str) -> str:
             return f"{value / 1024:,.1f} KiB"
         case "cores":
             return f"{value:.3%} of a core"
+        case "x":
+            return f"{value:,.2f} x"
     return f"{value:,.{0 if value >= _FEW else 1}f} {unit}"
 
 

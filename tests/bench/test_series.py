@@ -23,12 +23,13 @@ class SeriesTests(SynchronousTestCase):
         self.assertEqual((wall.values, cpu.values), ([50.0], [200.0]))
 
     def test_a_line_of_the_table_has_readable_units(self) -> None:
-        """Times in ms, memory in KiB, CPU as a share of a core."""
+        """Times in ms, memory in KiB, CPU as a share of a core, ratios with two decimals."""
         for value, unit, encoded in (
             (0.0015, "s", "1.500 ms"),
             (2048, "bytes", "2.0 KiB"),
             (0.0019, "cores", "0.190% of a core"),
             (1234567.8, "rows/s", "1,234,568 rows/s"),
+            (0.063, "x", "0.06 x"),
         ):
             self.assertIn(encoded, encode_result(Result("s", "v", "m", value, unit, 1, 0.0)))
 
