@@ -117,7 +117,7 @@ class Master:
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
         syncing = SyncingUsers(self._functions.syncing_changed)
         self._presence = PresenceTracker(reactor, syncing, LastSeen(self.store), self._acknowledged)
-        self._positions = Positions(self.instance_name, self.store, self._streams, reactor)
+        self._positions = Positions(self.instance_name, self.store, self._streams, self._broadcast, reactor)
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()

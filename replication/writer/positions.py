@@ -60,8 +60,8 @@ class Positions:
 
     ``lines`` answers REPLICATE; ``poll`` stores this process's positions and follows those of other writers.
 
-    Where the definition lists a stream's writers, every other instance name is a former writer.  Where it does not, a
-    writer that is absent at start counts as one until it has come back.
+    Where the definition lists a stream's writers, every other instance name is a former writer while it does not run.
+    Where it does not, a writer that is absent at start counts as one until it has come back.
     """
 
     log = Logger()
@@ -71,13 +71,17 @@ class Positions:
         instance_name: InstanceName,
         store: IStreamStore,
         streams: Mapping[StreamName, StreamWriter],
+        broadcast: Broadcast,
         clock: IReactorTime,
     ) -> None:
         self._instance_name = instance_name
         self._store = store
         self._streams = streams
+        self._broadcast = broadcast
         self._former: dict[StreamName, Mapping[InstanceName, Token]] = {}
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
+        self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
+        self._running: dict[StreamName, set[InstanceName]] = {}  # those of them that ran when that was last read
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
         self._warnings = 0  # how many of the store's warnings are logged
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
@@ -85,14 +89,14 @@ class Positions:
 
     async def find_former_writers(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
         """Find the former writers of a stream among the writers that have ``positions``."""
-        name, ours = definition.name, not definition.in_tables
-        self._former[name] = {
-            writer: position
-            for writer, position in positions.items()
-            if ours and definition.writers and writer != NO_WRITER and not definition.written_by(writer)
-        }
-        others = positions.keys() - {self._instance_name, NO_WRITER}
-        if not others or definition.writers or definition.in_memory or not ours:
+        name, others = definition.name, positions.keys() - {self._instance_name, NO_WRITER}
+        if definition.in_tables:
+            return
+        if definition.writers:
+            self._removed[name] = {each for each in others if not definition.written_by(each)}
+            self._running[name] = await self._find_former(name, self._removed[name])
+            return
+        if not others or definition.in_memory:
             return
         others -= {*await self._store.claimed_elsewhere(others)}
         gone = await self._store.gone(name)
@@ -125,6 +129,7 @@ class Positions:
             await self._follow_others()
             await self._store_positions([*self._streams.values()])
             await self._store.claim(self._instance_name)
+            await self._publish_former()
             await self._mark_truncated()
         except StoreError:  # an append reports it; the next poll tries again
             return
@@ -134,8 +139,9 @@ class Positions:
         return self._former.get(stream, {})
 
     def refresh(self) -> Deferred[None] | None:
-        """Read which absent writers run again, before ``lines``; None if no writer was absent."""
-        return Deferred.fromCoroutine(self._forget_returned()) if any(self._absent.values()) else None
+        """Read which former writers do not run now, before ``lines``; None if this process knows of none."""
+        known = any(self._absent.values()) or any(self._removed.values())
+        return Deferred.fromCoroutine(self._find_all_former()) if known else None
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
@@ -171,16 +177,48 @@ class Positions:
             found[name] = max(position, found.get(name, position)) if writer.shared else writer.published
         return found
 
-    async def _forget_returned(self) -> None:
-        """Stop publishing positions for writers that have come back.
+    async def _find_all_former(self) -> None:
+        """Stop publishing positions for writers that have come back, and publish those of writers that have ended.
 
         A follower that is connected to both processes would otherwise receive those positions out of order.
         """
         for stream, absent in self._absent.items():
-            if absent:
-                absent.difference_update(await self._store.claimed_elsewhere(absent))
-                positions = await self._store.positions(stream)
-                self._former[stream] = {writer: positions[writer] for writer in absent & positions.keys()}
+            absent.difference_update(await self._find_former(stream, absent))
+        for stream, removed in self._removed.items():
+            self._running[stream] = await self._find_former(stream, removed)
+
+    async def _find_former(self, stream: StreamName, writers: Collection[InstanceName]) -> set[InstanceName]:
+        """Read the positions of those of ``writers`` that do not run; return the others.
+
+        A writer may come back or end while they are read: only one that does not run before and after has a position.
+        """
+        if not writers:
+            self._former.pop(stream, None)
+            return set()
+        running = {*await self._store.claimed_elsewhere(writers)}
+        positions = await self._store.positions(stream)
+        running |= {*await self._store.claimed_elsewhere({*writers} - running)}
+        self._former[stream] = {each: positions[each] for each in {*writers} - running if each in positions}
+        return running
+
+    def _note_removed(self, definition: StreamDefinition, found: Collection[InstanceName]) -> None:
+        """Note writers that the definition does not list, and that have begun since the start."""
+        removed = self._removed.get(definition.name)
+        if removed is not None:
+            new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
+            removed |= new
+            self._running[definition.name] |= new
+
+    async def _publish_former(self) -> None:
+        """Publish the positions of removed writers that have ended since the last look: others may lack their facts."""
+        before = {stream: {*running} for stream, running in self._running.items() if running}
+        if not before:
+            return
+        await self._find_all_former()
+        for stream, running in before.items():
+            for writer, position in self.former(stream).items():
+                if writer in running:
+                    self._broadcast.publish(stream, encode_position(stream, writer, position, position))
 
     async def _follow_others(self) -> None:
         """Move the positions of idle streams to where other writers are: no follower then waits for this process.
@@ -204,6 +242,7 @@ class Positions:
             await self._store.verify()
         for writer in shared:
             found = self._others.get(writer.definition.name, {})
+            self._note_removed(writer.definition, found)
             writer.publisher.follow(max(found.values(), default=INITIAL_POSITION))
 
     async def _store_positions(self, writers: Iterable[StreamWriter]) -> None:

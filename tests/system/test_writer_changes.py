@@ -174,3 +174,27 @@ def _rename(cluster: Cluster) -> None:
                     cluster.write(name, 3)
                     for each in ("one", "both"):
                         until(lambda each=each: cluster.has_all(each), f"{each} has all rows")  # type: ignore[misc]
+
+
+def test_f17_a_writer_is_removed_from_the_others_before_it_stops(tmp_path: Path, postgres: PostgresServer) -> None:
+    """What it writes until it stops stays at its followers, and reaches those that come later."""
+    both, left = NAMES[:2], NAMES[:1]
+    with postgres.database() as name:
+        cluster = Cluster(tmp_path, postgres.url(name))
+        with cluster.writer("anna", both) as anna, cluster.writer("ben", both) as ben:
+            for each in (anna, ben):
+                each.address("the wire")
+            with cluster.follower("early", both) as early:
+                cluster.write("ben", 3)
+                assert anna.terminate() == 0
+                with cluster.writer("anna", left) as again:
+                    again.address("the wire")
+                    cluster.write("ben", 3)
+                    until(lambda: cluster.has_all("early"), "the follower has what ben wrote meanwhile")
+                    assert ben.terminate() == 0
+                    early.terminate()
+                    for follower in ("early", "late"):
+                        with cluster.follower(follower, left) as daemon:
+                            cluster.write("anna", 1)
+                            until(lambda each=follower: cluster.has_all(each), f"{follower} has all rows", 20)  # type: ignore[misc]
+                            assert "went back" not in daemon.log

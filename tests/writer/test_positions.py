@@ -186,6 +186,53 @@ class FormerWritersTests(SharedCase):
         wire.read()
         self.assertEqual(stopped, [None])
 
+    def test_f17_a_removed_writer_publishes_its_own_position_until_it_ends(self) -> None:
+        """Its position at the start of another process is too low: a follower would go back, and lack facts."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        removed, later = InstanceName("removed"), InstanceName("later")
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", removed, 4)
+        self.shared.there = {removed}
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[2:], ["POSITION notes second 4 4"])
+        self.shared.others_write("notes", removed, 7)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 4 7"])
+        page = now(master.served.page("notes", removed, after=0, upto=None, limit=10))
+        self.assertEqual(page.upto, 7)
+
+        self.shared.others_write("notes", removed, 9)  # and it ends
+        self.shared.there = set()
+        self.net.advance(1.0)
+        lines = ["POSITION notes second 7 9", "POSITION notes removed 9 9"]
+        self.assertEqual(self.new_lines(wire), lines)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 9", "POSITION notes second 9 9"])
+        self.store.asked.clear()
+        self.net.pump([1.0] * 5)
+        self.assertEqual(set(self.store.asked), {"stored"})
+
+        self.shared.there = {later}  # the file of this process was not changed for it
+        self.shared.others_write("notes", later, 12)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 12"])
+        self.shared.there = set()
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12"])
+
+        self.store.close_gate("positions")
+        self.send(wire, "REPLICATE notes")
+        self.shared.there = {removed}  # it comes back while its position is read
+        self.store.open_gate("positions")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12", "POSITION notes second 12 12"])
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
     def test_f17_a_writer_publishes_positions_of_absent_writers_until_they_return(self) -> None:
         """A follower of two processes would receive the positions of one writer out of order."""
         fact = Fact(Token(7), ('["o","placed"]',))
