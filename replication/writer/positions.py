@@ -221,7 +221,7 @@ class Positions:
                     self._broadcast.publish(stream, encode_position(stream, writer, position, position))
 
     async def _follow_others(self) -> None:
-        """Move the positions of idle streams to where other writers are: no follower then waits for this process.
+        """Note where other writers are: the position of an idle stream moves there, and no follower waits for it.
 
         See docs/protocol/publishing.md D1 and docs/protocol/ids.md F4.  No follower waits for the caches stream, and
         its positions, repeated by all writers, would be a flood (docs/protocol/traps.md 20).
@@ -250,7 +250,7 @@ class Positions:
         if writes:
             await self._store.transaction().commit([*writes.values()])
         for outgoing, write in writes.items():
-            outgoing.stored = max(outgoing.stored, write.upto)
+            outgoing.position_stored(write.upto)
 
     async def _mark_truncated(self) -> None:
         published = {

@@ -158,7 +158,10 @@ class PublishedStream:
         if facts:
             if self.memory_log is None:
                 self.stored = max(self.stored, stored)
-                self.ids.durable = max(self.ids.durable, facts[-1].token)
+                shown = facts[-1].token
+                if self.ids.sequence is not None:  # others send the position that the database has of this writer
+                    shown = next((token for token, texts in reversed(facts) if texts), self.stored)
+                self.ids.durable = max(self.ids.durable, shown)
             if self.memory_log is None and self._publisher.are_too_many(facts):
                 self.too_many_upto = facts[-1].token
                 self.reorder_buffer.spill(self.too_many_upto)
@@ -177,6 +180,12 @@ class PublishedStream:
         if self.memory_log is not None or settled <= self.stored or not self.may_write:
             return None
         return Write(self.definition.name, self._instance_name, settled)
+
+    def position_stored(self, upto: Token) -> None:
+        """Note that the database has this position, and publish what has settled."""
+        self.stored = max(self.stored, upto)
+        self.ids.durable = max(self.ids.durable, upto)
+        self._publisher.publish()
 
     def position(self) -> EncodedLines:
         """Return the POSITION line that answers REPLICATE (docs/protocol/publishing.md D4)."""
@@ -262,12 +271,10 @@ class Publisher:
     def follow(self, seen: Token) -> None:
         """Note that other writers' facts reach ``seen``; with no open ID, this writer's position moves there, too.
 
-        It need not be stored before it is published: a start begins at the largest position of all writers.
+        It is published once it is stored under the name of this writer: others send the stored one if it ends.
         """
         if seen > self.ids.pending.highest:
             self.ids.pending.note(seen)
-            self.ids.durable = max(self.ids.durable, seen)
-            self.publish()
 
     def publish(self) -> None:
         """Send to all subscribers what has settled since the last call."""

@@ -36,6 +36,18 @@ def test_facts_that_a_restore_lost_below_the_largest_id_of_the_backup_leave_no_f
     assert run(Plan.decode(OPEN_AT_A_BACKUP)).failure == ""
 
 
+# An idle writer reads where another one is, and is killed before its own position is stored.
+KILLED_WHILE_IT_FOLLOWS = (
+    '[1,"linear-three",[["append",1,[[1,0]],true],["advance",3.0],["append",0,[[1,0]],true],'
+    '["disk_becomes",1,true,false],["advance",1.0],["disk_answers",0,0,false],["kill",1,false,0],'
+    '["kill",0,false,0],["start",0],["advance",3.0],["heal",0.3]]]'
+)
+
+
+def test_no_follower_goes_back_when_another_process_sends_the_position_of_a_killed_writer() -> None:
+    assert run(Plan.decode(KILLED_WHILE_IT_FOLLOWS)).failure == ""
+
+
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     """Whatever the order of a set of texts is there."""
     seeds = [2, 3, 5, 7, 11, 13]

@@ -27,6 +27,10 @@ class SequenceTests(WriterCase):
         self.shared = SharedStore()
         return self.shared
 
+    def follow(self, seen: int) -> None:
+        self.notes.publisher.follow(Token(seen))
+        self.notes.publisher.publish()
+
     def test_ids_are_allocated_from_the_shared_sequence(self) -> None:
         self.shared.others_write("notes", "other", 6)
         self.assertEqual(now(self.notes.append([["a"], ["b"]])), [7, 8])
@@ -43,7 +47,7 @@ class SequenceTests(WriterCase):
     def test_trap_36_a_position_does_not_pass_an_id_that_is_being_allocated(self) -> None:
         self.store.close_gate("draw")
         appended = begin(self.notes.append([["a"]]))
-        self.notes.publisher.follow(Token(9))
+        self.follow(9)
         self.assertEqual(self.process.new_lines(), [])
         self.store.open_gate("draw")
         self.assertEqual(appended, [[2]])
@@ -62,16 +66,28 @@ class SequenceTests(WriterCase):
             written = Write(name, ME, Token(0), [Fact(token, ('"a"',))]) if rows else Write(name, NO_WRITER, token)
             self.assertEqual(land.call_args_list[0].args[0], [written])
 
+    def test_a_position_that_no_row_of_this_writer_shows_is_stored_under_its_name_before_it_is_sent(self) -> None:
+        """Otherwise followers would go back, if this process is killed, and another one sends its position."""
+        now(self.notes.append([["a"]]))
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"'])
+        reservation, fact = self.hold()
+        now(fact.execute("UPDATE …"))
+        self.leave(reservation)  # without a row
+        self.assertEqual(now(self.store.stored_positions())[self.notes.definition.name], {ME: 3, NO_WRITER: 3})
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 2 3"])
+
     def test_the_position_of_an_idle_writer_follows_the_other_writers(self) -> None:
-        self.notes.publisher.follow(Token(5))
-        self.notes.publisher.follow(Token(5))
-        self.notes.publisher.follow(Token(4))
+        self.store.close_gate("commit")
+        for seen in (5, 5, 4):
+            self.follow(seen)
+        self.assertEqual(self.process.new_lines(), [], "others may send the stored position if this process ends")
+        self.store.open_gate("commit")
         self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 5"])
-        self.assertNotIn("commit", self.store.asked, "every start begins at the largest position of all writers")
+        self.assertEqual(self.store.asked.count("commit"), 1)
 
     def test_the_position_of_a_writer_with_an_open_id_stays(self) -> None:
         reservation, _ = self.hold()
-        self.notes.publisher.follow(Token(5))
+        self.follow(5)
         self.assertEqual(self.process.new_lines(), [])
         self.leave(reservation)
         self.assertEqual(self.process.new_lines(), ["POSITION notes master 1 5"])
@@ -79,7 +95,7 @@ class SequenceTests(WriterCase):
     def test_a_failed_allocation_leaves_no_open_id(self) -> None:
         self.store.close_gate("draw")
         failing = [begin(self.notes.append([["a"]])), begin(self.notes.reserve(2).__aenter__())]
-        self.notes.publisher.follow(Token(9))
+        self.follow(9)
         self.store.errors["draw"] = StoreError("gone")
         self.store.open_gate("draw")
         for each in failing:
