@@ -356,14 +356,17 @@ class StreamFollower:
         self.cursors[writer].fetched(step, page)
 
     async def _check(self, writer: InstanceName, step: Check) -> None:
-        """Compare the histories; if nothing must be undone, store that of the writer."""
+        """Compare the histories; if nothing must be undone, store that of the writer.
+
+        In linear order a transaction may have moved the position meanwhile: then compare again.
+        """
         assert self.histories is not None  # noqa: S101 - else the cursor returns no Check
         if self._confirm_audit is not None:
             await self._confirm_audit(self, writer)
         common, history = await self.histories.compare(writer, step.after, step.upto)
         async with self.lock:
             cursor = self.cursors[writer]
-            if cursor.compared(step, common):
+            if cursor.position == step.after and cursor.compared(step, common):
                 await self.histories.store(writer, history)
                 cursor.checked(step)
 

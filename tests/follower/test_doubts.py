@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -11,6 +12,7 @@ from replication.errors import CatchUpError
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts
 from replication.follower.history import FollowedHistories
+from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import Apply, Reset
 from replication.streams.history import Epoch
@@ -36,6 +38,7 @@ class DoubtsCase(FollowerCase):
     """The writer has ``found`` facts of the range in doubt."""
 
     undo: Callable[..., object] | None = None
+    linear = False
 
     def setUp(self) -> None:
         self.published: History = [FIRST]
@@ -59,7 +62,10 @@ class DoubtsCase(FollowerCase):
             doubts=doubts,
         )
         arguments: dict[str, Any] = {**self.process.arguments, "histories": histories, "undo": self.undo}
-        return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
+        if self.linear:
+            arguments["all_positions_received"] = lambda: True
+        made = MergingFollower if self.linear else StreamFollower
+        return made(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
 
     async def history(self, stream: StreamName, writer: InstanceName) -> History:
         assert (stream, writer) == (ORDERS, MASTER)
@@ -179,6 +185,51 @@ class FunctionTests(DoubtsCase):
         self.follower.histories._doubts._recent.clear()
         self.process.pages = [Page([fact(9)], Token(9), limited=False)]
         self.assertEqual((self.come_back(PROMOTED), self.counted, self.applied[-1]), ([], [], 9))
+
+
+class LinearTests(DoubtsCase):
+    """A transaction of all writers may be in progress while the history of one of them is compared."""
+
+    mode = FollowMode.APPLIED
+    linear = True
+
+    def make_follower(
+        self, function: Callable[..., object] | None = None, first: First | None = None
+    ) -> StreamFollower:
+        self.answers: list[Deferred[None]] = []
+        self.applied: list[int] = []
+        return super().make_follower(self.apply, first)
+
+    def apply(self, facts: Sequence[Fact], _: ApplyTransaction) -> None:
+        self.applied += [each.token for each in facts]
+
+    async def history(self, stream: StreamName, writer: InstanceName) -> History:
+        for answer in self.answers:
+            await answer
+        return await super().history(stream, writer)
+
+    async def count(
+        self, stream: StreamName, writer: InstanceName, history: History, *, after: Token, upto: Token
+    ) -> int | None:
+        return len([token for token in range(2, 9) if after < token <= upto])  # nothing is lost
+
+    def test_facts_whose_transaction_ends_during_the_comparison_are_not_taken_for_lost_ones(self) -> None:
+        for answer in ([], [Deferred[None]()]):
+            self.setUp()
+            self.at(0, 1)
+            self.rows(*map(fact, range(2, 6)))
+            self.store.close_gate("commit")
+            self.rows(fact(6))
+            self.follower.connection_lost("link")
+            self.published = [FIRST, PROMOTED]
+            self.answers = [*answer]
+            self.process.pages = [Page([fact(7), fact(8)], Token(8), limited=False)]
+            with logged() as messages:
+                self.at(8, 8, link="next")
+                self.store.open_gate("commit")  # before the history arrives, or after
+                for each in answer:
+                    each.callback(None)
+            self.assertEqual((messages, self.applied, self.position()), ([], [2, 3, 4, 5, 6, 7, 8], 8))
 
 
 class RecentFactsTests(SynchronousTestCase):
