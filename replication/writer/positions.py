@@ -15,6 +15,7 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.session.encoder import EncodedLines, encode_position
 from replication.streams.definitions import CACHES, StreamDefinition
+from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
@@ -82,6 +83,7 @@ class Positions:
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
         self._running: dict[StreamName, set[InstanceName]] = {}  # those of them that ran when that was last read
+        self._moved: dict[tuple[StreamName, InstanceName], Token] = {}  # where each former writer was at the last poll
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
         self._warnings = 0  # how many of the store's warnings are logged
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
@@ -130,6 +132,7 @@ class Positions:
             await self._store_positions([*self._streams.values()])
             await self._store.claim(self._instance_name)
             await self._publish_former()
+            await self._move_former()
             await self._mark_truncated()
         except StoreError:  # an append reports it; the next poll tries again
             return
@@ -219,6 +222,34 @@ class Positions:
             for writer, position in self.former(stream).items():
                 if writer in running:
                     self._broadcast.publish(stream, encode_position(stream, writer, position, position))
+
+    async def _move_former(self) -> None:
+        """Move the positions of former writers to where this process is: linear order waits for every position.
+
+        A former writer does not run, and begins above that if it comes back.  One process is enough: a position that
+        another one has moved since the last poll stays.
+        """
+        reached = {  # before it is read which writers run
+            name: writer.published
+            for name, writer in self._streams.items()
+            if name != CACHES and writer.outgoing.may_write
+        }
+        if not any(position < reached.get(name, 0) for name in self._former for position in self.former(name).values()):
+            return
+        await self._find_all_former()
+        moves: list[tuple[StreamName, InstanceName, Token]] = []
+        for name, upto in reached.items():
+            for writer, position in self.former(name).items():
+                before, self._moved[name, writer] = self._moved.get((name, writer)), position
+                if position < upto and (before == position or not self._streams[name].shared):
+                    moves.append((name, writer, position))
+        if moves:
+            await self._store.transaction().commit([Write(name, writer, reached[name]) for name, writer, _ in moves])
+        for name, writer, position in moves:
+            upto = self._moved[name, writer] = reached[name]
+            if writer in self.former(name):
+                self._former[name] = {**self.former(name), writer: upto}
+            self._broadcast.publish(name, encode_position(name, writer, position, upto))
 
     async def _follow_others(self) -> None:
         """Note where other writers are: the position of an idle stream moves there, and no follower waits for it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 NAMES = ("anna", "ben", "carl", "dora")
+LINEAR_APP = """
+def register(worker):
+    @worker.on("orders", linear=True)
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER)")
+        await txn.executemany("INSERT INTO seen VALUES (?)", [(fact.token,) for fact in facts])
+"""
 TABLE = "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1, 2"
 
 
@@ -46,8 +53,8 @@ class Cluster:
         )
         return Daemon(self.folder, "master", f"--config={name}.toml", name=name)
 
-    def follower(self, name: str, writers: Sequence[str]) -> Daemon:
-        """Return a worker that follows these writers, and keeps a copy."""
+    def follower(self, name: str, writers: Sequence[str], *options: str) -> Daemon:
+        """Return a worker that follows these writers, and keeps a copy unless ``options`` name an application."""
         connections = [
             line
             for each in writers
@@ -57,7 +64,7 @@ class Cluster:
                 f'http = "http://127.0.0.1:{self._ports[each][1]}"',
             )
         ]
-        self._configure(name, f'instance_name = "{name}"', *connections)
+        self._configure(name, f'instance_name = "{name}"', *options, *connections)
         return Daemon(self.folder, "worker", f"--config={name}.toml", name=name)
 
     def _configure(self, name: str, *lines: str) -> None:
@@ -71,9 +78,13 @@ class Cluster:
         for token, fact in zip(tokens, facts, strict=True):
             self.written += [(token, n, name, text) for n, text in enumerate(fact.texts)]
 
+    def url(self, name: str) -> str:
+        """Return the HTTP of a writer."""
+        return f"http://127.0.0.1:{self._ports[name][1]}"
+
     def positions(self, name: str) -> dict[str, Any]:
         """Return the positions of all writers, as one writer reports them."""
-        found: dict[str, Any] = get_json(f"http://127.0.0.1:{self._ports[name][1]}", "/v1/streams/orders")["positions"]
+        found: dict[str, Any] = get_json(self.url(name), "/v1/streams/orders")["positions"]
         return found
 
     def copy(self, follower: str) -> list[tuple[Any, ...]]:
@@ -146,6 +157,36 @@ def test_f17_a_writer_joins_under_load_leaves_is_renamed_and_comes_back(
         with cluster.follower("early", back), cluster.follower("late", back):
             for name in ("early", "late"):
                 until(lambda name=name: cluster.has_all(name), f"{name} has all rows")  # type: ignore[misc]
+
+
+def test_f17_a_removed_writer_holds_back_no_linear_order(tmp_path: Path, postgres: PostgresServer) -> None:
+    """Neither that of a function nor that of a program that polls with ``since``."""
+    (tmp_path / "linear_app.py").write_text(LINEAR_APP)
+    with postgres.database() as name:
+        cluster = Cluster(tmp_path, postgres.url(name))
+        with cluster.writer("anna", NAMES[:2]) as anna, cluster.writer("ben", NAMES[:2]) as ben:
+            for each in (anna, ben):
+                each.address("the wire")
+            cluster.write("ben", 3)
+            assert (anna.terminate(), ben.terminate()) == (0, 0)
+        linear = cluster.follower("linear", NAMES[:1], 'app = "linear_app"')
+        linear.environment["PYTHONPATH"] += f":{tmp_path}"
+        with cluster.writer("anna", NAMES[:1]) as anna, linear:
+            anna.address("the wire")
+            cluster.write("anna", 3)
+            newest = max(token for token, *_ in cluster.written)
+
+            def applied() -> bool:
+                path = tmp_path / "replication-linear.db"
+                with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=30)) as database:
+                    return [token for (token,) in database.execute("SELECT token FROM seen")] == [*range(2, newest + 1)]
+                return False
+
+            until(applied, "the function has all facts in order", 20)
+            path = "/v1/streams/orders/updates?since=0"
+            until(
+                lambda: get_json(cluster.url("anna"), path)["upto_token"] == str(newest), "the token reaches them", 20
+            )
 
 
 def test_f17_a_sole_writer_is_renamed_while_its_follower_does_not_run(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -222,13 +222,49 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 12"])
         self.shared.there = set()
         self.net.advance(1.0)
-        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12"])
+        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12", "POSITION notes removed 9 12"])
 
         self.store.close_gate("positions")
         self.send(wire, "REPLICATE notes")
         self.shared.there = {removed}  # it comes back while its position is read
         self.store.open_gate("positions")
         self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12", "POSITION notes second 12 12"])
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_the_position_of_a_former_writer_follows_the_process_that_publishes_it(self) -> None:
+        """Linear order, and the number of a token, would wait for it for ever."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", "former", 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        wire.read()
+
+        def append() -> list[str]:
+            now(master.stream("notes").append([["a"]]))
+            self.net.advance(1.0)
+            return [line for line in self.new_lines(wire) if "former" in line]
+
+        self.assertEqual(append(), [])  # another process may move it
+        self.store.close_gate("commit")
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), [], "it is stored before it is sent")
+        self.store.open_gate("commit")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5"])
+        self.assertEqual(append(), ["POSITION notes former 5 6"])
+        self.assertEqual(now(master.served.since("notes", "0", 10))[1], "6")
+        self.shared.others_write("notes", "former", 7)  # another process moves it
+        self.assertEqual([append(), append()], [[], ["POSITION notes former 7 9"]])
+        self.shared.there = {InstanceName("former")}
+        self.assertEqual(append(), [])
+        self.store.asked.clear()
+        self.net.pump([1.0] * 5)
+        self.assertNotIn("commit", self.store.asked)
         stopped = begin(master.stop())
         wire.read()
         self.assertEqual(stopped, [None])
