@@ -602,7 +602,7 @@ def recorded(stream: str) -> Sequence[tuple[InstanceName, tuple[int, int] | Fact
 class RecordedLossTests(AuditCase):
     """A recorded conversation at its own times; what Redis has lost there is in the database."""
 
-    @settings(max_examples=min(10, settings().max_examples // 5), deadline=None)
+    @settings(max_examples=min(10, settings().max_examples // 15), deadline=None)
     @given(phase=st.floats(0, INTERVAL), committed=st.floats(0, 1))
     def test_each_lost_fact_is_applied_within_two_intervals(self, phase: float, committed: float) -> None:
         """Each was committed after its writer's last smaller ID was published and before the next larger one was.
