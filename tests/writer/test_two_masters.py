@@ -62,21 +62,19 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         wire = connect(self.b.factory())
         wire.protocol.dataReceived(b"REPLICATE orders\n")
         self.assertIn("POSITION orders b 3 3", lines_of(wire.read()))
-        self.net.advance(1.0)
-        self.pump.wait(self.a.served.check())
+        self.pump.wait(self.a._positions.poll())
         self.assertEqual(one.published, 1, "its own fact is open")
         self.pump.wait(fact.write("one"))
         self.pump.wait(reservation.__aexit__(None, None, None))
-        self.assertEqual(one.published, 3, "the other master's position is read already")
+        self.pump.wait(self.a._positions.poll())
+        self.assertEqual(one.published, 3, "where the other master is, once it is stored")
         wire.lose()
 
     def test_the_position_of_the_idle_master_follows_the_other(self) -> None:
         one, two = self.start(self.a), self.start(self.b)
         self.pump.wait(two.append([["x"]] * 5))
-        self.net.advance(1.0)
-        self.pump.wait(self.a.served.check())
+        self.pump.wait(self.a._positions.poll())
         self.assertEqual(one.published, 6)
-        self.pump.wait(self.a.store.transaction().commit([]))  # ends after the position is stored
         stored = self.pump.wait(self.a.store.stored_positions())[StreamName("orders")]
         self.assertEqual(stored, {InstanceName("a"): 6, InstanceName("b"): 6})
 
