@@ -32,6 +32,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "scale": "the growth with streams, connections, open IDs, stored facts, rows and writers",
     "hostile": "latency as above, while bad peers attack the wire",
     "page": "the cost of the live page: a follower beside 100 browsers, and a start",
+    "start": "CPU of a start: daemons until they serve, and short commands",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
 # What ``--against`` measures, beside one of these.

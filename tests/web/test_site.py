@@ -11,10 +11,12 @@ from unittest.mock import patch
 import pytest
 from twisted.internet.address import UNIXAddress
 from twisted.internet.error import ConnectionLost
+from twisted.internet.interfaces import IProtocolNegotiationFactory
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.server import version
 
 from replication.errors import (
     CatchUpError,
@@ -89,6 +91,13 @@ class MethodTests(ApiTestCase):
             self.assertEqual((answer.code, answer.headers["allow"]), (405, right))
             if method != "HEAD":
                 self.assertIn(f"use {right}", answer.detail)
+
+    def test_options_of_the_server_are_an_empty_answer(self) -> None:
+        server = version.decode()
+        for method, status, allow in (("OPTIONS", 200, None), ("GET", 405, "OPTIONS")):
+            answer = self.get("*", method)
+            self.assertEqual((answer.code, answer.body, answer.headers["server"]), (status, b"", server))
+            self.assertEqual((answer.headers["content-length"], answer.headers.get("allow")), ("0", allow))
 
     def test_an_unknown_path_is_a_404(self) -> None:
         for path in (
@@ -217,6 +226,12 @@ class MetricsTests(ApiTestCase):
 
 
 class SiteTests(SynchronousTestCase):
+    def test_tls_offers_the_protocol_that_is_served(self) -> None:
+        """Not HTTP 2, which Twisted's Site offers too if h2 is installed."""
+        site = make_site(FakeServed(), secret=None, reactor=Clock())
+        self.assertTrue(IProtocolNegotiationFactory.providedBy(site))
+        self.assertEqual(site.acceptableProtocols(), [b"http/1.1"])
+
     def test_serving_leaves_no_timer_behind(self) -> None:
         """A quiet daemon is quiet: Twisted's own access log would wake it every second."""
         _, site, clock = served_site()
