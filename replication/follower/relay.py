@@ -36,7 +36,6 @@ from replication.writer.subscribers import Subscribers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
 
     from replication.net.command_functions import CommandFunctions
@@ -87,9 +86,10 @@ class Relay:
 
     # ---- answers to REPLICATE
 
-    def refresh(self) -> Deferred[None] | None:
-        """Return what ``lines`` must wait for; None if it need not wait."""
-        return None if self.own is None else self.own.refresh()
+    async def refresh(self) -> None:
+        """Return once ``lines`` has what is true now."""
+        if self.own is not None:
+            await self.own.refresh()
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""

@@ -36,9 +36,8 @@ POLL_INTERVAL: Final = 1.0  # seconds
 class IPositions(Protocol):
     """What answers REPLICATE."""
 
-    def refresh(self) -> Deferred[None] | None:
-        """Return what ``lines`` must wait for; None if it need not wait."""
-        ...
+    async def refresh(self) -> None:
+        """Return once ``lines`` has what is true now."""
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
@@ -141,10 +140,15 @@ class Positions:
         """Return the position of each former writer of a stream."""
         return self._former.get(stream, {})
 
-    def refresh(self) -> Deferred[None] | None:
-        """Read which former writers do not run now, before ``lines``; None if this process knows of none."""
-        known = any(self._absent.values()) or any(self._removed.values())
-        return Deferred.fromCoroutine(self._find_all_former()) if known else None
+    async def refresh(self) -> None:
+        """Read which former writers run now: stop or begin to publish their positions; ``lines`` comes after this.
+
+        A follower that is connected to both processes would otherwise receive those positions out of order.
+        """
+        for stream, absent in self._absent.items():
+            absent.difference_update(await self._find_former(stream, absent))
+        for stream, removed in self._removed.items():
+            self._running[stream] = await self._find_former(stream, removed)
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
@@ -173,22 +177,11 @@ class Positions:
 
         Where only this process writes, a former writer gets its position: no older name holds back the minimum.
         """
-        if (refreshed := self.refresh()) is not None:
-            await refreshed
+        await self.refresh()
         found = self.of_writers(writer, await self._store.stored_positions() if writer.shared else {})
         for name, position in self.former(writer.definition.name).items():
             found[name] = max(position, found.get(name, position)) if writer.shared else writer.published
         return found
-
-    async def _find_all_former(self) -> None:
-        """Stop publishing positions for writers that have come back, and publish those of writers that have ended.
-
-        A follower that is connected to both processes would otherwise receive those positions out of order.
-        """
-        for stream, absent in self._absent.items():
-            absent.difference_update(await self._find_former(stream, absent))
-        for stream, removed in self._removed.items():
-            self._running[stream] = await self._find_former(stream, removed)
 
     async def _find_former(self, stream: StreamName, writers: Collection[InstanceName]) -> set[InstanceName]:
         """Read the positions of those of ``writers`` that do not run; return the others.
@@ -217,7 +210,7 @@ class Positions:
         before = {stream: {*running} for stream, running in self._running.items() if running}
         if not before:
             return
-        await self._find_all_former()
+        await self.refresh()
         for stream, running in before.items():
             for writer, position in self.former(stream).items():
                 if writer in running:
@@ -236,7 +229,7 @@ class Positions:
         }
         if not any(position < reached.get(name, 0) for name in self._former for position in self.former(name).values()):
             return
-        await self._find_all_former()
+        await self.refresh()
         moves: list[tuple[StreamName, InstanceName, Token]] = []
         for name, upto in reached.items():
             for writer, position in self.former(name).items():

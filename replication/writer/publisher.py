@@ -328,7 +328,7 @@ class Publisher:
                 self._send_gap(stream, upto)
             return
         numbered = ([(fact.token, stream, fact) for fact in batch.facts] for stream, batch in batches)
-        for stream, run in groupby(merge(*numbered, key=itemgetter(0)), itemgetter(1)):
+        for stream, run in groupby(merge(*numbered), itemgetter(1)):  # no two facts have the same ID
             some = [fact for _, _, fact in run]
             self._send(stream, some, stream.published, some[-1].token)
         for stream, _ in batches:

@@ -325,10 +325,7 @@ class Subscribers(Factory):
 
     def _answer(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
         """Answer REPLICATE as soon as possible; close the connection if the database does not answer."""
-        refreshed = self._positions.refresh()
-        if refreshed is None:
-            self._send_positions(peer, streams)
-            return
+        refreshed = Deferred.fromCoroutine(self._positions.refresh())
         refreshed.addCallback(lambda _: self._send_positions(peer, streams) if peer in self._broadcast else None)
         refreshed.addErrback(lambda failure: peer.close(failure.getErrorMessage()))
 

@@ -152,20 +152,23 @@ class PublishingTests(RelayCase):
     def test_the_positions_of_own_streams_are_read_again_before_they_are_sent(self) -> None:
         relay = self.worker._relay
         assert relay is not None
-        self.assertIsNone(relay.refresh())
+        now(relay.refresh())
         asked: list[object] = []
 
         class Own:
-            def refresh(self) -> Deferred[None]:
-                return refreshed
+            async def refresh(self) -> None:
+                await read
 
             def lines(self, streams: object) -> list[EncodedLines]:
                 asked.append(streams)
                 return []
 
-        refreshed: Deferred[None] = Deferred()
+        read: Deferred[None] = Deferred()
         relay.own = Own()
-        self.assertIs(relay.refresh(), refreshed)
+        refreshed = begin(relay.refresh())
+        self.assertEqual(refreshed, [])
+        read.callback(None)
+        self.assertEqual(refreshed, [None])
         self.assertEqual((relay.lines([ORDERS]), asked), ([], [[ORDERS]]))
 
     def test_a_writer_is_announced_once_it_is_caught_up_with(self) -> None:
