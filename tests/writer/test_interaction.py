@@ -14,7 +14,7 @@ from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.facts import MAX_FACT_ROWS
 from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import StreamName
-from tests.doubles import begin, error_of
+from tests.doubles import SharedStore, begin, error_of
 from tests.storage.pump import Pump
 from tests.writer.cases import DEFINITIONS, ORDERS, Process, WriterCase
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from replication.streams.ids import Allocation
     from replication.streams.interfaces import ISqlExecutor
     from replication.writer.interaction import NewFact
     from replication.writer.stream import StreamWriter
@@ -42,6 +43,36 @@ def write_note(_: ISqlExecutor, fact: NewFact, *rows: object, error: Exception |
     if error is not None:
         raise error
     return fact.stream_id
+
+
+class AllocatingStore(SharedStore):
+    """The transaction of a function allocates the ID of its fact, as in PostgreSQL."""
+
+    async def interact(self, function: Callable[..., Any], allocation: Allocation | None = None) -> None:  # type: ignore[override]
+        assert allocation is not None
+        sequence = self.sequence(allocation.stream)
+        assert sequence is not None
+        allocation.expect()
+        for each in await sequence.allocate(1):
+            allocation.allocated(each)
+        await super().interact(function, allocation)
+
+
+class AllocationTests(WriterCase):
+    def make_store(self) -> AllocatingStore:
+        return AllocatingStore()
+
+    def open_ids(self) -> list[tuple[Any, ...]]:
+        return [(stream.definition.name, *rest) for stream, *rest in self.process.transactions.oldest_first()]
+
+    def test_an_id_of_the_stream_is_open_until_the_commit_is_durable(self) -> None:
+        self.store.close_gate("commit")
+        outcome: list[Any] = begin(self.notes.run_interaction(write_note, "a"))
+        self.process.clock.advance(2.0)
+        self.assertEqual((outcome, self.open_ids()), ([], [("notes", 2, 2.0)]))
+        self.store.open_gate("commit")
+        self.assertEqual((outcome, self.open_ids()), ([2], []))
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"'])
 
 
 class InteractionTests(WriterCase):

@@ -96,6 +96,12 @@ class StartTests(MasterCase):
         self.assertIn("cannot start: made by a newer version", messages)
         self.assertEqual(self.store.asked.count("open"), 1)
 
+    def test_peers_receive_only_the_kind_of_an_unexpected_error(self) -> None:
+        self.store.errors["open"] = ZeroDivisionError("a detail of this machine")
+        with logged():
+            wire = self.connect("REPLICATE")
+        self.assertEqual(lines_of(wire.read())[-1], "ERROR cannot start: ZeroDivisionError")
+
     def test_after_a_temporary_error_each_caller_tries_again_and_peers_wait(self) -> None:
         self.store.close_gate("open")
         waiting = [begin(self.master.start()) for _ in range(3)]

@@ -24,7 +24,7 @@ AGE = 200.0  # seconds
 
 
 class Needs:
-    """Lacks the facts above ``has``."""
+    """A follower and a replay lack the facts above ``has``."""
 
     def __init__(self, has: int = 0) -> None:
         self.has = has
@@ -37,7 +37,7 @@ class Needs:
         self.asked += 1
         if self.error is not None:
             raise self.error
-        return {name: {"follower worker1": Token(self.has)} for name in streams}
+        return {name: {"replay": Token(self.has), "follower worker1": Token(self.has)} for name in streams}
 
     async def segments(self) -> tuple[()]:
         return ()
@@ -212,14 +212,15 @@ class LimitTests(RetentionCase):
 
 
 class NeedTests(RetentionCase):
-    def test_facts_that_a_follower_lacks_are_kept_and_the_status_names_the_follower(self) -> None:
+    def test_facts_that_a_follower_lacks_are_kept_and_the_status_names_each_that_lacks_them(self) -> None:
         needs = Needs(4)
         self.start("2 rows").retention.needs.append(needs)
         self.append(8)  # 2 to 9
         self.rounds()
         self.assertEqual((self.tokens(), self.gone()), ([*range(4, 10)], 3))
         (status,) = self.masters[0].served.stream_statuses(ORDERS)
-        self.assertEqual([*status.notes], ["stream 'orders': facts up to 5 are kept for follower worker1"])
+        why = "stream 'orders': facts up to 5 are kept for follower worker1, replay"
+        self.assertEqual([*status.notes], [why])
         needs.has = 9
         self.rounds()
         self.assertEqual(self.tokens(), [8, 9])

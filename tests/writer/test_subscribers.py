@@ -99,6 +99,12 @@ class BoundsTests(MasterCase):
         self.net.advance(1.0)
         self.assertEqual([each.disconnecting for each in (watching, late)], [False, True])
 
+    def test_nothing_is_checked_before_the_first_one_is_late(self) -> None:
+        self.greeted()
+        self.net.advance(1.0)
+        self.greeted()
+        self.assertIn(30.0, [each.getTime() for each in self.net.getDelayedCalls()])
+
     def test_a_silent_connection_is_noticed_after_all_others_have_sent_a_line(self) -> None:
         self.send(self.greeted(), "NAME one")
         self.net.advance(31)
