@@ -82,10 +82,14 @@ class FailingFacts:
 
     async def load(self, store: IStreamStore, follower: InstanceName) -> None:
         """Read what was requested while this process did not run."""
-        self.counts = Counter(await store.skipped_counts(follower, self.stream))
+        await self.count(store, follower)
         found = await store.skipped_facts(follower, self.stream, states=_REQUESTS, limit=MAX_REQUESTS)
         self._skips = {each.key for each in found if each.state is SkipState.SKIP_REQUESTED}
         self._retries = {each.key: Again(each) for each in found if each.state is SkipState.RETRY_REQUESTED}
+
+    async def count(self, store: IStreamStore, follower: InstanceName) -> None:
+        """Read how many facts are left out."""
+        self.counts = Counter(await store.skipped_counts(follower, self.stream))
 
     def request_skip(self, writer: InstanceName, token: Token) -> Deferred[None]:
         """Have the fact that fails now left out; fires once that is stored.  StreamError: this one does not fail."""

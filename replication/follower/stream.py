@@ -7,6 +7,7 @@ stored in one transaction.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.logger import Logger
 
-from replication.errors import CatchUpError, ReplicationError
+from replication.errors import CatchUpError, ReplicationError, StoreError
 from replication.follower.application import Application, FailedFactFunction
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.relay import Relay, RelayedCursor
@@ -390,6 +391,9 @@ class StreamFollower:
             self.histories.applied(writer, step)
         if isinstance(step, Reset):
             self.resets += 1
+            if self._function is not None:
+                with suppress(StoreError):  # only a figure
+                    await self.application.failing.count(self._store, self._instance_name)
             self.log.error(
                 "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",
                 writer=writer,

@@ -307,6 +307,7 @@ class SkipTests(FailingCase):
         with logged():
             self.at(2, 2)
         self.assertEqual((self.states(), self.position()), ([], 2))
+        self.assertEqual(self.follower.status(MASTER).skipped, 0)
         self.poison.clear()
         self.rows(fact(3, '"another"'))
         self.assertEqual((self.position(), self.seen[-1]), (3, [3]))
