@@ -955,6 +955,16 @@ class TestAudit:
         assert apply_all(made) == [7, 8]
         assert (made.position, made.live) == (9, True)
 
+    def test_those_that_were_not_applied_yet_remain(self) -> None:
+        made = cursor()
+        send(made, 9)
+        assert apply_all(made) == [9]
+        assert made.found_late([fact(7), fact(8)])
+        step = made.step()
+        assert isinstance(step, Apply)
+        made.applied(step.first(1))
+        assert apply_all(made) == [8]
+
     def test_they_are_refused_while_others_wait_or_above_the_position(self) -> None:
         made = cursor()
         send(made, 9)
