@@ -34,6 +34,7 @@ class Needs:
     async def needed(
         self, streams: Collection[StreamName], writer: InstanceName
     ) -> Mapping[StreamName, Mapping[str, Token]]:
+        assert writer == MASTER
         self.asked += 1
         if self.error is not None:
             raise self.error
