@@ -35,7 +35,7 @@ SCENARIOS: Final[Mapping[str, str]] = {
     "start": "CPU of a start: daemons until they serve, and short commands",
     "idle": "CPU and memory at rest, and while a peer does not read",
 }
-# What ``--against`` measures, beside one of these.
+# The scenarios that ``--against`` measures, and the brokers that it measures them beside.
 COMPARED: Final = ("fanout", "latency")
 BROKERS: Final = ("redis", "nats")
 
@@ -48,7 +48,7 @@ def run(scenarios: Sequence[str], options: BenchOptions) -> Iterator[Result]:
 
 
 def compare(scenarios: Sequence[str], broker: str, options: BenchOptions) -> Iterator[Result]:
-    """Yield the results of ``scenarios``, each of COMPARED, and those of a broker of BROKERS."""
+    """Yield our results of ``scenarios`` (see COMPARED), and those of ``broker`` (see BROKERS)."""
     against = import_module(f"{__name__}.against")
     for name in dict.fromkeys(scenarios):
         for series in getattr(against, f"compare_{name}")(broker, options):

@@ -1,10 +1,10 @@
 """The scenarios ``fanout`` and ``latency`` beside a broker on this machine, in turns in every round.
 
-The rows are the same, each in the frame of its protocol.  So are the receivers: another process that reads as fast as
-it can, and counts the one ``@`` of each row.  A broker's publisher is a third process.  Its texts are encoded before,
-and it sends without waiting for answers, of which at most WINDOW batches are outstanding.
+The rows are the same on both sides, each in the frame of its protocol.  So is the receiver: another process, which
+reads as fast as it can, and counts the one ``@`` of each row.  A broker's publisher is a third process.  For
+``fanout`` it encodes its texts before, and waits only while more than WINDOW batches have no answer.
 
-Ratios are of one round.  Above 1, this package is ahead.
+A ratio compares two values of one round.  Above 1, this package is ahead.
 """
 
 from __future__ import annotations

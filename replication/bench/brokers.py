@@ -1,6 +1,6 @@
 """Brokers that the bench starts on this machine, and what their clients send: Redis and NATS, without storage.
 
-Both publish to the clients that are subscribed at that time, at most once.
+Both deliver a message at most once, and only to clients that are subscribed when it is published.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class BrokerKind:
 
     Attributes:
         program: the name of the server's program.
-        cure: how to get it.
-        options: its options, with a place for the port.
+        cure: how to install the program.
+        options: the program's options, with a place for the port.
         hello: what a client sends first.
         subscribe: the line that subscribes to STREAM.
-        publish: the line that publishes a text of a length to STREAM.
-        answers: how many lines answer one text; PING is answered with one more line.
+        publish: what publishes a text to STREAM, with places for the length and the text.
+        answers: how many lines the server sends for one text.  For PING it sends one line more.
 
     """
 

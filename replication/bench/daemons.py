@@ -60,7 +60,7 @@ class MasterAddress:
 
 @attrs.frozen
 class BenchMaster:
-    """A started master of a child process, and what its start took."""
+    """A started master of a child process, and the times of its start."""
 
     reactor: Any
     master: Master
@@ -123,7 +123,7 @@ class BenchWorker:
 def make_worker(
     reactor: Any, master: MasterAddress, database: str, source: str | None = None, others: Sequence[MasterAddress] = ()
 ) -> BenchWorker:
-    """Return a worker of masters; it fetches missed facts from ``source``, by default from them."""
+    """Return a worker that follows masters; it fetches missed facts from ``source``, by default from the masters."""
     masters = [master, *others]
     connect = [f"tcp:127.0.0.1:{each.wire}" for each in masters]
     sources = [source] if source else [each.url for each in masters]

@@ -1,7 +1,7 @@
 """Pictures of how figures grow: one SVG with a small chart for each, both axes logarithmic.
 
-A chart has one line for each kind of thing that was measured at these sizes, such as a database.  A dashed line of a
-cost shows what grows in proportion to the size.
+A chart has one line for each variant that was measured at these sizes, such as a database.  In the chart of a cost, a
+dashed line shows growth in proportion to the size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH, HEIGHT = 400, 300  # of a chart
 LEFT, RIGHT, TOP, BOTTOM = 70, 25, 60, 50  # the margins of its axes
 FOOT: Final = 30  # below all charts
 COLOURS: Final = "#1f5fa8", "#c8501e", "#2e7d32"
-COSTS: Final = {"s": "s", "bytes": "B"}  # units of what should not grow faster than the size, and their symbols
+COSTS: Final = {"s": "s", "bytes": "B"}  # units of costs, which should not grow faster than the size; their symbols
 _PREFIXES: Final = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
 
 Point = tuple[float, float]

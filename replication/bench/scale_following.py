@@ -1,8 +1,8 @@
 """From ``append`` to the function of a worker, with rows of 50 bytes to 64 KiB, and with 1 to 16 writers of one stream.
 
-It ends when the worker's position of the last fact is durable.  The CPU time is that of all writers and the worker.  A
-row that is longer than a line of the wire is fetched over HTTP.  Each writer is a process of its own; all facts of a
-round are the same number, however many writers share them.
+The time ends when the worker's position of the last fact is durable.  The CPU time is that of all writers and the
+worker.  A row that is longer than a line of the wire is fetched over HTTP.  Each writer is a process of its own.  The
+writers divide the facts of a round, so their number does not change the number of facts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK: Final = 2**20
 
 
 def measure(kind: DatabaseKind, options: BenchOptions) -> Iterator[Series]:
-    """Measure rows of each length on SQLite, and each number of writers on PostgreSQL: SQLite has one."""
+    """Measure rows of each length on SQLite, and each number of writers on PostgreSQL (SQLite has one)."""
     for length in () if kind.name == POSTGRES else (65_536,) if options.quick else LENGTHS:
         variant = Size(length, "bytes a row", kind.name)
         facts = options.size(min(200_000, 2**27 // length), 20)

@@ -1,8 +1,9 @@
-"""What a stream costs that has 10,000 to 10,000,000 facts stored: appends, a start, and pages at three places.
+"""The costs of a stream with 10,000 to 10,000,000 stored facts: appends, a start, and pages at three places.
 
-The facts of one row are appended in batches, of which the last ones are measured.  A start is that of a master, until
-it listens.  ``stored position behind`` means that no fact is covered by the stored position; after a crash, these are
-the facts of the last second at most.  A page has 1,000 rows, over HTTP; its value is the median of PAGES requests.
+Each fact has one row.  The facts are appended in batches, and the last PART of them are measured.  A start is that of a
+master, until it listens.  ``stored position behind`` means that the stored position is below all facts.  After a crash
+it is below the facts of the last second at most.  A page has 1,000 rows, over HTTP; its value is the median of PAGES
+requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 STORED: Final = 10_000, 100_000, 1_000_000, 10_000_000
 BATCH: Final = 1_000  # facts in one append, and rows of a page
-PART: Final = 100_000  # facts of one call; the last ones are measured
+PART: Final = 100_000  # facts of one call; the last call is measured
 PAGES: Final = 20
 PLACES: Final = {"beginning": 0.0, "middle": 0.5, "end": 1.0}
 

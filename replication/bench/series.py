@@ -35,7 +35,7 @@ class BenchOptions:
 
 @attrs.frozen
 class Size:
-    """A variant of which a number of ``things`` is measured, and others; ``what`` is the rest, such as a database."""
+    """A variant with a number of ``things``, such as streams; ``what`` is the rest of its name, such as a database."""
 
     number: int
     things: str

@@ -1,7 +1,7 @@
 """The processor time of starts: of daemons until their first socket is open, and of two short commands.
 
-``twistd`` with an application that does nothing is what Twisted takes of a daemon's start.  The starts take turns.
-Compiled modules are read if Python may store them: the first start of each, which is not measured, stores them.
+``twistd`` with an application that does nothing shows Twisted's part of a daemon's start.  The starts take turns.  The
+first start of each is not measured: it stores compiled modules, if Python may store them.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
     if not shown:
         yield lambda _facts, _bytes: None
         return
-    # As long as the rest of the command; without a bar it is not needed.
+    # This import takes as long as the rest of the command, and only the bar needs it.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
     def open_client(self, found: argparse.Namespace, **options: Any) -> HttpClient:
         """Return a client for the API that ``found`` names, with the ``options`` of HttpClient."""
-        from replication.web.blocking_client import HttpClient  # noqa: PLC0415 (most of a start; help needs no client)
+        from replication.web.blocking_client import HttpClient  # noqa: PLC0415 (takes most of a start; help needs no client)
 
         secret = None if found.secret_file is None else read_secret(found.secret_file)
         certificate = self.certificate_of(found)

@@ -88,7 +88,7 @@ class FailingFacts:
         self._retries = {each.key: Again(each) for each in found if each.state is SkipState.RETRY_REQUESTED}
 
     async def count(self, store: IStreamStore, follower: InstanceName) -> None:
-        """Read how many facts are left out."""
+        """Read how many facts of each writer are skipped."""
         self.counts = Counter(await store.skipped_counts(follower, self.stream))
 
     def request_skip(self, writer: InstanceName, token: Token) -> Deferred[None]:

@@ -87,7 +87,7 @@ class Relay:
     # ---- answers to REPLICATE
 
     async def refresh(self) -> None:
-        """Return once ``lines`` has what is true now."""
+        """Return once ``lines`` has the positions of this moment."""
         if self.own is not None:
             await self.own.refresh()
 

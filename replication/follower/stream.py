@@ -359,7 +359,7 @@ class StreamFollower:
     async def _check(self, writer: InstanceName, step: Check) -> None:
         """Compare the histories; if nothing must be undone, store that of the writer.
 
-        In linear order a transaction may have moved the position meanwhile: then compare again.
+        In linear order a transaction may move the position during the comparison: then the cursor requests another one.
         """
         assert self.histories is not None  # noqa: S101 - else the cursor returns no Check
         if self._confirm_audit is not None:
@@ -392,7 +392,7 @@ class StreamFollower:
         if isinstance(step, Reset):
             self.resets += 1
             if self._function is not None:
-                with suppress(StoreError):  # only a figure
+                with suppress(StoreError):  # the numbers are only shown
                     await self.application.failing.count(self._store, self._instance_name)
             self.log.error(
                 "{writer} went back from {after} to {to} on {stream}: was its database restored? Following from there",

@@ -38,7 +38,7 @@ MEDIA_TYPE_OF_LINES: Final = "application/x-ndjson"
 BODY_TYPES: Final = ("application/json", MEDIA_TYPE_OF_LINES)
 MAX_REPORT: Final = 2**20  # bytes of a body from a peer that may only read streams
 KEY_LENGTH: Final = 200  # characters
-# What ``twisted.web.server`` sends as Server.  To import that module takes a tenth of a start of a master.
+# What ``twisted.web.server`` sends as Server.  The import of that module would lengthen each start.
 SERVER: Final = f"TwistedWeb/{version}".encode()
 
 _ANSWER: Final = (

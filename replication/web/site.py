@@ -167,11 +167,11 @@ class ApiSite(HTTPFactory):
         return channel
 
     def acceptableProtocols(self) -> list[bytes]:
-        """Return what a client may choose in TLS."""
+        """Return the protocols that a client may choose in TLS."""
         return [b"http/1.1"]
 
     def startFactory(self) -> None:
-        """Start neither of the two."""
+        """Start neither an access log nor a timer."""
 
     def stopFactory(self) -> None:
         """Stop the timers of the health checks and of the live page."""

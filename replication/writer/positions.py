@@ -37,7 +37,7 @@ class IPositions(Protocol):
     """What answers REPLICATE."""
 
     async def refresh(self) -> None:
-        """Return once ``lines`` has what is true now."""
+        """Return once ``lines`` has the positions of this moment."""
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
@@ -61,7 +61,7 @@ class Positions:
     ``lines`` answers REPLICATE; ``poll`` stores this process's positions and follows those of other writers.
 
     Where the definition lists a stream's writers, every other instance name is a former writer while it does not run.
-    Where it does not, a writer that is absent at start counts as one until it has come back.
+    Where it lists none, a writer that is absent at start counts as a former writer until it has come back.
     """
 
     log = Logger()
@@ -81,7 +81,7 @@ class Positions:
         self._former: dict[StreamName, Mapping[InstanceName, Token]] = {}
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
-        self._running: dict[StreamName, set[InstanceName]] = {}  # those of them that ran when that was last read
+        self._running: dict[StreamName, set[InstanceName]] = {}  # the removed writers that ran at the last refresh
         self._moved: dict[tuple[StreamName, InstanceName], Token] = {}  # where each former writer was at the last poll
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
         self._warnings = 0  # how many of the store's warnings are logged
@@ -141,7 +141,7 @@ class Positions:
         return self._former.get(stream, {})
 
     async def refresh(self) -> None:
-        """Read which former writers run now: stop or begin to publish their positions; ``lines`` comes after this.
+        """Read which former writers run now: stop or begin to publish their positions.  ``lines`` is called after this.
 
         A follower that is connected to both processes would otherwise receive those positions out of order.
         """
@@ -184,9 +184,9 @@ class Positions:
         return found
 
     async def _find_former(self, stream: StreamName, writers: Collection[InstanceName]) -> set[InstanceName]:
-        """Read the positions of those of ``writers`` that do not run; return the others.
+        """Read the positions of those of ``writers`` that do not run; return those that run.
 
-        A writer may come back or end while they are read: only one that does not run before and after has a position.
+        A writer may come back or end while positions are read.  A writer counts as running if it runs before or after.
         """
         if not writers:
             self._former.pop(stream, None)
@@ -198,7 +198,7 @@ class Positions:
         return running
 
     def _note_removed(self, definition: StreamDefinition, found: Collection[InstanceName]) -> None:
-        """Note writers that the definition does not list, and that have begun since the start."""
+        """Note writers that the definition does not list, and that began after the start of this process."""
         removed = self._removed.get(definition.name)
         if removed is not None:
             new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
@@ -206,7 +206,7 @@ class Positions:
             self._running[definition.name] |= new
 
     async def _publish_former(self) -> None:
-        """Publish the positions of removed writers that have ended since the last look: others may lack their facts."""
+        """Publish the positions of removed writers that ended since the last poll: followers may lack their facts."""
         before = {stream: {*running} for stream, running in self._running.items() if running}
         if not before:
             return
@@ -217,12 +217,12 @@ class Positions:
                     self._broadcast.publish(stream, encode_position(stream, writer, position, position))
 
     async def _move_former(self) -> None:
-        """Move the positions of former writers to where this process is: linear order waits for every position.
+        """Raise the positions of former writers to that of this process: linear order waits for every position.
 
-        A former writer does not run, and begins above that if it comes back.  One process is enough: a position that
-        another one has moved since the last poll stays.
+        A former writer does not run, and begins above this position if it comes back.  One process is enough: if
+        another process has moved a position since the last poll, that position stays.
         """
-        reached = {  # before it is read which writers run
+        reached = {  # read before the refresh, which reads the writers that run
             name: writer.published
             for name, writer in self._streams.items()
             if name != CACHES and writer.outgoing.may_write
@@ -245,7 +245,7 @@ class Positions:
             self._broadcast.publish(name, encode_position(name, writer, position, upto))
 
     async def _follow_others(self) -> None:
-        """Note where other writers are: the position of an idle stream moves there, and no follower waits for it.
+        """Note the positions of other writers: an idle stream moves its own there, so that no follower waits for it.
 
         See docs/protocol/publishing.md D1 and docs/protocol/ids.md F4.  No follower waits for the caches stream, and
         its positions, repeated by all writers, would be a flood (docs/protocol/traps.md 20).

@@ -271,7 +271,8 @@ class Publisher:
     def follow(self, seen: Token) -> None:
         """Note that other writers' facts reach ``seen``; with no open ID, this writer's position moves there, too.
 
-        It is published once it is stored under the name of this writer: others send the stored one if it ends.
+        This writer's position is stored under its name before it is published: once this writer has ended, other
+        processes send the stored position.
         """
         if seen > self.ids.pending.highest:
             self.ids.pending.note(seen)

@@ -442,7 +442,7 @@ class SourcesTests(SourcesCase):
         self.assertEqual(lines, messages)
 
     def test_the_source_of_a_long_catch_up_is_logged_once(self) -> None:
-        """One of LARGE_GAP IDs or fewer is not logged."""
+        """A catch-up of LARGE_GAP IDs or fewer is not logged."""
         sources, (first, _) = self.sources(page(9), page(LARGE_GAP + 50))
         long_way = CatchUp(Token(1), Token(LARGE_GAP + 99))
         with logged(LogLevel.info) as messages:

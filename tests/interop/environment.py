@@ -1,4 +1,4 @@
-"""Python environments with a Synapse; each stays in pytest's cache. uv makes them, in a tenth of pip's time."""
+"""Python environments with a Synapse; each stays in pytest's cache. uv makes them, in less time than pip."""
 
 from __future__ import annotations
 

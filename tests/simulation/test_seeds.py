@@ -36,7 +36,7 @@ def test_facts_that_a_restore_lost_below_the_largest_id_of_the_backup_leave_no_f
     assert run(Plan.decode(OPEN_AT_A_BACKUP)).failure == ""
 
 
-# An idle writer reads where another one is, and is killed before its own position is stored.
+# An idle writer reads the position of another writer, and is killed before it stores that position as its own.
 KILLED_WHILE_IT_FOLLOWS = (
     '[1,"linear-three",[["append",1,[[1,0]],true],["advance",3.0],["append",0,[[1,0]],true],'
     '["disk_becomes",1,true,false],["advance",1.0],["disk_answers",0,0,false],["kill",1,false,0],'

@@ -39,7 +39,7 @@ class Pump:
         return Deferred.fromCoroutine(awaited)
 
     def run_call(self) -> None:
-        """Run one queued call; wait for it."""
+        """Wait until a call is queued, and run it."""
         self._calls.get(timeout=PATIENCE)()
 
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:

@@ -216,7 +216,7 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * 5)
         self.assertEqual(set(self.store.asked), {"stored"})
 
-        self.shared.there = {later}  # the file of this process was not changed for it
+        self.shared.there = {later}  # a new writer, which the configuration of this process does not list
         self.shared.others_write("notes", later, 12)
         self.net.advance(1.0)
         self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 12"])
@@ -234,7 +234,7 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(stopped, [None])
 
     def test_f17_the_position_of_a_former_writer_follows_the_process_that_publishes_it(self) -> None:
-        """Linear order, and the number of a token, would wait for it for ever."""
+        """Otherwise linear order, and the number of a ``since`` token, would wait for its position for ever."""
         definition = StreamDefinition("notes", writers=("second", "third"))
         now(self.store.declare(definition))
         self.shared.others_write("notes", "former", 4)

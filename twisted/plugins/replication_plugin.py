@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class _ServiceMaker(ServiceMaker):
-    """Imports the module without garbage collection, which finds nothing then, and spares later ones what is loaded."""
+    """Imports the module without garbage collection, which would find nothing.
+
+    Later collections skip what is loaded.
+    """
 
     @property
     def options(self) -> type[Options]:
@@ -22,7 +25,7 @@ class _ServiceMaker(ServiceMaker):
         try:
             return cast("type[Options]", super().options)
         finally:
-            gc.freeze()  # or the first collection would look at all that is loaded
+            gc.freeze()  # or the first collection would inspect all that is loaded
             if was_enabled:
                 gc.enable()
 
