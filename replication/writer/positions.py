@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from replication.writer.stream import StreamWriter
 
 POLL_INTERVAL: Final = 1.0  # seconds
+# Seconds without a claim after which a writer that ran has ended: a restart of the server ends claims, too, and a
+# process makes its claim again within two polls.
+ENDED_AFTER: Final = 5.0
 
 
 class IPositions(Protocol):
@@ -82,11 +85,13 @@ class Positions:
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
         self._running: dict[StreamName, set[InstanceName]] = {}  # the removed writers that ran at the last refresh
+        self._ran: set[InstanceName] = set()  # writers that ran since the start
+        self._missing: dict[InstanceName, float] = {}  # those that do not run now, with the time when that was found
         self._moved: dict[tuple[StreamName, InstanceName], Token] = {}  # where each former writer was at the last poll
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
         self._warnings = 0  # how many of the store's warnings are logged
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
-        self._loop.clock = clock
+        self._clock = self._loop.clock = clock
 
     async def find_former_writers(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
         """Find the former writers of a stream among the writers that have ``positions``."""
@@ -194,8 +199,17 @@ class Positions:
         running = {*await self._store.claimed_elsewhere(writers)}
         positions = await self._store.positions(stream)
         running |= {*await self._store.claimed_elsewhere({*writers} - running)}
+        running |= self._ended_lately({*writers} - running, running)
         self._former[stream] = {each: positions[each] for each in {*writers} - running if each in positions}
         return running
+
+    def _ended_lately(self, missing: set[InstanceName], running: set[InstanceName]) -> set[InstanceName]:
+        """Return which of the writers that are missing may still run."""
+        self._ran |= running
+        for each in running:
+            self._missing.pop(each, None)
+        now = self._clock.seconds()
+        return {each for each in missing & self._ran if now - self._missing.setdefault(each, now) < ENDED_AFTER}
 
     def _note_removed(self, definition: StreamDefinition, found: Collection[InstanceName]) -> None:
         """Note writers that the definition does not list, and that began after the start of this process."""
@@ -204,6 +218,7 @@ class Positions:
             new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
             removed |= new
             self._running[definition.name] |= new
+            self._ran |= new
 
     async def _publish_former(self) -> None:
         """Publish the positions of removed writers that ended since the last poll: followers may lack their facts."""
