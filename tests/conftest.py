@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     print_blob=True,
