@@ -27,6 +27,7 @@ from replication.wire import grammar
 from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
 from replication.writer.epochs import begin_epochs
 from replication.writer.external_writers import ExternalWriters
+from replication.writer.former_writers import FormerWriters
 from replication.writer.known_followers import KnownFollowers
 from replication.writer.positions import Positions
 from replication.writer.publisher import INITIAL_POSITION, Publisher
@@ -117,7 +118,8 @@ class Master:
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
         syncing = SyncingUsers(self._functions.syncing_changed)
         self._presence = PresenceTracker(reactor, syncing, LastSeen(self.store), self._acknowledged)
-        self._positions = Positions(self.instance_name, self.store, self._streams, self._broadcast, reactor)
+        former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast, reactor)
+        self._positions = Positions(self.instance_name, self.store, self._streams, former, reactor)
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()
@@ -263,7 +265,7 @@ class Master:
                 positions = await self.store.positions_of([each.name for each in some])
                 for definition in some:
                     found = positions[definition.name]
-                    await self._positions.find_former_writers(definition, found)
+                    await self._positions.former.find(definition, found)
                     start = max([starts.get(definition.generator, INITIAL_POSITION), *found.values()])
                     starts[definition.generator] = start
             for definition in self.registry:

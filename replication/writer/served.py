@@ -69,7 +69,7 @@ class WrittenStreams:
             reached = found.published
         elif found.shared:  # the newest row of a running writer may be above an open ID
             stored = (await self._transactions.store.stored_positions()).get(name, {}).get(source, Token(0))
-            reached = max(stored, self._positions.former(name).get(source, Token(0)))
+            reached = max(stored, self._positions.former.of(name).get(source, Token(0)))
         else:
             reached = (await self._transactions.store.positions(name)).get(source, Token(0))
         end = reached if upto is None else Token(min(upto, reached))

@@ -1,0 +1,168 @@
+"""Former writers: the remaining processes publish and raise their positions."""
+
+from __future__ import annotations
+
+from replication.errors import StoreError
+from replication.streams.definitions import StreamDefinition
+from replication.streams.facts import Fact
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, Token
+from tests.doubles import begin, connect, lines_of, logged, now
+from tests.serving import ORDERS, SharedCase
+
+
+class FormerWritersTests(SharedCase):
+    def test_f17_the_remaining_writers_publish_the_position_of_a_renamed_writer(self) -> None:
+        """Otherwise a new follower would never fetch the facts of the renamed writer."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        fact = Fact(Token(7), ("1",))
+        now(self.store.declare(definition))
+        now(self.store.transaction().commit([Write(definition.name, InstanceName("former"), Token(4), [fact])]))
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[-2:], ["POSITION notes former 7 7", "POSITION notes second 7 7"])
+        page = now(master.served.page("notes", "former", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_a_removed_writer_publishes_its_own_position_until_it_ends(self) -> None:
+        """Its position at the start of another process is too low: a follower would go back, and lack facts."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        removed, later = InstanceName("removed"), InstanceName("later")
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", removed, 4)
+        self.shared.there = {removed}
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[2:], ["POSITION notes second 4 4"])
+        self.shared.others_write("notes", removed, 7)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 4 7"])
+        page = now(master.served.page("notes", removed, after=0, upto=None, limit=10))
+        self.assertEqual(page.upto, 7)
+
+        self.shared.others_write("notes", removed, 9)  # and it ends, or the server was restarted
+        self.shared.there = set()
+        self.net.pump([1.0] * 5)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 7 9"])
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 9"])
+        self.net.advance(1.0)
+        lines = ["POSITION notes removed 9 9"]
+        self.assertEqual(self.new_lines(wire), lines)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 9", "POSITION notes second 9 9"])
+        self.store.asked.clear()
+        self.net.pump([1.0] * 5)
+        self.assertEqual(set(self.store.asked), {"stored"})
+
+        self.shared.there = {later}  # a new writer, which the configuration of this process does not list
+        self.shared.others_write("notes", later, 12)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 12"])
+        self.shared.there = set()
+        self.net.pump([1.0] * 6)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 12", "POSITION notes later 12 12"])
+
+        self.store.close_gate("positions")
+        self.send(wire, "REPLICATE notes")
+        self.shared.there = {removed}  # it comes back while its position is read
+        self.store.open_gate("positions")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes later 12 12", "POSITION notes second 12 12"])
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_the_position_of_a_former_writer_follows_the_process_that_publishes_it(self) -> None:
+        """Otherwise linear order, and the number of a ``since`` token, would wait for its position for ever."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", "former", 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        wire.read()
+
+        def append() -> list[str]:
+            now(master.stream("notes").append([["a"]]))
+            self.net.advance(1.0)
+            return [line for line in self.new_lines(wire) if "former" in line]
+
+        self.assertEqual(append(), [])  # another process may move it
+        self.store.close_gate("commit")
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), [], "it is stored before it is sent")
+        self.store.open_gate("commit")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5"])
+        self.assertEqual(append(), ["POSITION notes former 5 6"])
+        self.assertEqual(now(master.served.since("notes", "0", 10))[1], "6")
+        self.shared.others_write("notes", "former", 7)  # another process moves it
+        self.assertEqual([append(), append()], [[], ["POSITION notes former 7 9"]])
+        self.shared.there = {InstanceName("former")}
+        self.assertEqual(append(), [])
+        self.store.asked.clear()
+        self.net.pump([1.0] * 5)
+        self.assertNotIn("commit", self.store.asked)
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_a_writer_publishes_positions_of_absent_writers_until_they_return(self) -> None:
+        """A follower of two processes would receive the positions of one writer out of order."""
+        fact = Fact(Token(7), ('["o","placed"]',))
+        names = [InstanceName(each) for each in ("gone", "away", "there")]
+        now(
+            self.store.transaction().commit(
+                [
+                    Write(ORDERS.name, name, Token(4), [fact._replace(token=Token(7 + n))])
+                    for n, name in enumerate(names)
+                ]
+            )
+        )
+        self.shared.others_write("orders", "idle", 3)  # has written no fact
+        self.shared.there = {names[2]}
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE orders")
+        lines = ["POSITION orders gone 7 7", "POSITION orders away 8 8", "POSITION orders second 9 9"]
+        self.assertEqual(sorted(lines_of(wire.read())[2:-1]), sorted(lines[:-1]))
+        page = now(master.served.page("orders", "gone", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 7))
+
+        self.shared.there.add(names[1])  # the writer runs again
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
+        self.shared.others_write("orders", "away", 12)
+        self.assertEqual(now(master.served.page("orders", "away", after=0, upto=None, limit=10)).upto, 12)
+        self.shared.there.clear()  # it stops; its followers have its position
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), [lines[0], lines[2]])
+
+        self.store.close_gate("present")
+        self.send(wire, "REPLICATE orders")
+        wire.lose()  # it closes before the database answers
+        with logged() as messages:
+            self.store.open_gate("present")
+        self.assertEqual((messages, self.flushLoggedErrors()), ([], []))
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        wire.read()
+
+        self.store.errors["present"] = StoreError("away")
+        self.send(wire, "REPLICATE orders")
+        self.assertEqual(lines_of(wire.read()), ["ERROR away"])
+        wire.lose()
+        self.store.errors.clear()
+        now(master.stop())
