@@ -49,14 +49,17 @@ def run_command(
         return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
 
-def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Call ``condition`` until its result is true, and return that; fail with ``what`` after ``patience`` seconds."""
+def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE, *, pause: float = 1.0) -> Any:
+    """Call ``condition`` until its result is true, and return that; fail with ``what`` after ``patience`` seconds.
+
+    ``pause``: the longest time in seconds between two calls.
+    """
     begin = time.monotonic()
     while not (answer := condition()):
         waited = time.monotonic() - begin
         if waited > patience:
             raise AssertionError(f"not within {patience:g} s: {what}")
-        time.sleep(min(max(0.02, waited / 10), 1))  # a long wait need not cost the daemons much
+        time.sleep(min(max(0.02, waited / 10), pause))  # a long wait need not cost the daemons much
     return answer
 
 

@@ -249,7 +249,7 @@ def test_after_a_kill_without_spark_the_next_replay_gives_the_same_files(
     out = tmp_path / "out"
     chance = random.Random(6)
     with batch(tmp_path, f"--database={url}", "--master=none") as process:
-        _wait_for(out)
+        until(out.exists, "the run has begun", pause=0.02)
         began = time.monotonic()
         assert process.wait(60) == 0
         takes = time.monotonic() - began
@@ -260,21 +260,13 @@ def test_after_a_kill_without_spark_the_next_replay_gives_the_same_files(
         if check_whole_or_absent(out):
             shutil.rmtree(out)
         with batch(tmp_path, f"--database={url}", "--master=none"):
-            _wait_for(out)
+            until(out.exists, "the run has begun", pause=0.02)
             time.sleep(chance.uniform(0.0, takes))
         left += (out / ".replay").exists()
     assert left, "no run was killed during its work"
     with batch(tmp_path, f"--database={url}", "--master=none") as process:
         assert process.wait(60) == 0, (tmp_path / "batch.log").read_text()
     assert contents(out) == want
-
-
-def _wait_for(folder: Path) -> None:
-    """Return as soon as there is a folder; its run takes less time than ``until`` may sleep."""
-    end = time.monotonic() + 60.0
-    while not folder.exists():
-        assert time.monotonic() < end, "the run has begun"
-        time.sleep(0.005)
 
 
 def _has_line(log: Path, text: str) -> bool:
