@@ -207,8 +207,21 @@ class PostgresSession:
         return self._twice(run)
 
     def ask(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
-        """Run a statement that only reads, outside a transaction; run it again if the session was lost before."""
-        return self._twice(lambda: self.run(sql, parameters, prepare=prepare))
+        """Run a statement that only reads, outside a transaction; run it again if the session was lost before.
+
+        So it is if the statement was prepared, and a column of its result has another type since.
+        """
+
+        def run() -> list[tuple[Any, ...]]:
+            try:
+                return self.run(sql, parameters, prepare=prepare)
+            except StoreError as error:
+                if not isinstance(error.__cause__, errors.FeatureNotSupported):
+                    raise
+                self._drop()
+                raise SessionLostError(str(error), temporary=True) from error
+
+        return self._twice(run)
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the application in a transaction; a text with two statements is refused."""

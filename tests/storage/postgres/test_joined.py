@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError
+from replication.storage.postgres.address import Address
+from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.joined import JoinedTable
+from replication.storage.postgres.session import PostgresSession
+from replication.storage.postgres.store import READ_ONLY
 from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import Token
 from tests.contract.joined import PETS, JoinedContract
@@ -56,3 +62,23 @@ class JoinedTests(OnPostgres, JoinedContract, SynchronousTestCase):
         (part,) = table.queries
         plan = self.sql(f"EXPLAIN {part.page}", *part.parameters(ME, Token(9), Token(4000), 9))
         self.assertTrue(any("Index Scan using cats_id" in str(step) for (step,) in plan), plan)
+
+    def test_a_table_that_is_altered_while_we_run_is_read_on(self) -> None:
+        self.map_pets()
+        for token in range(2, 12):  # so often that the driver prepares the statement
+            self.add("cats", (token, "a"))
+            self.pets()
+        before = self.pets()
+        self.sql("ALTER TABLE cats ALTER name TYPE integer USING 7")
+        self.assertEqual([each.token for each in self.pets()], [each.token for each in before])
+        self.assertNotEqual(self.pets(), before)
+
+    def test_a_session_that_only_reads_plans_a_page_once(self) -> None:
+        self.add("cats", (2, "a"))
+        table = JoinedTable(StreamDefinition(PETS, row=["name"], tables=[self.source()]))
+        session = PostgresSession(Address.parse(self.url, read_only=True), Event(), Holder(), READ_ONLY)
+        self.addCleanup(session.close)
+        for _ in range(9):
+            self.assertEqual(table.rows(session, ME, after=Token(1), upto=Token(2), limit=9).tokens, [2])
+        plans = "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE '%cats%'"
+        self.assertEqual([custom for _, custom in session.run(plans)], [0])
