@@ -29,7 +29,7 @@ from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
 Role = Literal["master", "worker"]
@@ -213,11 +213,12 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
         values.setdefault("database", Url(f"sqlite:///replication-{values['instance_name']}.db"))
         has_endpoint = any(each.connect is not None for each in values.get("writers", {}).values())
         values.setdefault("connect", () if has_endpoint else DEFAULT_CONNECT)
+    described = values.get("streams", ())
     if values.get("definitions"):
         imported = [each for name in values["definitions"] for each in import_streams(name, f"{path}: definitions")]
         values["streams"] = tuple({each.name: each for each in (*imported, *values.get("streams", ()))}.values())
     config = Config(role=role, **values)
-    _check_retention(config, path)
+    _check_retention(config, path, described)
     _check_tls(config, path)
     _check_access(config, path)
     if role == "worker":
@@ -227,14 +228,21 @@ def load(role: Role, path: str | None = None, options: Mapping[str, object] | No
     return config
 
 
-def _check_retention(config: Config, path: str | None) -> None:
-    """Raise ConfigError if this process cannot delete what the keys name."""
+def _check_retention(config: Config, path: str | None, described: Sequence[StreamDefinition]) -> None:
+    """Raise ConfigError if this process cannot delete what the keys name; ``described`` are the streams of the file."""
     try:
         Retention.parse(config.retention)
     except ConfigError as error:
         raise ConfigError(f"{path or '--retention'}: {error}") from None
-    if config.role == "worker" and not config.writes and (config.retention != KEEP_ALL or config.retention_segments):
+    if config.role == "master":
+        return
+    limits = config.retention != KEEP_ALL or config.retention_segments or config.retention_force
+    if limits and not config.writes:
         raise ConfigError(f"{path}: retention without writes: a worker deletes only facts of streams that it writes")
+    for each in described:
+        if each.retention is not None and each.name not in config.writes:
+            why = "a worker deletes only facts of streams in writes; give retention at the writer of this stream"
+            raise ConfigError(f"{path}: stream {each.name!r}: retention has no effect: {why}")
 
 
 def _check_tls(config: Config, path: str | None) -> None:

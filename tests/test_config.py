@@ -207,8 +207,23 @@ def test_a_wrong_retention_is_refused(tmp_path: Path, text: str, error: str) -> 
     assert error in refusal(tmp_path, text)
 
 
-def test_a_worker_that_only_follows_deletes_nothing(tmp_path: Path) -> None:
-    assert "retention without writes" in refusal(tmp_path, 'retention = "1d"', "worker")
+@pytest.mark.parametrize("text", ['retention = "1d"', 'retention_segments = "/archive"', "retention_force = true"])
+def test_a_worker_that_only_follows_deletes_nothing(tmp_path: Path, text: str) -> None:
+    relay = f'{text}\nlisten = "tcp:1:interface=127.0.0.1"\nhttp = "tcp:2:interface=127.0.0.1"'
+    for each in (text, relay):
+        assert "retention without writes" in refusal(tmp_path, each, "worker")
+
+
+def test_a_worker_deletes_only_facts_of_streams_that_it_writes(tmp_path: Path) -> None:
+    streams = '[[streams]]\nname = "a"\nretention = "1d"'
+    place = 'listen = "tcp:1:interface=127.0.0.1"\nhttp = "tcp:2:interface=127.0.0.1"'
+    assert refusal(tmp_path, f"{place}\n{streams}", "worker") == (
+        "FILE: stream 'a': retention has no effect: a worker deletes only facts of streams in writes; "
+        "give retention at the writer of this stream"
+    )
+    path = tmp_path / "writing.toml"
+    path.write_text(f'writes = ["a"]\nrelay = true\n{place}\n{streams}')
+    assert config.load("worker", str(path)).streams[0].retention == "1d"
 
 
 def test_a_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path) -> None:

@@ -219,8 +219,10 @@ class CatchUpSources:
             may_have = may_have or url is None or not is_folder(url)
         if gone and not may_have:
             upto = min(gone)
-            cure = GONE_CURE.format(upto=upto)
-            raise FactsGoneError(f"{'; '.join(failures)}; {cure}", stream=stream, writer=writer, upto=upto)
+            cure, text = GONE_CURE.format(upto=upto), "; ".join(failures)
+            if cure not in text:  # a relay has it in its answer
+                text = f"{text}; {cure}"
+            raise FactsGoneError(text, stream=stream, writer=writer, upto=upto)
         raise CatchUpError("; ".join(failures), behind=behind)
 
     def _is_new(self, endpoint: str | None, stream: StreamName) -> bool:

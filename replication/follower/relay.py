@@ -81,6 +81,7 @@ class Relay:
     _found_at: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each other writer
     _confirmed: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # positions of those to be announced
     _patient: bool = attrs.field(init=False, default=True)
+    _left_out: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to here, facts may be left out
     _linked_again: set[Hashable] = attrs.field(init=False, factory=set)
     _with_first_fact: set[_Key] = attrs.field(init=False, factory=set)  # those with a fact at ID 1
 
@@ -128,8 +129,12 @@ class Relay:
         self._patient = False
         self.announce()
 
+    def left_out(self, key: _Key, upto: Token) -> None:
+        """Note that facts up to ``upto`` are not applied here, because the writer has deleted them."""
+        self._left_out[key] = max(upto, self._left_out.get(key, upto))
+
     def applied(self, key: _Key, step: Apply | Reset) -> None:
-        """Publish what was applied."""
+        """Publish what was applied; a gap where facts are left out, so that each follower finds out by its page."""
         if isinstance(step, Apply) and step.facts and step.facts[0].token < FIRST_GAP:
             self._with_first_fact.add(key)
         if isinstance(step, Reset):
@@ -148,7 +153,9 @@ class Relay:
             if not step.facts:
                 return
             upto = step.facts[-1].token
-        lines = encode_within(self._limits, stream, writer, step.facts, after=step.after, upto=upto)
+        lines = None
+        if self._left_out.get(key, step.after) <= step.after:
+            lines = encode_within(self._limits, stream, writer, step.facts, after=step.after, upto=upto)
         for each in [encode_gap(stream, writer, upto)] if lines is None else lines:
             self.broadcast.publish(stream, each)
 

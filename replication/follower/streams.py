@@ -387,6 +387,8 @@ class FollowedStreams:
             upto = min(Token(error.upto), step.upto)
             if self._followers[stream].mode is FollowMode.COPIED:  # those that read the copy must find out, too
                 await self._store.forget_facts(stream, writer, upto, delete=False)
+            if self.relay is not None:
+                self.relay.left_out((stream, writer), upto)
             self.log.error(
                 "{stream}: facts of {writer} after {after} up to {upto} are gone, and are left out here",
                 stream=stream,

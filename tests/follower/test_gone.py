@@ -114,3 +114,48 @@ class SkipTests(GoneCase):
             self.net.run(2.0)
             self.append(1)
         self.assertEqual(seen, [5, 6, 7])
+
+
+class RelayTests(GoneCase):
+    """A relay that was disconnected leaves out what the writer has deleted; its followers are connected meanwhile."""
+
+    def relayed(self, *, copy: bool, skip_gone: bool) -> Worker:
+        """Return a follower that has all facts up to 6, behind a relay that lacked facts and has left them out."""
+        relay_store, store = FragileStore(), FragileStore()
+        with logged():
+            relay = self.follow(relay_store, skip_gone=True, relay=True, copy=copy)
+            self.net.serving[9192] = relay.factory()
+            self.net.serving[9193] = make_site(relay.served, secret=None, reactor=self.net)
+            self.follow(store, 9192, skip_gone=True)
+            self.assertEqual(self.state(), (6, "live", ""))
+            begin(self.worker.stop())
+            self.net.run()
+            worker = self.follow(store, 9192, skip_gone=skip_gone)
+            wire = self.net.serving.pop(WIRE)
+            self.net.cut()
+            self.net.run(1.0)
+            self.append(3)
+            now(self.store.forget_facts(ORDERS, MASTER, Token(8)))
+            self.assertEqual(self.state(), (6, "live", ""))
+            self.net.serving[WIRE] = wire
+            self.net.run(10.0)
+        return worker
+
+    def test_a_follower_receives_the_error_and_skips_nothing(self) -> None:
+        for copy in (True, False):
+            self.relayed(copy=copy, skip_gone=False)
+            position, state, error = self.state()
+            self.assertEqual((position, state), (6, "stopped"), f"a relay with copy={copy}")
+            self.assertIn("facts of orders by master up to 8 are gone", error)
+            self.assertEqual(error.count("--skip-gone"), 1)
+            self.tearDown()
+            self.setUp()
+
+    def test_a_follower_that_may_leave_them_out_has_the_mark(self) -> None:
+        for copy in (True, False):
+            worker = self.relayed(copy=copy, skip_gone=True)
+            self.assertEqual(self.state(), (9, "live", ""))
+            with self.assertRaises(FactsGoneError):
+                now(worker.served.page(ORDERS, MASTER, after=6, upto=9, limit=10))
+            self.tearDown()
+            self.setUp()

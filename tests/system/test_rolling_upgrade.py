@@ -149,6 +149,53 @@ def test_followers_stay_while_the_master_is_replaced_by_todays(
             assert each.terminate() == 0
 
 
+def test_a_worker_that_writes_and_the_processes_around_a_relay_are_replaced_by_todays(
+    tmp_path: Path, yesterday: dict[str, str]
+) -> None:
+    """0.1.0 has no relay: today's is replaced by itself, between a writer and a follower that begin as 0.1.0."""
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "writing.toml").write_text('writes = ["orders"]\nconnect = "tcp:127.0.0.1:1"\n')
+    ports = [f"127.0.0.1:{port}" for port in free_ports(4)]
+
+    def at(wire: str, http: str) -> list[str]:
+        places = (("listen", wire), ("http", http))
+        return [f"--{key}=tcp:{place.split(':')[1]}:interface=127.0.0.1" for key, place in places]
+
+    def following(wire: str, http: str) -> list[str]:
+        return [f"--connect=tcp:{wire}", f"--catch-up=http://{http}"]
+
+    def worker(name: str, *options: str) -> Daemon:
+        return Daemon(tmp_path, "worker", f"--instance-name={name}", *options, name=name)
+
+    with ExitStack() as stack:
+        writer = worker("writer", "--config=writing.toml", *at(*ports[:2]))
+        relay = worker("relay", *following(*ports[:2]), *at(*ports[2:]))
+        earlier, later = (worker(name, *following(*ports[2:]), "--app=app") for name in ("earlier", "later"))
+        writer.environment = earlier.environment = yesterday
+        for each in (writer, relay, earlier, later):
+            stack.enter_context(each)
+        assert writer.address("HTTP") == ports[1]
+        client = Appender(ports[1])
+        client.start()
+        stack.callback(client.end)
+        for each in (earlier, later):
+            until(partial(has_applied, tmp_path, each, 20), f"{each.name} follows")
+        for each in (writer, relay, earlier, relay):
+            assert each.terminate() == 0
+            each.environment = environment()
+            each.start()
+            before = len(client.ids)
+            until(partial(lambda before: len(client.ids) >= before + 20, before), "appends go on")
+        ids = client.end()
+        assert ids == [*range(2, len(ids) + 2)]
+        for each in (earlier, later):
+            until(partial(has_applied, tmp_path, each, len(ids)), f"{each.name} has all")
+            assert applied(tmp_path, each) == ids
+        assert (later.starts, later.ended) == (1, False)
+        for each in (later, earlier, relay, writer):
+            assert each.terminate() == 0
+
+
 def applied(folder: Path, worker: Daemon) -> list[int]:
     """Return the IDs in the order in which a worker's function had them; none before the first."""
     with closing(sqlite3.connect(folder / f"replication-{worker.name}.db", timeout=30)) as database:

@@ -59,12 +59,17 @@ def supervised(daemon: Daemon, systemd: NotifySocket) -> Daemon:
     return daemon
 
 
-def test_ready_is_sent_once_a_master_accepts_appends_and_then_signs_of_life_until_the_end(
-    tmp_path: Path, systemd: NotifySocket
+@pytest.mark.parametrize("role", ["master", "worker"])
+def test_ready_is_sent_once_a_writer_accepts_appends_and_then_signs_of_life_until_the_end(
+    tmp_path: Path, systemd: NotifySocket, role: str
 ) -> None:
-    with supervised(Daemon(tmp_path, "master", "--stream=orders", *LOCAL), systemd) as master:
+    """A worker that writes is ready before it is connected: see below."""
+    (tmp_path / "writing.toml").write_text('writes = ["orders"]\nconnect = "tcp:127.0.0.1:1"\n')
+    options = ["--stream=orders"] if role == "master" else ["--config=writing.toml"]
+    with supervised(Daemon(tmp_path, role, *options, *LOCAL), systemd) as master:
         first = systemd.wait_for("READY=1")
-        assert first.splitlines() == ["READY=1", "STATUS=ready", "WATCHDOG=1"]
+        status = "ready" if role == "master" else "no connection to the writer at tcp:127.0.0.1:1"
+        assert first.splitlines() == ["READY=1", f"STATUS={status}", "WATCHDOG=1"]
         assert systemd.all == [first], "nothing comes before it"
         assert append(master.address("HTTP"), "orders", [ORDER]) == [2]
         until(lambda: len([each for each in systemd.receive() if "WATCHDOG=1" in each]) > 5, "signs of life go on")
@@ -96,17 +101,24 @@ def test_the_status_of_a_start_that_fails_is_its_error(tmp_path: Path, systemd: 
     assert systemd.receive() == [f"STATUS={last}", "STOPPING=1"]
 
 
-def test_the_status_of_a_worker_names_the_writer_that_is_missing(tmp_path: Path, systemd: NotifySocket) -> None:
+@pytest.mark.parametrize("more", [(), LOCAL], ids=["worker", "relay"])
+def test_the_status_of_a_worker_names_the_writer_that_is_missing(
+    tmp_path: Path, systemd: NotifySocket, more: Sequence[str]
+) -> None:
     """It is ready before: a host must not wait at its start until another host has started."""
     with socket.create_server(("127.0.0.1", 0)) as refused:
         port = refused.getsockname()[1]
-    with supervised(Daemon(tmp_path, "worker", f"--connect=tcp:127.0.0.1:{port}"), systemd):
+    with supervised(Daemon(tmp_path, "worker", f"--connect=tcp:127.0.0.1:{port}", *more), systemd) as worker:
         assert (
             systemd.wait_for("READY=1").splitlines()[1] == f"STATUS=no connection to the writer at tcp:127.0.0.1:{port}"
         )
         master = Daemon(tmp_path, "master", f"--listen=tcp:{port}:interface=127.0.0.1", LOCAL[1], "--stream=orders")
         with master:
             systemd.wait_for("STATUS=ready")
+            master.kill()
+            systemd.wait_for("STATUS=no connection")
+        assert worker.terminate() == 0
+    assert systemd.receive()[-1] == "STOPPING=1"
 
 
 def test_a_blocked_worker_sends_no_sign_of_life_and_works_again_after_a_restart(
@@ -159,18 +171,21 @@ PAGE = (CHECKOUT / "docs/how-to/run-under-systemd.md").read_text(encoding="utf-8
 
 
 class Activated(Daemon):
-    """A master with the configuration of the page, to which open sockets are passed, from file descriptor 3 on."""
+    """A daemon with the configuration of the page, to which open sockets are passed, from file descriptor 3 on."""
 
-    def __init__(self, folder: Path, *options: str, sockets: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, folder: Path, *options: str, sockets: Sequence[socket.socket], role: str = "master", more: str = ""
+    ) -> None:
         (block,) = (each for each in blocks(PAGE) if each.file is not None)
-        (folder / "master.toml").write_text(block.body)
-        super().__init__(folder, "master", "--config=master.toml", *options)
+        (folder / "sockets.toml").write_text(more + block.body)
+        super().__init__(folder, role, "--config=sockets.toml", *options, name="activated")
         self.descriptors = [each.fileno() for each in sockets]
         self.before = [sys.executable, "-c", PASS_SOCKETS, str(len(sockets)), *map(str, self.descriptors)]
 
 
-def test_sockets_of_systemd_lose_no_request_while_a_master_is_replaced(tmp_path: Path) -> None:
-    """A request that is sent while no master runs waits in the socket, and the next master answers it."""
+@pytest.mark.parametrize("role", ["master", "worker"])
+def test_sockets_of_systemd_lose_no_request_while_a_writer_is_replaced(tmp_path: Path, role: str) -> None:
+    """A request that is sent while no writer runs waits in the socket, and the next one answers it."""
     body = b'{"rows":[["o1","placed"]]}'
     head = (
         "POST /v1/streams/orders/facts HTTP/1.0\r\nContent-Type: application/json\r\n"
@@ -180,7 +195,11 @@ def test_sockets_of_systemd_lose_no_request_while_a_master_is_replaced(tmp_path:
     with ExitStack() as stack:
         wire, http = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
         address = f"127.0.0.1:{http.getsockname()[1]}"
-        master = Activated(tmp_path, "--stream=orders", sockets=[wire, http])
+        if role == "master":
+            master = Activated(tmp_path, "--stream=orders", sockets=[wire, http])
+        else:
+            writes = 'instance_name = "writer"\nwrites = ["orders"]\nconnect = "tcp:127.0.0.1:1"\n'
+            master = Activated(tmp_path, sockets=[wire, http], role="worker", more=writes)
         options = (f"--connect=tcp:127.0.0.1:{wire.getsockname()[1]}", f"--catch-up=http://{address}")
         worker = stack.enter_context(Daemon(tmp_path, "worker", *options))
         for last in (2, 3, 4):
@@ -192,6 +211,31 @@ def test_sockets_of_systemd_lose_no_request_while_a_master_is_replaced(tmp_path:
                     facts = [*range(2, last + 1)]
                     until(partial(lambda facts: tokens(tmp_path, stored) == facts, facts), "the worker has each fact")
                     assert master.terminate() == 0
+        assert worker.terminate() == 0
+
+
+def test_sockets_of_systemd_lose_no_follower_while_a_relay_is_replaced(tmp_path: Path) -> None:
+    """A request that is sent while no relay runs waits, and the follower connects again and has each fact."""
+    stored = "SELECT stream_id FROM stream_orders ORDER BY 1"
+    with ExitStack() as stack:
+        master = stack.enter_context(Daemon(tmp_path, "master", "--stream=orders", *LOCAL))
+        wire, http = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+        at_master = (f"--connect=tcp:{master.address('the wire')}", f"--catch-up=http://{master.address('HTTP')}")
+        relay = Activated(tmp_path, "--instance-name=relay", *at_master, sockets=[wire, http], role="worker")
+        options = (
+            f"--connect=tcp:127.0.0.1:{wire.getsockname()[1]}",
+            f"--catch-up=http://127.0.0.1:{http.getsockname()[1]}",
+        )
+        worker = stack.enter_context(Daemon(tmp_path, "worker", *options))
+        for last in (2, 3, 4):
+            append(master.address("HTTP"), "orders", [ORDER])
+            with socket.create_connection(http.getsockname(), timeout=120) as client:
+                client.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
+                with relay:
+                    assert client.recv(65536).startswith(b"HTTP/1.0 200")
+                    facts = [*range(2, last + 1)]
+                    until(partial(lambda facts: tokens(tmp_path, stored) == facts, facts), "the worker has each fact")
+                    assert relay.terminate() == 0
         assert worker.terminate() == 0
 
 
