@@ -104,7 +104,7 @@ def test_facts_are_kept_for_followers_behind_relays_and_a_late_one_receives_wher
         until(lambda: CURE.format(last, last) in other.log, "the log has the ID")
         assert "next attempt in" in other.log
         with pytest.raises(HTTPError) as refused:
-            get_json(f"http://{chain.at_plain[1]}", "/v1/streams/orders/updates?from=0&instance=writer")
+            get_json(f"http://{chain.at_plain[1]}", "/v1/streams/orders/updates?instance=writer&from=0&upto=10")
         assert refused.value.code == 410
         assert json.load(refused.value)["gone_upto"] == last
         assert other.terminate() == 0
