@@ -172,7 +172,7 @@ class FollowedStreams:
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
         PositionReports(
             instance_name=self._instance_name,
-            processes=lambda: self._sources.over_http_of(self.endpoints.values()),
+            processes=self.http_of_writers,
             followers=self,
             lifetime=self._lifetime,
         ).start()
@@ -207,6 +207,10 @@ class FollowedStreams:
             each.cancel()
 
     # ---- what sources have
+
+    def http_of_writers(self) -> list[HttpCatchUp]:
+        """Return the HTTP of the writers, or of the relays, that are followed."""
+        return self._sources.over_http_of(self.endpoints.values())
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""

@@ -431,8 +431,7 @@ class Worker(RegistersFunctions):
     def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None], wall: Callable[[], float]) -> ServedStreams:
         reports: IFollowers | None = None if self._master is None else self._master.served.followers
         if self._relay is not None:
-            sources, endpoints = self._sources, self._followed.endpoints
-            reports = RelayedReports(processes=lambda: sources.over_http_of(endpoints.values()), wall=wall, own=reports)
+            reports = RelayedReports(processes=self._followed.http_of_writers, wall=wall, own=reports)
         return ServedStreams(
             server_name=self.server_name,
             instance_name=self.instance_name,

@@ -107,6 +107,7 @@ class UnheldStore:
         self.held = self.failing = self.killed = self.closed = False
         self.waiting: list[Operation[Any]] = []
         self.on_landed = on_landed
+        self.on_deleted: Callable[[StreamName, InstanceName, Token], object] = lambda *_: None  # up to a token
         self.works_for: int | None = None  # calls, after which one fails
         self._idle: Deferred[None] | None = None
 
@@ -223,9 +224,12 @@ class SimulatedStore(UnheldStore):
         return await self.ask(f"gone of {stream}", lambda: self.disk.gone(stream))
 
     async def forget_facts(self, stream: StreamName, writer: InstanceName, upto: Token, *, delete: bool = True) -> None:
-        await self.ask(
-            f"forget {stream} upto {upto}", lambda: self.disk.forget_facts(stream, writer, upto, delete=delete)
-        )
+        async def forget() -> None:
+            if delete:
+                self.on_deleted(stream, writer, upto)
+            await self.disk.forget_facts(stream, writer, upto, delete=delete)
+
+        await self.ask(f"forget {stream} upto {upto}", forget)
 
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int

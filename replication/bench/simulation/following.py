@@ -13,6 +13,7 @@ from replication.bench.simulation.invariants import FollowerHistory, LinearOrder
 from replication.bench.simulation.writing import MasterHost
 from replication.errors import (
     CatchUpError,
+    FactsGoneError,
     PositionTimeoutError,
     ReplicationError,
     StoreError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from replication.bench.simulation.world import World
     from replication.follower.application import ApplyTransaction
+    from replication.follower.reports import Positions
     from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
     from replication.streams.history import History
@@ -47,14 +49,14 @@ APPLY_ROWS = 4
 
 
 class PageRequest:
-    """A request for a page, in progress."""
+    """A request for a page, or a report of positions, in progress."""
 
     def __init__(self, asked: Host, by: WorkerHost) -> None:
         self.asked = asked
         self.by = by
-        self.answer: Deferred[Page] = Deferred()
-        self.page: Page | None = None  # the answer of the master or relay
-        self.error: str | None = None
+        self.answer: Deferred[Any] = Deferred()
+        self.page: Page | float | None = None  # the answer of the master or relay
+        self.error: CatchUpError | None = None
         by.world.page_requests.append(self)
         self.answer.addBoth(self._forget)
 
@@ -63,10 +65,10 @@ class PageRequest:
         """Whether the worker still runs and waits for the answer."""
         return self in self.by.world.page_requests
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str | CatchUpError) -> None:
         """Answer with an error."""
         if self.waiting:
-            self.answer.errback(CatchUpError(why))
+            self.answer.errback(CatchUpError(why) if isinstance(why, str) else why)
 
     def deliver_answer(self) -> None:
         """Deliver the answer, if there is one."""
@@ -84,13 +86,15 @@ class SimulatedSources:
     """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does.
 
     A page passes through the bytes of its answer; requests and headers are left out.  A worker that has segments reads
-    a page from them first, as a worker with such a folder in ``catch_up`` does.
+    a page from them first, as a worker with such a folder in ``catch_up`` does.  Positions are reported if the masters
+    have a retention.
     """
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         segments = host.world.segments if host.name in host.world.read_segments else None
         self._archive = None if segments is None else segments.open()
+        self._processes: dict[str, ReportedProcess] = {}
 
     def foreign_database(self) -> None:
         """Return None: no other program writes the database."""
@@ -99,7 +103,11 @@ class SimulatedSources:
         """Return none: nothing is compared here."""
         return []
 
-    over_http_of = over_http
+    def over_http_of(self, endpoints: Iterable[str]) -> list[ReportedProcess]:
+        """Return what positions are reported to: nothing unless the masters have a retention."""
+        if not self._host.world.retention:
+            return []
+        return [self._processes.setdefault(each, ReportedProcess(self, each)) for each in dict.fromkeys(endpoints)]
 
     def connection_lost(self) -> None:
         """Do nothing: no history is kept here."""
@@ -126,24 +134,48 @@ class SimulatedSources:
             request, page = PageRequest(host, host), succeed(found)
 
         def answered(page: Page) -> None:
-            host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
+            if isinstance(request.asked, MasterHost) or not host.world.restores:  # else it may have what is lost
+                host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
             host.largest_page = max(host.largest_page, fact_bytes(page.facts))
             request.page = read_page(encode_page(page), after=step.after, upto=step.upto)
 
+        fetched: Page = await self._answer(request, page.addCallback(answered))
+        return fetched
+
+    page = fetch
+
+    async def report(self, endpoint: str, name: InstanceName, positions: Positions) -> float:
+        """Report positions to the master or relay, as to its HTTP API; return the seconds to the next report."""
+        asked, served = self._asked(endpoint)
+        request = PageRequest(asked, self._host)
+        assert served.followers is not None
+
+        def answered(following: float) -> None:
+            request.page = following
+
+        reporting = Deferred.fromCoroutine(served.followers.report(name, positions))
+        following: float = await self._answer(request, reporting.addCallback(answered))
+        if name == self._host.name:
+            self._host.reported = True
+        return following
+
+    async def _answer(self, request: PageRequest, answering: Deferred[None]) -> Any:
+        """Return the answer to a request; while ``pages_held``, it waits."""
+        host = self._host
+
         def failed(failure: Failure) -> None:
             failure.trap(ReplicationError)
-            request.error = failure.getErrorMessage()
+            error = failure.value
+            request.error = error if isinstance(error, FactsGoneError) else CatchUpError(failure.getErrorMessage())
 
         def deliver_answer() -> None:
             if not host.pages_held:
                 request.deliver_answer()
 
         # An answer needs a turn of the reactor: hundreds of pages in one call would be too deep a recursion.
-        page.addCallbacks(answered, failed).addCallback(lambda _: host.reactor.callLater(0, deliver_answer))
-        page.addErrback(host.world.broken)
+        answering.addErrback(failed).addCallback(lambda _: host.reactor.callLater(0, deliver_answer))
+        answering.addErrback(host.world.broken)
         return await request.answer
-
-    page = fetch
 
     def _in_segments(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page | None:
         """Return a page of segments; None if they have no fact after ``step.after``."""
@@ -174,11 +206,14 @@ class SimulatedSources:
         *,
         after: Token,
         upto: Token,
-    ) -> int:
-        """Return how many facts the master or relay has, as pages of its HTTP API do."""
+    ) -> int | None:
+        """Return how many facts the master or relay has, as pages of its HTTP API do; None if some are gone."""
         _, served = self._asked(endpoint)
         same = [*await self.history(endpoint, stream, writer)] == [*history]
-        count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
+        try:
+            count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
+        except FactsGoneError:
+            return None
         if not same:
             raise CatchUpError("it does not have what the writer has")
         return count
@@ -198,6 +233,18 @@ class SimulatedSources:
         """Fail the requests in progress."""
         for request in [each for each in self._host.world.page_requests if each.by is self._host]:
             request.fail("closing")
+
+
+class ReportedProcess:
+    """The HTTP of a master or relay, of which only the call for reports is used."""
+
+    def __init__(self, sources: SimulatedSources, endpoint: str) -> None:
+        self._sources = sources
+        self._endpoint = endpoint
+
+    async def report(self, name: InstanceName, positions: Positions, _version: str = "") -> float:
+        """Report the positions of a process."""
+        return await self._sources.report(self._endpoint, name, positions)
 
 
 class Wait:
@@ -261,6 +308,7 @@ class WorkerHost(Host):
         self.page_rows = 1_000
         self.largest_page = 0  # received, in bytes
         self.calls = 0  # of the application's functions
+        self.reported = False  # whether a report of its positions was ever answered
 
     @property
     def stopping(self) -> bool:
@@ -313,6 +361,15 @@ class WorkerHost(Host):
         stores = not self.functions and self.name not in self.world.without_copies
         return FollowMode.COPIED if stores else FollowMode.POSITION_ONLY
 
+    def stores(self, stream: StreamName) -> bool:
+        """Whether the worker stores a position of a stream."""
+        return self.follows(stream) and self.mode(stream) is not FollowMode.POSITION_ONLY
+
+    def leaves_out(self, stream: StreamName, writer: InstanceName, after: Token, upto: Token) -> None:
+        """Note that facts are left out, which the writer has deleted; it is logged as an error."""
+        if self.stores(stream):
+            self.applied_by(stream, writer).left_out.append((after, upto))
+
     def follows(self, stream: str) -> bool:
         """Whether the worker follows a stream."""
         return self.streams is None or stream in self.streams
@@ -351,8 +408,9 @@ class WorkerHost(Host):
         """Check that the disk holds what was recorded."""
         for (stream, writer), applied_by in self.applied.items():
             if self.mode(stream) is FollowMode.COPIED:
-                kept = finish(self.disk.facts(stream, writer, after=Token(0), upto=Token(10**9), limit=10**6))
-                assert list(kept.facts) == applied_by.facts
+                gone = finish(self.disk.gone(stream)).get(writer, Token(0))
+                kept = finish(self.disk.facts(stream, writer, after=gone, upto=Token(10**9), limit=10**6))
+                assert list(kept.facts) == [each for each in applied_by.facts if each.token > gone]
             assert finish(self.disk.positions(stream))[writer] == applied_by.position
             applied_by.check()
 
@@ -370,6 +428,7 @@ class WorkerHost(Host):
             wall=self.wall,
             copy=False if self.name in self.world.without_copies else None,
             relay=self.relays,
+            skip_gone=bool(self.world.retention),
         )
         if self.relays:
             self.reactor.listen(PORT, worker.factory())

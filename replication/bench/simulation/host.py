@@ -43,6 +43,7 @@ class Host(ABC):
         finish(self.disk.open())
         self.running = False
         self.backup: bytes | None = None  # of the disk
+        self.restored = False  # whether its disk was ever replaced by a backup
 
     def __repr__(self) -> str:
         return self.name
@@ -84,6 +85,7 @@ class Host(ABC):
         if self.running:
             self.kill()
         self._restore(self.backup)
+        self.restored = True
         self.start()
 
     def _saved(self) -> bytes:

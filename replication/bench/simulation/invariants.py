@@ -91,12 +91,21 @@ def _parse(line: bytes) -> Command:
 
 
 class WireCheck:
-    """Checks the lines that a writer or a relay sends on one connection; ``histories`` are those of each writer."""
+    """Checks the lines that a writer or a relay sends on one connection; ``histories`` are those of each writer.
+
+    A ``stale`` relay may send what its writer has lost, until it goes back: only the order of its lines is checked.
+    """
 
     def __init__(
-        self, histories: Mapping[InstanceName, Mapping[StreamName, WriterHistory]], trace: list[str], where: str
+        self,
+        histories: Mapping[InstanceName, Mapping[StreamName, WriterHistory]],
+        trace: list[str],
+        where: str,
+        *,
+        stale: bool = False,
     ) -> None:
         self._histories = histories
+        self._stale = stale
         self._trace = trace
         self._where = where
         self._rest = b""
@@ -123,23 +132,27 @@ class WireCheck:
                 history = self._histories[writer][stream]
                 sent = self._sent.get(history)
                 fact = Fact(token, (*self._begun.pop(history, ()), row))
-                history.publish(token)
                 if sent is None:
                     sent = Token(token - 1)
                 assert token > sent, f"I7: {stream}: RDATA {token} comes after {sent}"
+                self._sent[history] = token
+                if self._stale:
+                    return
+                history.publish(token)
                 want = history.between(sent, token)
                 assert want == [fact], f"I4, I5, I6: {stream}: after {sent} comes {fact}, committed is {want}"
-                self._sent[history] = token
             case Position(stream, writer, prev, new):
                 history = self._histories[writer][stream]
                 sent = self._sent.get(history, Token(0))
                 assert not self._begun[history], f"I4: POSITION of {stream} inside a fact"
-                history.publish(new)
                 assert prev <= new, f"POSITION of {stream} runs backwards"
                 assert new >= sent, f"I7: POSITION of {stream} goes back from {sent} to {new}"
+                self._sent[history] = new
+                if self._stale:
+                    return
+                history.publish(new)
                 hidden = history.between(prev, new)
                 assert not hidden, f"I6: POSITION {stream} {prev} {new} covers {hidden}"
-                self._sent[history] = new
             case _:
                 pass
 
@@ -148,6 +161,7 @@ class FollowerHistory:
     """What a follower has durably applied of one writer's stream: facts, once and in order, and a position.
 
     If the writer ``restores`` backups, facts that it has lost may still be applied, until the follower goes back.
+    ``left_out`` are the ranges that it has logged as deleted by the writer: it may lack their facts.
     """
 
     def __init__(self, history: WriterHistory, *, restores: bool = False) -> None:
@@ -155,6 +169,7 @@ class FollowerHistory:
         self.restores = restores
         self.position = Token(0)
         self.facts: list[Fact] = []
+        self.left_out: list[tuple[Token, Token]] = []
 
     def move(self, upto: Token, facts: Sequence[Fact]) -> None:
         """Record a durable transaction that moves the position to ``upto``."""
@@ -162,9 +177,7 @@ class FollowerHistory:
         assert upto > self.position, f"I3: {name}: the position goes from {self.position} to {upto}"
         published = upto if self.restores else self.history.published
         assert upto <= published, f"I5: {name}: {upto} is applied, published is {self.history.published}"
-        want = self.history.between(self.position, upto)
-        if self.restores:
-            want = list(facts)
+        want = list(facts) if self.restores else self._want(self.position, upto, facts)
         assert list(facts) == want, f"I1, I2, I4: {name}: ({self.position}, {upto}] is {list(facts)}, should be {want}"
         self.position = upto
         self.facts += facts
@@ -177,8 +190,19 @@ class FollowerHistory:
 
     def check(self) -> None:
         """Check that exactly the writer's facts are applied, once everything is."""
-        want = self.history.between(Token(0), self.position)
+        want = self._want(Token(0), self.position, self.facts)
         assert self.facts == want, f"I1: {self.history.name}: {self.facts} is applied of {want}"
+
+    def _want(self, after: Token, upto: Token, facts: Sequence[Fact]) -> list[Fact]:
+        """Return the facts of a range; of those that were left out, the ones among ``facts``."""
+        want = self.history.between(after, upto)
+        if not self.left_out:
+            return want
+        here = {each.token for each in facts}
+        return [each for each in want if each.token in here or not self._may_lack(each.token)]
+
+    def _may_lack(self, token: Token) -> bool:
+        return any(after < token <= upto for after, upto in self.left_out)
 
     def lacks(self) -> list[Fact]:
         """Return the published facts that are not applied."""

@@ -20,6 +20,20 @@ USUAL_STEPS: Final = 11.0  # the mean of an exponential distribution: most plans
 WITH_FAULT: Final = 0.5  # of the plans have a kind of fault
 SHRINKING_RUNS: Final = 2_000  # at most
 
+RETENTION: Final[Mapping[str, Any]] = {
+    "masters": {"master": ("a",)},
+    "workers": {
+        "relay": (None, ()),
+        "plain": (None, ()),
+        "copy": (None, ()),
+        "apply": (None, ("a",)),
+        "far": (None, ()),
+    },
+    "relays": {"copy": "relay", "apply": "plain", "far": "plain"},
+    "without_copies": ("plain",),
+    "retention": "1s",
+}
+
 # What World() is called with, and how often a seed has it; one with 0 is run only by its name.
 WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     # a worker with a function; or with copies
@@ -34,6 +48,20 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             "restores": True,
         },
     ),
+    # the same behind a relay
+    "restored-relay": (
+        2,
+        {
+            "masters": {"master": ("a",)},
+            "workers": {"relay": (None, ()), "copy": (None, ()), "apply": (None, ("a",)), "near": (None, ("a",))},
+            "relays": {"copy": "relay", "apply": "relay"},
+            "restores": True,
+        },
+    ),
+    # the master deletes facts; workers behind a relay with copies, and behind one without
+    "retention": (2, RETENTION),
+    # it deletes also what followers lack
+    "forced-retention": (1, {**RETENTION, "forces": True}),
     # a worker of each kind
     "kinds": (1, {"masters": MASTERS, "workers": WORKERS}),
     # two masters; each worker follows both

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Self
 from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
+import replication.follower.reports
 import replication.follower.stream
 import replication.writer.epochs
+import replication.writer.known_followers
 import replication.writer.publisher
+import replication.writer.retention
 from replication.bench.simulation.disk import SharedDisk
 from replication.bench.simulation.following import APPLY_ROWS, HELD_BYTES, WorkerHost
 from replication.bench.simulation.host import LIMITS
@@ -73,6 +76,16 @@ _REPLACED = (
 )
 
 
+# A retention deletes a few facts at once, and followers report their positions often.
+_SOONER = (
+    (replication.writer.retention, "INTERVAL", 1.0),
+    (replication.writer.retention, "SLICE_ROWS", 2),
+    (replication.writer.known_followers, "SOON", 2.0),
+    (replication.follower.reports, "CHECK_INTERVAL", 0.5),
+    (replication.follower.reports, "RETRY_AFTER", 1.0),
+)
+
+
 class World:
     """Masters and workers; the context starts them all, with small limits of memory."""
 
@@ -87,8 +100,11 @@ class World:
         seed: int = 0,  # of what the processes draw
         *,
         restores: bool = False,  # whether masters, too, are restored from backups
+        retention: str = "",  # of the masters; workers leave out what is gone, and log that
+        forces: bool = False,  # whether the retention deletes also what followers lack
     ) -> None:
         self.seed = seed
+        self.retention, self.forces = retention, forces
         self.restores = restores
         self.trace: list[str] = []
         self.failures: list[str] = []  # logged bugs, and failed checks in callbacks
@@ -109,7 +125,7 @@ class World:
     def __enter__(self) -> Self:
         self._stack.callback(random.setstate, random.getstate())
         random.seed(self.seed)
-        for module, name, value in _REPLACED:
+        for module, name, value in (*_REPLACED, *(_SOONER if self.retention else ())):
             self._stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
         globalLogPublisher.addObserver(self._logged)  # type: ignore[arg-type]
@@ -234,7 +250,8 @@ class World:
     def _watch(self, connection: Connection) -> None:
         client, server = connection.client.reactor.host, connection.server.reactor.host
         histories = {name: master.histories for name, master in self.masters.items()}
-        watch = WireCheck(histories, self.trace, f"{connection.number} {server} -> {client}:")
+        stale = self.restores and server in self.workers
+        watch = WireCheck(histories, self.trace, f"{connection.number} {server} -> {client}:", stale=stale)
         self._watches.append(watch)
         connection.server.on_write = watch.read
 
@@ -252,6 +269,10 @@ class World:
         return sum(each.lines for each in self._watches)
 
     def _logged(self, event: LogEvent) -> None:
+        if event["log_format"].startswith("{stream}: facts of {writer} after {after} up to {upto} are gone"):
+            for worker in self.workers.values():
+                if event["log_source"] is worker.worker._followed:
+                    worker.leaves_out(*(event[each] for each in ("stream", "writer", "after", "upto")))
         if event["log_format"].startswith("{stream} does not wait for {writers}"):
             for worker in self.workers.values():
                 if event["log_source"] in worker.worker._followed:

@@ -11,6 +11,7 @@ from replication.bench.simulation.host import LIMITS, PORT, SERVER_NAME, Host
 from replication.bench.simulation.invariants import WriterHistory
 from replication.errors import ReplicationError, StoreError, StreamError
 from replication.streams.definitions import CACHES
+from replication.streams.retention import KEEP_ALL
 from replication.wire.grammar import StreamName, Token, encode_row
 from replication.writer.master import Master
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from replication.bench.simulation.world import World
     from replication.storage.memory import MemoryStore
     from replication.streams.interfaces import Write
+    from replication.wire.grammar import InstanceName
     from replication.writer.reservation import Reservation
 
 
@@ -152,6 +154,11 @@ class MasterHost(Host):
             limits=LIMITS,
             wall=self.wall,
         )
+        master.retention.default = self.world.retention or KEEP_ALL
+        if self.world.forces:
+            master.retention.needs.remove(master.followers)
+        else:
+            self.store.on_deleted = self._deleted
         self.reactor.listen(PORT, master.factory())
         starting = master.start()
         starting.addCallbacks(lambda _: self._started(master), lambda failure: self._not_started(master, failure))
@@ -209,6 +216,13 @@ class MasterHost(Host):
 
     async def _append(self, job: Job, stream: str, contents: Sequence[Sequence[object]], key: str | None) -> None:
         job.tokens = list(await self.master.stream(stream).append(contents, key))
+
+    def _deleted(self, stream: StreamName, writer: InstanceName, upto: Token) -> None:
+        """Check that no follower lacks facts that are deleted, if a report of its positions was ever answered."""
+        for worker in self.world.workers.values():
+            if worker.reported and not worker.restored and worker.stores(stream):
+                at = finish(worker.disk.applied_positions(stream, worker.name)).get(writer, Token(0))
+                assert at >= upto, f"I18: {stream} up to {upto} is deleted, but {worker} is at {at}"
 
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         for write in writes:
