@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore
+    from replication.web.client import HttpCatchUp
 
 STOP_PATIENCE: Final = 10.0  # seconds in which running functions must end when this process stops
 QUIET_PERIOD: Final = 5.0  # seconds; a writer that has sent SERVER sends all its positions within them
