@@ -207,14 +207,15 @@ class OpeningTests(ExternalCase):
         self.next_poll(9)
         self.assertEqual(self.published_lines(wire), [])
 
-    def test_a_stream_of_another_instance_or_without_a_change_does_not_hold_up_the_others(self) -> None:
+    def test_a_stream_of_another_instance_does_not_hold_up_the_others_with_or_without_a_change(self) -> None:
         name = StreamName("notes")
-        self.store.streams, self.store.others = (name, ORDERS), {name: SequenceState(Token(5), Token(5))}
+        unchanged, changed = ({name: SequenceState(Token(each), Token(each))} for each in (5, 6))
+        self.store.streams, self.store.others = (name, ORDERS), unchanged
         streams = [StreamDefinition(name, writers=("w2",)), StreamDefinition("orders", writers=("master",))]
         self.store.state = SequenceState(Token(1), Token(1))
         self.master = self.make_master(streams=streams)
         wire = self.greeted("REPLICATE")
-        for token in (2, 3):
+        for token, self.store.others in ((2, unchanged), (3, changed)):
             self.store.insert(token)
             self.next_poll(token)
             self.assertEqual(self.published_lines(wire), [f'RDATA orders master {token} ["o","{token}"]'])

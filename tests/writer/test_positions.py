@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+from unittest.mock import call, patch
 
 from replication.errors import StoreError
 from replication.streams.definitions import StreamDefinition
@@ -163,3 +163,12 @@ class SharedTests(SharedCase):
         where = "stream orders: its table was truncated, so facts are gone: of gone up to 9, of master up to 2"
         cure = "a follower that lacks some of them stops, unless another source has them"
         self.assertEqual(messages, [f"{where}; {cure}"])
+
+    def test_only_generic_tables_that_this_process_writes_may_be_truncated(self) -> None:
+        streams = [ORDERS, StreamDefinition("typing", in_memory=True), StreamDefinition("stock", writers=("other",))]
+        master = self.make_master(instance_name="second", streams=streams)
+        now(master.start())
+        with patch.object(self.store, "mark_truncated", wraps=self.store.mark_truncated) as mark:
+            self.net.advance(1.0)
+        self.assertIn(call("second", {"orders": 1, "caches": 1}), mark.call_args_list)
+        now(master.stop())

@@ -156,6 +156,15 @@ class LimitTests(RetentionCase):
         self.assertEqual(times, [40.0, 80.0, 120.0])
         self.assertEqual(measured, [10, 20, 30, 40, 50, 60, 90], "without new facts, only when a slice ends")
 
+    def test_the_time_is_stored_every_ten_minutes_also_while_facts_arrive(self) -> None:
+        """A hundredth of 30 days is 7.2 hours: a crash would lose as much of the age of all facts."""
+        self.patch(retention, "SLICE_ROWS", 1_000)
+        self.start("30d")
+        for _ in range(62):  # the time begins at the first round
+            self.append(1)
+            self.rounds()
+        self.assertEqual([each.seconds for each in now(self.store.slices(ORDERS, MASTER))], [600])
+
     def test_only_the_time_that_the_master_runs_counts_and_no_wall_clock(self) -> None:
         self.start("200s")
         self.append(3)

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import attrs
 from OpenSSL import SSL
+from twisted.internet.address import IPv4Address
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
@@ -116,6 +117,7 @@ class BoundsTests(MasterCase):
         noted: list[object] = []
         with patch.object(Admission, "faulted", lambda _, address: noted.append(address)):
             wrong, slow = self.greeted(), self.connect(room=10)
+            slow.peerAddr = IPv4Address("TCP", "127.0.0.2", 40_000)
             self.send(wrong, "nonsense")
             slow.protocol.fail(Fault("Failed to keep up", "slow peer"))
         self.assertEqual(noted, [wrong.getPeer()])
