@@ -33,6 +33,11 @@ def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolve_url("postgresql://me@here:5/db").reveal() == "postgresql://me@here:5/db"
 
 
+def test_a_path_or_a_password_may_have_the_mark_that_ends_the_scheme() -> None:
+    assert resolve_url("sqlite:////a://m.db").reveal() == "sqlite:////a:/m.db"
+    assert resolve_url("postgresql://me:p://w@here/db").reveal() == "postgresql://me:p://w@here/db"
+
+
 def test_a_password_is_not_part_of_a_message() -> None:
     with pytest.raises(ConfigError, match="'mysql://me@here/db'"):
         resolve_url("mysql://me:s3cret@here/db")

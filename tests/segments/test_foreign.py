@@ -185,6 +185,7 @@ def test_without_stored_positions_every_writer_is_at_the_last_id(tmp_path: Path)
     assert positions(url, UNSTORED, {}, {}, upto=9) == {"old": 3, "new": 3}
     assert positions(url, UNSTORED, {}, {"new": 2, "gone": 2}, upto=9) == {"old": 3, "new": 3, "gone": 3}
     assert positions(make_sqlite(tmp_path / "empty.db"), UNSTORED, {}, {}) == {}
+    assert positions(make_sqlite(tmp_path / "first.db", "old"), UNSTORED, {}, {}, upto=9) == {"old": 1}
 
 
 def test_a_file_of_another_program_is_replayed_again_and_again(tmp_path: Path) -> None:
