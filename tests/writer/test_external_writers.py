@@ -54,10 +54,10 @@ class ExternallyWrittenStore(FragileStore):
         await self.operation("poll")
         return {**self.others, ORDERS: self.state}
 
-    def insert(self, *tokens: int) -> None:
+    def insert(self, *tokens: int, writer: InstanceName = ME) -> None:
         """Insert rows as an external writer."""
         facts = [Fact(Token(each), (f'["o","{each}"]',)) for each in tokens]
-        now(super().transaction().commit([Write(ORDERS, ME, Token(0), facts)]))
+        now(super().transaction().commit([Write(ORDERS, writer, Token(0), facts)]))
 
     @property
     def polls(self) -> int:
@@ -159,6 +159,13 @@ class PublishingTests(ExternalCase):
         wire = self.greeted("REPLICATE")
         self.store.insert(9)
         self.next_poll(5, last_value=9)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 1 5"])
+
+    def test_a_position_at_a_row_of_another_writer_is_published_at_once(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.store.insert(5, writer=InstanceName("other"))
+        self.store.close_gate("commit")
+        self.next_poll(5)
         self.assertEqual(self.published_lines(wire), ["POSITION orders master 1 5"])
 
 
@@ -358,6 +365,17 @@ class BulkInsertTests(ExternalCase):
         self.store.insert(20_002)
         self.next_poll(20_002)
         self.assertEqual(self.published_lines(wire), ['RDATA orders master 20002 ["o","20002"]'])
+
+
+class LargeAppendTests(ExternalCase):
+    limits = Limits(Keepalive(ping_after=1_000, give_up_after=3_000), max_queued_lines=20)
+
+    def test_each_part_of_a_large_append_below_a_horizon_is_published_as_a_gap(self) -> None:
+        wire = self.greeted("REPLICATE")
+        self.append(*["placed"] * 21)  # 2 to 22
+        for settled in (18, 22):
+            self.next_poll(settled)
+            self.assertEqual(self.published_lines(wire), [f"POSITION orders master {settled} {settled}"])
 
 
 class PollingTests(ExternalCase):

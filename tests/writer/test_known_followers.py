@@ -67,6 +67,13 @@ class KnownFollowersTests(SynchronousTestCase):
         self.report("w1", orders=10)
         self.assertEqual(self.needed()[ORDERS], {"follower w1": 10})
 
+    def test_a_follower_that_is_forgotten_here_and_reports_to_another_process_has_its_new_position(self) -> None:
+        other = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes)
+        self.report("w1", orders=5)
+        now(self.known.forget("w1"))
+        now(other.report("w1", {ORDERS: {MASTER: Token(9)}}))
+        self.assertEqual([each.positions for each in now(self.known.followers())], [{ORDERS: {MASTER: 9}}])
+
     def test_names_are_checked_and_their_number_is_bounded(self) -> None:
         with self.assertRaises(RemoteProtocolError):
             self.report("a b", orders=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import call, patch
 
 import attrs
@@ -17,16 +17,28 @@ from replication.errors import (
     StoreError,
     StreamError,
 )
+from replication.net.broadcast import Broadcast
 from replication.net.protocol import Limits
+from replication.session.encoder import encode_position
 from replication.storage import open_store
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
+from replication.wire.commands import UserSync
 from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer import master as master_module
 from replication.writer.master import PART_STREAMS, Master
 from tests.doubles import Net, begin, error_of, lines_of, logged, now
-from tests.serving import ORDERS, MasterCase, SharedCase
+from tests.serving import ORDERS, POSITIONS, MasterCase, SharedCase
 from tests.storage.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from replication.net.protocol import ReplicationProtocol
+    from replication.session.encoder import EncodedLines
+    from replication.wire.commands import Command
+    from replication.writer.positions import IPositions
 
 
 class CommitTests(SharedCase):
@@ -235,12 +247,20 @@ class StartTests(MasterCase):
     def test_the_caches_stream_is_always_declared(self) -> None:
         self.assertIn("caches", self.make_master(streams=[]).registry)
         self.assertIn("caches", self.make_master(streams=["caches"]).registry)
+        refused = begin(self.master.stream("caches").append([[["get", None]]]))
+        why = "fact 1: a row of 'caches' is [cache_func, keys, invalidation_ts], not an array of 2"
+        self.assertEqual(str(error_of(refused)), why)
+
+    def test_before_the_start_a_stream_is_at_its_first_position(self) -> None:
+        self.assertEqual((self.master.stream("orders").published, self.master.token("orders").stream), (1, 1))
 
     def test_the_deferred_of_start_names_the_way_of_asyncio(self) -> None:
         self.assertIn("master.start().asFuture(loop)", repr(self.master.start()))
 
     def test_without_options_it_has_the_defaults_of_the_documents(self) -> None:
-        master = Master(database=self.store, reactor=self.net)
+        with patch.object(master_module, "store_of", return_value=self.store) as store_of:
+            master = Master(reactor=self.net)
+        store_of.assert_called_once_with("sqlite:///replication.db", self.net)
         self.assertEqual((master.server_name, master.instance_name), ("localhost", "master"))
         self.assertEqual([each.name for each in master.registry], ["caches"])
         self.assertEqual(attrs.asdict(master.limits), attrs.asdict(Limits()))
@@ -290,6 +310,38 @@ class LostCommitsTests(MasterCase):
         asked = len(self.store.asked)
         self.net.pump([1.0] * 3)
         self.assertEqual(len(self.store.asked), asked, "no position is stored any more")
+
+
+class FakeRelay:
+    """What a process publishes of the writer ``far``; ``forwarded`` are the commands of followers."""
+
+    def __init__(self, net: Net) -> None:
+        self.broadcast = Broadcast(net)
+        self.own: IPositions | None = None
+        self.forwarded: list[Command] = []
+
+    async def refresh(self) -> None:
+        """Do nothing: the position of the writer never moves."""
+
+    def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
+        assert self.own is not None
+        return [encode_position(StreamName("stock"), InstanceName("far"), Token(7), Token(7)), *self.own.lines(streams)]
+
+    def forward(self, _: ReplicationProtocol | None, command: Command) -> None:
+        self.forwarded.append(command)
+
+
+class RelayTests(MasterCase):
+    def test_a_master_beside_a_relay_has_its_connections_and_passes_it_positions_and_commands(self) -> None:
+        relay = FakeRelay(self.net)
+        self.master = self.make_master(relay=relay)
+        wire = self.greeted("NAME worker1", "USER_SYNC abcde @u:h start 1700")
+        self.assertEqual([peer.name for peer in relay.broadcast], ["worker1"])
+        self.assertIn(UserSync("abcde", "@u:h", syncing=True, last_sync_ms=1700), relay.forwarded)
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire), ["POSITION stock far 7 7", *POSITIONS])
+        self.append("placed")
+        self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
 
 
 class AcknowledgementTests(MasterCase):

@@ -283,6 +283,20 @@ class ReadingTests(RoomsCase):
         for asked, shown in ((self.rooms.history(ROOM), False), (self.rooms.history(ROOM, whole=True), True)):
             self.assertEqual("out" in [each.event.event_id for each in self.pump.wait(asked)], shown)
 
+    def test_an_answer_has_100_events_and_what_a_server_lacks_1000_unless_a_limit_is_given(self) -> None:
+        ids = [str(each) for each in range(1_001)]
+        self.persist(*[source(each, state_key=each) for each in ids], room="!large")
+        gaps = [source(f"g{each}", *[f"{each}-{n}" for n in range(10)], depth=5, state_before=[]) for each in range(11)]
+        self.persist(*gaps, room="!gaps")
+        rooms = self.rooms
+        for asked, count in (
+            (rooms.history("!large"), 100),
+            (rooms.gaps("!gaps"), 100),
+            (rooms.gaps("!gaps", 101), 101),
+        ):
+            self.assertEqual(len(self.pump.wait(asked)), count)
+        self.assertEqual(len(self.pump.wait(rooms.between("!large", [])).events), 1_000)
+
     def test_what_a_server_lacks_is_found_in_a_room_with_wrong_depths(self) -> None:
         for name, depth, *prev in (("A", 50), ("B", 2, "A"), ("C", 1, "B"), ("D", 60, "B")):
             self.persist(source(name, *prev, depth=depth), room="!tangled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import attrs
@@ -13,6 +14,7 @@ from replication.errors import (
     UnknownStreamError,
 )
 from replication.presence.last_seen import LastSeen
+from replication.storage.tables import instances
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
@@ -20,6 +22,9 @@ from replication.wire.commands import UserIp
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import begin, error_of, now, shown_metrics
 from tests.serving import ORDERS, MasterCase, SharedCase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class SharedTests(SharedCase):
@@ -84,6 +89,23 @@ class SharedTests(SharedCase):
         self.net.advance(1.0)
         page, text = now(master.served.since("orders", "4", 10))
         self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(7, "killed")], "7"))
+        now(master.stop())
+
+    def test_the_token_after_the_facts_has_the_writer_that_is_ahead_of_a_killed_one(self) -> None:
+        async def number(store: object, names: Collection[InstanceName] = ()) -> dict[InstanceName, int]:
+            self.assertIs(store, self.store)
+            return dict(zip(names, [5], strict=True))
+
+        write = Write(ORDERS.name, InstanceName("killed"), Token(4), [Fact(Token(7), ('["o","placed"]',))])
+        now(self.store.transaction().commit([write]))
+        self.shared.last_value[ORDERS.name] = 7
+        master = self.make_master(instance_name="second")
+        now(master.start())
+        self.net.advance(1.0)
+        now(master.stream("orders").append([[["o", "paid"]]]))
+        with patch.object(instances, "number_instances", number):
+            page, text = now(master.served.since("orders", "7", 10))
+        self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(8, "second")], "m7~5.8"))
         now(master.stop())
 
     def test_statuses_show_other_writers_as_of_the_last_poll(self) -> None:

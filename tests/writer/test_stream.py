@@ -41,6 +41,7 @@ class SequenceTests(WriterCase):
         self.store.close_gate("draw")
         appended = begin(self.notes.append([["a"]]))
         self.assertEqual((appended, len(self.process.open)), ([], 1))
+        self.assertEqual([*self.process.transactions.oldest_first()], [], "no ID is known to be open")
         self.store.open_gate("draw")
         self.assertEqual(appended, [[2]])
 
@@ -224,6 +225,17 @@ class AppendTests(WriterCase):
         refusal, turns = self.append_in_turns([[2], [1] * (2 * SLICE_ROWS) + [{1}]])
         self.assertEqual((turns, refusal.value.fact, self.notes.outgoing.refused), (2, 1, 1))
         self.assertIn("fact 2: a row must be JSON", str(refusal.value))
+        self.assertEqual(begin(self.notes.append([[1] * SLICE_ROWS])), [[3]], "a fact of one slice takes none")
+
+    def test_a_large_fact_beyond_a_limit_is_refused_and_the_error_names_it(self) -> None:
+        for limit, most in (("MAX_FACT_ROWS", SLICE_ROWS), ("MAX_FACT_BYTES", 1_000)):
+            with patch.object(facts, limit, most):
+                refused = begin(self.notes.append([[1], [1] * (SLICE_ROWS + 1)]))
+                self.process.clock.advance(0)
+            error = error_of(refused)
+            assert isinstance(error, RowError)
+            self.assertIn(f"fact 2: a fact has {most} ", str(error))
+            self.assertEqual(error.fact, 1)
 
     def test_a_slice_is_of_so_many_rows_and_facts(self) -> None:
         """A fact counts as FACT_BYTES, and so does its one row."""

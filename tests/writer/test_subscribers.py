@@ -100,6 +100,13 @@ class BoundsTests(MasterCase):
         self.net.advance(1.0)
         self.assertEqual([each.disconnecting for each in (watching, late)], [False, True])
 
+    def test_the_time_to_send_the_first_line_may_be_less_than_a_second(self) -> None:
+        self.limits = attrs.evolve(self.limits, bounds=attrs.evolve(self.bounds, handshake_timeout=0.5))
+        self.master = self.make_master()
+        watching, silent = self.greeted(), self.greeted()
+        self.net.advance(0.5)
+        self.assertEqual([each.disconnecting for each in (watching, silent)], [False, True])
+
     def test_nothing_is_checked_before_the_first_one_is_late(self) -> None:
         self.greeted()
         self.net.advance(1.0)
@@ -449,14 +456,16 @@ class SubscribersTests(MasterCase):
         self.net.pump([100.0] * 2)
         self.assertEqual(self.master.served.users_syncing(), {})
 
-    def test_why_tls_failed_is_logged(self) -> None:
-        wire = self.connect()
+    def test_why_tls_failed_is_logged_and_counted(self) -> None:
         with logged() as messages:
-            wire.protocol.connectionLost(Failure(SSL.Error([("", "", "unknown ca")])))
-        wire.lost = True
+            for count in (1, 2):
+                wire = self.connect()
+                wire.protocol.connectionLost(Failure(SSL.Error([("", "", "unknown ca")])))
+                wire.lost = True
+                shown = shown_metrics(self.master.served.samples())
+                self.assertEqual(shown["tls_failures_total socket=wire"], count)
         why = "the peer does not trust the authority of this end's certificate (unknown ca)"
         self.assertEqual(messages, [f"a peer (127.0.0.1:40000): TLS failed: {why}"])
-        self.assertEqual(shown_metrics(self.master.served.samples())["tls_failures_total socket=wire"], 1)
 
     def test_a_fault_is_logged_and_counted_and_closes_only_its_connection(self) -> None:
         one, two = self.greeted(), self.greeted()
