@@ -160,7 +160,7 @@ class PublishedStream:
                 self.stored = max(self.stored, stored)
                 shown = facts[-1].token
                 if self.ids.sequence is not None:  # others send the position that the database has of this writer
-                    shown = max(self.stored, next((token for token, texts in reversed(facts) if texts), Token(0)))
+                    shown = max(self.stored, next((token for token, texts in reversed(facts) if texts), self.stored))
                 self.ids.durable = max(self.ids.durable, shown)
             if self.memory_log is None and self._publisher.are_too_many(facts):
                 self.too_many_upto = facts[-1].token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+COMPLETE: Final = "complete: write inside its 'async with' block"  # how a fact ended, for later calls
 
 
 @attrs.define(eq=False, repr=False)
@@ -226,7 +228,7 @@ class FactTransaction(Generic[T]):
                 raise self._ended_error()  # noqa: TRY301 (its IDs are completed, too)
             await self._check_room(facts)
             alone = self._transaction is not None  # without statements, a commit is shared with others that wait
-            self._ended = "complete: write inside its 'async with' block"
+            self._ended = COMPLETE
             committed = {self.stream: facts}
             if self._invalidations:
                 committed |= await self._reserve_invalidation()
@@ -243,14 +245,14 @@ class FactTransaction(Generic[T]):
 
         The ID is reserved before, or allocated in the transaction.  It is complete then, also if that fails.
         """
-        ids, ended = self.stream.ids, "complete: write while the function runs"
+        ids = self.stream.ids
         if not ids.allocated_in_transactions:
             (token,) = await self.begin()
-            self._ended = ended
+            self._ended = COMPLETE
             settled = self.stream.position_with([token], alone=True)
             return await self._interact(function, lambda: (token, settled))
         self._start()
-        self._ended = ended
+        self._ended = COMPLETE
         self.allocation = Allocation(ids.pending, self.stream.definition.name)
         return await self._interact(function, self.allocation.place)
 
