@@ -73,6 +73,8 @@ class KnownFollowersTests(SynchronousTestCase):
         now(self.known.forget("w1"))
         now(other.report("w1", {ORDERS: {MASTER: Token(9)}}))
         self.assertEqual([each.positions for each in now(self.known.followers())], [{ORDERS: {MASTER: 9}}])
+        now(self.known.forget("w1"))  # it has not reported here since
+        self.assertEqual(now(other.followers()), [])
 
     def test_names_are_checked_and_their_number_is_bounded(self) -> None:
         with self.assertRaises(RemoteProtocolError):

@@ -227,8 +227,8 @@ class StartTests(MasterCase):
             self.make_master(streams=[StreamDefinition("orders", position_name="app_orders")])
 
     def test_a_name_or_a_definition_is_refused_as_the_list_of_streams(self) -> None:
-        for streams in ("orders", ORDERS):
-            with self.assertRaisesRegex(ConfigError, r"^streams is a list, not a \w+: write streams=\["):
+        for streams, kind in (("orders", "str"), (ORDERS, "StreamDefinition")):
+            with self.assertRaisesRegex(ConfigError, rf"^streams is a list, not a {kind}: write streams=\["):
                 self.make_master(streams=streams)
 
     def test_a_decorator_without_parentheses_names_what_to_write(self) -> None:

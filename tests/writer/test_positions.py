@@ -26,6 +26,11 @@ class PositionTests(MasterCase):
         self.net.pump([1.0] * 5)
         self.assertEqual(self.store.asked.count("commit"), 1)
 
+    def test_the_first_position_of_an_idle_stream_is_not_stored_where_only_this_process_writes(self) -> None:
+        now(self.master.start())
+        self.net.pump([1.0] * 3)
+        self.assertNotIn("commit", self.store.asked)
+
     def test_a_failing_store_is_polled_again(self) -> None:
         self.leave_one_behind()
         self.store.errors["commit"] = StoreError("busy")
@@ -78,6 +83,12 @@ class SharedTests(SharedCase):
         self.net.pump([1.0] * 10)
         self.assertEqual(self.store.asked, ["stored"] * 10)
         self.assertEqual(self.new_lines(wire), [])
+
+    def test_the_first_poll_is_a_second_after_the_start(self) -> None:
+        self.net.advance(0.9)
+        self.assertEqual(self.shared.claims, ["master"], "the start has claimed the name")
+        self.net.advance(0.1)
+        self.assertEqual(self.shared.claims, ["master"] * 2)
 
     def test_two_idle_writers_store_no_positions(self) -> None:
         other = self.make_master(instance_name="other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,10 +11,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import NotAWriterError, RowError, StoppingError, StoreError, StreamError
+from replication.net import traces
 from replication.storage import open_store
 from replication.streams import facts
 from replication.streams.definitions import CACHES, StreamDefinition
-from replication.wire.grammar import StreamName
+from replication.streams.facts import Fact
+from replication.wire.grammar import StreamName, Token
 from replication.writer.reservation import Reservation
 from tests.doubles import begin, error_of, logged, now
 from tests.storage.pump import Pump
@@ -130,6 +133,16 @@ class ReserveTests(WriterCase):
             self.assertIsInstance(error_of(begin(fact.execute("x"))), StreamError)
             with self.assertRaises(StreamError):
                 fact.invalidate("get", ["1"])
+
+    def test_a_trace_shows_for_how_long_the_id_of_a_fact_was_open(self) -> None:
+        wrote: list[tuple[object, ...]] = []
+        self.patch(traces, "tracer", SimpleNamespace(wrote=lambda *what: wrote.append(what)))
+        self.process.clock.advance(7.0)
+        reservation, fact = self.hold()
+        now(fact.write("x"))
+        self.process.clock.advance(1.5)
+        self.leave(reservation)
+        self.assertEqual(wrote, [("notes", "master", [Fact(Token(2), ('"x"',))], 1.5)])
 
     def test_a_fact_refuses_rows_during_its_commit(self) -> None:
         reservation, fact = self.hold()

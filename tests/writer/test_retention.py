@@ -156,6 +156,16 @@ class LimitTests(RetentionCase):
         self.assertEqual(times, [40.0, 80.0, 120.0])
         self.assertEqual(measured, [10, 20, 30, 40, 50, 60, 90], "without new facts, only when a slice ends")
 
+    def test_a_slice_that_is_a_hundredth_of_the_age_old_ends(self) -> None:
+        self.patch(retention, "SLICE_ROWS", 100)
+        self.start("1000s")
+        for _ in range(3):  # 2 to 4; a hundredth is the time between two rounds
+            self.append(1)
+            self.rounds()
+        kept = self.masters[0].retention.get(ORDERS)
+        assert kept is not None
+        self.assertEqual([(each.upto, each.seconds) for each in kept.kept.slices], [(3, 10), (4, 20)])
+
     def test_the_time_is_stored_every_ten_minutes_also_while_facts_arrive(self) -> None:
         """A hundredth of 30 days is 7.2 hours: a crash would lose as much of the age of all facts."""
         self.patch(retention, "SLICE_ROWS", 1_000)

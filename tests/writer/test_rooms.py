@@ -176,6 +176,10 @@ class WritingTests(RoomsCase):
         self.assertEqual([len(each) for each in keys], [3, 3, 2])
         users = [user for room, *users in keys for user in users]
         self.assertEqual(({room for room, *_ in keys}, users), ({ROOM}, [f"@{name}:far" for name in "abcde"]))
+        with patch("replication.writer.rooms.MAX_USERS", 1):
+            self.persist(source("topic", state_key=""))
+        page = self.pump.wait(self.master.served.page("caches", None, after=2, upto=None, limit=9))
+        self.assertEqual([keys for fact in page.facts for _, keys, _ in fact.rows], [[ROOM]], "no user, one row")
 
     def test_a_transaction_has_a_bounded_number_of_events_unless_one_call_has_more(self) -> None:
         counts: list[list[int]] = []
@@ -267,8 +271,10 @@ class ReadingTests(RoomsCase):
         assert group is not None
         self.assertEqual(wait(rooms.state_group(group)).state, {("note", ""): "a"})
         self.assertEqual(wait(rooms.state_at(ROOM, "d")), {("note", ""): "a"})
-        since = wait(rooms.since(MultiWriterToken(Token(4)), MultiWriterToken(Token(99)), 9, ROOM))
-        self.assertEqual([node.event.event_id for node in since], ["d", "far"])
+        self.persist(source("elsewhere"), room="!other")
+        for room, found in ((ROOM, ["d", "far"]), ("!other", ["elsewhere"]), (None, ["d", "far", "elsewhere"])):
+            since = wait(rooms.since(MultiWriterToken(Token(4)), MultiWriterToken(Token(99)), 9, room))
+            self.assertEqual([node.event.event_id for node in since], found)
         history = wait(rooms.history(ROOM, None, 2))
         self.assertEqual([node.event.event_id for node in history], ["far", "d"])
         self.assertEqual(wait(rooms.gaps(ROOM)), [("gone", 9)])

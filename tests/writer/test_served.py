@@ -50,6 +50,8 @@ class SharedTests(SharedCase):
         self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([3], 3, False))
         page = now(self.master.served.shown_page("orders", "master", after=1, upto=4, limit=2))
         self.assertEqual(([each.token for each in page.facts], page.upto, page.limited), ([2, 3], 3, True))
+        page = now(self.master.served.shown_page("orders", "other", after=1, upto=4, limit=2))
+        self.assertEqual(([*page.facts], page.upto), ([], 0))
 
     def test_a_page_of_an_unknown_writer_is_empty(self) -> None:
         page = now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10))
