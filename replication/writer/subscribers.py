@@ -326,7 +326,7 @@ class Subscribers(Factory):
     def _answer(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
         """Answer REPLICATE as soon as possible; close the connection if the database does not answer."""
         refreshed = Deferred.fromCoroutine(self._positions.refresh())
-        refreshed.addCallback(lambda _: self._send_positions(peer, streams) if peer in self._broadcast else None)
+        refreshed.addCallback(lambda _: self._send_positions(peer, streams))
         refreshed.addErrback(lambda failure: peer.close(failure.getErrorMessage()))
 
     def _send_positions(self, peer: ReplicationProtocol, streams: tuple[StreamName, ...]) -> None:
