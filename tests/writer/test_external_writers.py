@@ -208,6 +208,22 @@ class OpeningTests(ExternalCase):
         self.send(wire, "REPLICATE")
         self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 34 34")
 
+    def test_an_epoch_begins_at_a_stored_position_above_the_last_row(self) -> None:
+        """The rows up to there were deleted, or IDs without rows were published."""
+        for writer, position in ((ME, 9), (InstanceName(""), 9), (InstanceName("other"), 4)):
+            self.store = self.make_store()
+            now(self.store.open())
+            now(self.store.declare(StreamDefinition("orders")))
+            self.store.insert(2, 3, 4)
+            now(self.store.transaction().commit([Write(ORDERS, writer, Token(position))]))
+            self.store.state = SequenceState(Token(34), Token(34))
+            master = self.make_master()
+            now(master.start())
+            self.assertEqual([each.start for each in now(self.store.history(ORDERS, ME))], [position], writer)
+            stopped = begin(master.stop())
+            self.net.pump([1.0] * 20)
+            self.assertEqual(stopped, [None])
+
     def test_a_stream_that_another_instance_publishes_is_not_published_here(self) -> None:
         self.master = self.make_master(streams=[StreamDefinition("orders", writers=("w2",))])
         wire = self.greeted("REPLICATE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -11,12 +12,13 @@ from replication.errors import NotAWriterError, RowError, StoppingError, StoreEr
 from replication.storage import open_store
 from replication.storage.sqlite import connection
 from replication.streams.definitions import CACHES, StreamDefinition
-from replication.streams.facts import MAX_FACT_ROWS
+from replication.streams.facts import MAX_FACT_ROWS, Fact
+from replication.streams.interfaces import Write
 from replication.streams.reorder_buffer import ReorderBuffer
-from replication.wire.grammar import StreamName
+from replication.wire.grammar import StreamName, Token
 from tests.doubles import SharedStore, begin, error_of
 from tests.storage.pump import Pump
-from tests.writer.cases import DEFINITIONS, ORDERS, Process, WriterCase
+from tests.writer.cases import DEFINITIONS, ME, ORDERS, Process, WriterCase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +75,20 @@ class AllocationTests(WriterCase):
         self.store.open_gate("commit")
         self.assertEqual((outcome, self.open_ids()), ([2], []))
         self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"'])
+
+
+class SharedTests(WriterCase):
+    def make_store(self) -> SharedStore:
+        return SharedStore()
+
+    def test_beside_external_writers_no_position_is_stored_with_a_fact(self) -> None:
+        """The row of the position would be locked until the commit is durable."""
+        self.notes.publisher.begin_with_external_writers()
+        self.notes.publisher.raise_horizon(Token(1))
+        with patch.object(self.store, "land", wraps=self.store.land) as land:
+            self.assertEqual(begin(self.notes.run_interaction(write_note, "a")), [2])
+        name = self.notes.definition.name
+        self.assertEqual(land.call_args_list[0].args[0], [Write(name, ME, Token(0), [Fact(Token(2), ('"a"',))])])
 
 
 class InteractionTests(WriterCase):
