@@ -117,7 +117,8 @@ class Master:
         self._external = ExternalWriters(reactor, self.store, self.instance_name)
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
         syncing = SyncingUsers(self._functions.syncing_changed)
-        self._presence = PresenceTracker(reactor, syncing, LastSeen(self.store), self._acknowledged)
+        self._last_seen = LastSeen(self.store)
+        self._presence = PresenceTracker(reactor, syncing, self._last_seen, self._acknowledged)
         former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast, reactor)
         self._positions = Positions(self.instance_name, self.store, self._streams, former, reactor)
         if relay is not None:
@@ -356,6 +357,7 @@ class Master:
             external=self._external,
             subscribers=self._subscribers,
             presence=self._presence,
+            last_seen=self._last_seen,
             tokens=TokenCodec(self.store),
             synapse_requests=self._synapse_requests,
             retention=self.retention,

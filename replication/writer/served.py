@@ -15,6 +15,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from replication.presence.last_seen import LastSeen
     from replication.presence.tracker import PresenceTracker
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
@@ -51,6 +52,7 @@ class WrittenStreams:
     _external: ExternalWriters
     _subscribers: Subscribers
     _presence: PresenceTracker
+    _last_seen: LastSeen
     _tokens: TokenCodec
     _retention: Retentions
     followers: KnownFollowers
@@ -121,8 +123,7 @@ class WrittenStreams:
     async def places_of(self, user_id: str) -> Sequence[UserIp]:
         """Return where a user was seen, the latest first."""
         await self._transactions.ready()
-        last_seen = self._presence.last_seen
-        return [] if last_seen is None else await last_seen.of(user_id)
+        return await self._last_seen.of(user_id)
 
     # ---- statuses and metrics
 
