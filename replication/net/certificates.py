@@ -120,12 +120,14 @@ class TlsEndpoint:
         plain = [f"{key}={quoteStringArgument(named[key])}" for key in ("interface", "backlog") if named.get(key)]
         self._tcp = server_endpoint(reactor, ":".join(["tcp", named["port"], *plain]))
         self._reactor, self._named, self._clients = reactor, named, clients
+        self.expires: dict[str, datetime] = {}
         self.read()
 
     def read(self) -> datetime:
         """Read key, certificates and authority for new connections; return when the certificate expires.
 
-        ConfigError: a file cannot be read, or its content cannot be used.  What was read before stays then.
+        ConfigError: a file cannot be read, its content cannot be used, or, except at the start, the certificate is not
+        valid today.  What was read before stays then.
         """
         key = self._named.get("privateKey", "server.pem")
         certificate = self._named.get("certKey", key)
@@ -145,9 +147,12 @@ class TlsEndpoint:
                 file.flush()
                 context.use_certificate_chain_file(file.name)
             context.use_privatekey_file(key)
+            context.check_privatekey()  # a key of another algorithm is accepted until then
             if self._clients is not None:
                 context.load_verify_locations(self._clients.authority)
                 context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
+            if self.expires and (why := why_not_valid(first)):
+                raise ValueError(why)
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
         except (SSL.Error, TypeError, ValueError) as error:

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted
@@ -223,7 +225,19 @@ class ReadingTests(CertificateCase):
         assert_kept(self.good.certificate, b"", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
         assert_kept(self.good.key, b"nonsense", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
         assert_kept(self.good.key, other.key.read_bytes(), "key values mismatch")
+        rsa_key = rsa.generate_private_key(65_537, 2_048)  # OpenSSL keeps one key of each algorithm
+        other.key.write_bytes(rsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        assert_kept(self.good.key, other.key.read_bytes(), f"cannot use {self.good.certificate}, {self.good.key}")
         self.assertTrue(self.follow()[0].greeted)
+
+    def test_a_certificate_that_is_not_valid_today_leaves_what_was_read_before(self) -> None:
+        """Every client refuses it; at the start it is read, because there is no other."""
+        endpoint = self.listen()
+        for valid, why in (((-2 * DAY, -DAY), "has expired on"), ((DAY, 2 * DAY), "is not valid before")):
+            self.replace(self.authority.issue("new", "127.0.0.1", valid=valid))
+            with self.assertRaisesRegex(ConfigError, f"cannot use {self.good.certificate}.* {why}"):
+                endpoint.read()
+            self.assertTrue(self.follow()[0].greeted)
 
     def test_certificates_between_are_sent_wherever_they_stand(self) -> None:
         """In ``certKey``, as most authorities deliver them, or in ``extraCertChain``."""
