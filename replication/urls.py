@@ -18,6 +18,7 @@ _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
 _SECRET: Final = r"(?:password|secret|key|token|signature)\w*"  # how the name of an option with a secret ends
 _ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
+_QUOTED: Final = 8  # characters of the beginning of a secret that are hidden, too, where the rest is cut off
 _ARGUMENTS: Final = slice(45, 47)  # of /proc/self/stat behind the name: where the arguments begin and end in memory
 
 
@@ -38,9 +39,9 @@ class Url:
 
     def hide_in(self, text: str) -> str:
         """Return ``text``, such as a driver's message, without the secrets of this URL."""
-        secrets = [a or b for a, b in re.findall(rf":([^:@/]+)@|{_SECRET}=([^&]+)", self._text)]
+        secrets = [a or b for a, b in re.findall(rf":([^:@/][^@/]*)@|{_SECRET}=([^&]+)", self._text)]
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
-            text = text.replace(each, "…")
+            text = hide_secret(text, each)
         return text
 
     def startswith(self, prefix: str | tuple[str, ...]) -> bool:
@@ -75,6 +76,16 @@ def _hide(text: str) -> str:
     if at and ":" in re.sub(r"^[a-z]+:/", "", before):
         return f"…@{place}"
     return _ASSIGNED.sub(r"\1…", text)
+
+
+def hide_secret(text: str, secret: str) -> str:
+    """Return ``text``, in which a peer may quote what it has received, without ``secret`` and long beginnings of it."""
+    shortest = min(len(secret), _QUOTED)
+    for length in range(len(secret), max(shortest, 1) - 1, -1):
+        if secret[:shortest] not in text:
+            break
+        text = text.replace(secret[:length], "…")
+    return text
 
 
 def hide_secrets(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replication.urls import Url, hide_secrets
+from replication.urls import Url, hide_secret, hide_secrets
 from tests.system.daemons import environment
 
 SECRET = "hunter2secret"
@@ -89,6 +89,18 @@ def test_secrets_are_left_out_of_a_drivers_message() -> None:
     for option in ("secret_key", "access_key_id", "session_token", "signature"):
         url = Url(f"s3://bucket/out?region=x&{option}={SECRET}&scheme=http")
         assert url.hide_in(f"x http {SECRET}") == "x http …"
+
+
+def test_a_secret_with_a_colon_is_left_out_of_a_drivers_message() -> None:
+    assert Url("postgresql://me:hunter:2secret@h/db").hide_in("no hunter:2secret") == "no …"
+
+
+def test_a_secret_is_hidden_also_where_only_its_beginning_is_quoted() -> None:
+    secret = "hunter2" * 20
+    for length in (len(secret), 128, 8):
+        assert hide_secret(f"not 'Bearer {secret[:length]}'", secret) == "not 'Bearer …'"
+    assert hide_secret("the hunter was shot, xx", "xx") == "the hunter was shot, …"
+    assert hide_secret("nothing", "") == "nothing"
 
 
 def test_a_message_that_quotes_arguments_is_shown_without_secrets() -> None:

@@ -151,13 +151,13 @@ class TlsEndpoint:
             if self._clients is not None:
                 context.load_verify_locations(self._clients.authority)
                 context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
-            if self.expires and (why := why_not_valid(first)):
-                raise ValueError(why)
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
         except (SSL.Error, TypeError, ValueError) as error:
             authority = "" if self._clients is None else f", {self._clients.authority}"
             raise ConfigError(f"cannot use {certificate}, {key}{authority} for TLS: {_text(error)}") from error
+        if self.expires and (why := why_not_valid(first)):
+            raise ConfigError(f"cannot use {certificate} for TLS: {why}")
         self._context = context
         self.expires = {certificate: first.not_valid_after_utc}
         if self._clients is not None:

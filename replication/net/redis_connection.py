@@ -20,7 +20,7 @@ from zope.interface import implementer
 from replication.errors import TLS_CURE, ConfigError, ReplicationError, install_command
 from replication.net.endpoints import describe_connect_error
 from replication.net.tls import client_tls, describe_tls_error
-from replication.urls import Url
+from replication.urls import Url, hide_secret
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ class RedisPlace:
 
     def hide_in(self, text: str) -> str:
         """Return ``text`` without the password: an answer of Redis may quote the command."""
-        return text.replace(self.password, "…") if self.password else text
+        return hide_secret(text, self.password)
 
 
 def encode(*words: bytes) -> bytes:

@@ -16,6 +16,7 @@ import attrs
 
 from replication.errors import ConfigError, ReplicationError
 from replication.session.backoff import Backoff
+from replication.urls import hide_secret
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, read_page
 from replication.wire.grammar import InstanceName, Token
@@ -181,7 +182,7 @@ class HttpClient:
         is_temporary = status in TEMPORARY or (self.stream_exists and status == HTTPStatus.NOT_FOUND)
         kind = UnavailableError if is_temporary else HttpError
         detail = self._detail(status, answer)
-        return kind(f"{self.url} answers {status}: {detail or reason}", detail=detail, status=status)
+        return kind(f"{self.url} answers {status}: {detail or self._hide(reason)}", detail=detail, status=status)
 
     def failure(self, error: Exception, *, in_handshake: bool = False) -> HttpError:
         """Return the error for a connection that failed; ``in_handshake``: before its TLS was there."""
@@ -199,7 +200,7 @@ class HttpClient:
             and not in_handshake
         ):
             return UnavailableError(f"{self.url} closed the connection: perhaps it refuses {self._shown()}")
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or self._hide(str(error)) or type(error).__name__
         if in_handshake:
             plain = f"http{self.url.removeprefix('https')}"
             return UnavailableError(f"no TLS at {self.url}: {reason}; if that port has no TLS, write {plain}")
@@ -217,7 +218,12 @@ class HttpClient:
             error = json.loads(answer)
         except (ValueError, RecursionError):
             return None
-        return error.get("detail") or error.get("error") if isinstance(error, dict) else None
+        text = error.get("detail") or error.get("error") if isinstance(error, dict) else None
+        return text if text is None else self._hide(str(text))
+
+    def _hide(self, text: str) -> str:
+        """Return what the server has sent without the secret: a proxy may print the headers that it received."""
+        return hide_secret(text, self.secret or "")
 
     def retry(self, request: Callable[[], _T], progress: Callable[[], float] | None = None) -> _T:
         """Return what ``request`` returns; call it again after an UnavailableError, until the patience is over.

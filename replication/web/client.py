@@ -25,7 +25,7 @@ from zope.interface import implementer
 from replication.errors import TLS_CURE, CatchUpError, FactsGoneError
 from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
-from replication.urls import Url
+from replication.urls import Url, hide_secret
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_form, read_page
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -110,8 +110,9 @@ class NotAllowedError(CatchUpError):
 class _Response:
     url: str
     code: int
-    location: bytes
+    location: str
     body: bytes
+    hide: Callable[[str], str]  # what must not be quoted
 
     def error(self) -> CatchUpError:
         """Return an error with the URL, the status, the reason and the cure."""
@@ -123,12 +124,12 @@ class _Response:
             case 401, _:
                 return "the secret is missing or wrong; both sides must be given the same --secret-file"
             case ((301 | 302 | 303 | 307 | 308), _):
-                return f"redirects to {self.location.decode('latin-1')!r:.200}; give the address that answers directly"
+                return f"redirects to {self.hide(self.location)!r:.200}; give the address that answers directly"
             case 500, {"errcode": _}:
                 return "an error in that Synapse, or a missing or wrong secret: Synapse answers both alike"
             case _, {"detail": str(text)} | {"error": str(text)}:
-                return text[:500]
-        return f"not an answer of this API: {self.body[:100]!r}"
+                return self.hide(text)[:500]
+        return f"not an answer of this API: {self.hide(repr(self.body))[:100]}"
 
     def decoded(self) -> dict[str, object]:
         """Return the body if it is a JSON object, else an empty dict."""
@@ -174,6 +175,7 @@ class HttpCatchUp:
         split_url(base_url)
         self._base = Url(base_url).reveal().rstrip("/")  # it has no secret
         self._reactor = reactor
+        self._secret = secret or ""
         self._headers = Headers({b"user-agent": [AGENT.encode()]})
         if secret is not None:
             self._headers.addRawHeader(b"authorization", bearer(secret))
@@ -327,8 +329,13 @@ class HttpCatchUp:
                 raise cause from None  # the caller has cancelled
             tls = describe_tls_error(cause, self._pool)
             is_lost = tls is None and not isinstance(error, (ConnectError, NotImplementedError))
-            raise (LostAnswerError if is_lost else CatchUpError)(f"{url}: {tls or _why(error, cause)}") from error
-        return _Response(url, response.code, response.headers.getRawHeaders(b"location", [b""])[0], text)
+            kind = LostAnswerError if is_lost else CatchUpError
+            raise kind(f"{url}: {tls or self._hide(_why(error, cause))}") from error
+        location = response.headers.getRawHeaders(b"location", [b""])[0].decode("latin-1")
+        return _Response(url, response.code, location, text, self._hide)
+
+    def _hide(self, text: str) -> str:
+        return hide_secret(text, self._secret)
 
 
 @implementer(IAgentEndpointFactory)

@@ -117,6 +117,22 @@ def test_an_error_has_the_detail_of_the_answer(server: Server) -> None:
     assert not isinstance(error, UnavailableError)
 
 
+@pytest.mark.parametrize("status", [400, 503])
+def test_an_answer_that_repeats_the_secret_is_reported_without_it(server: Server, status: int) -> None:
+    server.answer = (status, b'{"detail": "wrong header: Bearer hush2hush"}')
+    with pytest.raises(HttpError) as caught:
+        call(server.url, secret="hush2hush")
+    assert str(caught.value) == f"{server.url} answers {status}: wrong header: Bearer …"
+    assert caught.value.detail == "wrong header: Bearer …"
+
+
+def test_a_status_line_that_repeats_the_secret_is_reported_without_it() -> None:
+    for line in (b"HTTP/1.1 403 no hush2hush\r\n\r\n", b"HTTP/1.1 x hush2hush\r\n\r\n"):
+        with one_line_server(line) as url, pytest.raises(HttpError) as caught:
+            call(url, secret="hush2hush")
+        assert "hush" not in str(caught.value)
+
+
 def test_a_missing_secret_and_a_wrong_one_have_different_messages(server: Server) -> None:
     server.answer = (401, json.dumps({"error": "Unauthorized", "detail": "a wrong secret"}).encode())
     assert str(failure(server.url)) == f"{server.url} answers 401: it requires a secret: give --secret-file FILE"

@@ -466,6 +466,22 @@ class HostileTests(ScriptedTestCase):
         self.assert_fails("HTTP 500: 100% %s {wrong} xxx")
         self.assertLess(len(str(self.failureResultOf(self.start()).value)), 1_000)
 
+    def test_an_answer_that_repeats_the_secret_is_reported_without_it(self) -> None:
+        """A proxy may print the headers that it received."""
+        secret = "hidden"
+        for answer in (
+            reply({"detail": f"Bearer {secret}"}, "400 Bad"),
+            reply({"detail": "x" * 497 + secret}, "500 Error"),
+            reply(f"Authorization: Bearer {secret}", "502 Bad Gateway"),
+            reply("x" * 95 + secret, "502 Bad Gateway"),
+            reply("", "302 Found", f"Location: http://x/?{secret}\r\n"),
+            reply({"updates": [], "upto_token": secret, "limited": False}),
+            f"HTTP/1.1 {secret} Bad\r\n\r\n".encode(),
+        ):
+            self.serve(answer, keep_open=False)
+            text = str(self.failureResultOf(self.start(), CatchUpError).value)
+            self.assertNotIn("hid", text)
+
     def test_an_error_that_is_deeply_nested_or_no_text_is_quoted_as_bytes(self) -> None:
         for body in (b"[" * 100_000, b'{"detail": 5}', b"\xff"):
             self.serve(reply(body, "500 Error"))
