@@ -97,16 +97,15 @@ class StreamRetention:
 
         ``needed`` has names for messages, and up to where each has the facts.
         """
-        name, age = self._stream.definition.name, self._age(now)
+        name, age, self.held = self._stream.definition.name, self._age(now), ""
         while not lifetime.ended and (upto := self.kept.oldest_beyond(self._limits, age)) is not None:
             lacking = sorted(each for each, has in needed.items() if has < upto)
-            self.held = f"stream {name!r}: facts up to {upto} are kept for {', '.join(lacking)}" if lacking else ""
             if lacking:
+                self.held = f"stream {name!r}: facts up to {upto} are kept for {', '.join(lacking)}"
                 return
             await self._store.forget_facts(name, self._writer, upto)
             self.kept.remove()
             self.gone = upto
-        self.held = ""
 
     def _age(self, now: float) -> float:
         return now - (self._begun or 0.0)
