@@ -313,15 +313,19 @@ class LostCommitsTests(MasterCase):
 
 
 class FakeRelay:
-    """What a process publishes of the writer ``far``; ``forwarded`` are the commands of followers."""
+    """What a process publishes of the writer ``far``.
+
+    ``forwarded`` are the commands of followers, ``answers`` how many REPLICATEs were answered.
+    """
 
     def __init__(self, net: Net) -> None:
         self.broadcast = Broadcast(net)
         self.own: IPositions | None = None
         self.forwarded: list[Command] = []
+        self.answers = 0
 
     async def refresh(self) -> None:
-        """Do nothing: the position of the writer never moves."""
+        self.answers += 1
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         assert self.own is not None
@@ -342,6 +346,15 @@ class RelayTests(MasterCase):
         self.assertEqual(self.new_lines(wire), ["POSITION stock far 7 7", *POSITIONS])
         self.append("placed")
         self.assertEqual(self.new_lines(wire), ['RDATA orders master 2 ["o","placed"]'])
+
+    def test_a_peer_that_was_lost_before_the_start_is_not_answered(self) -> None:
+        relay = FakeRelay(self.net)
+        self.master = self.make_master(relay=relay)
+        self.store.close_gate("open")
+        for wire in [self.connect("REPLICATE") for _ in range(2)][1:]:
+            wire.lose()
+        self.store.open_gate("open")
+        self.assertEqual(relay.answers, 1)
 
 
 class AcknowledgementTests(MasterCase):
