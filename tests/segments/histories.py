@@ -108,14 +108,21 @@ def replace_lines(folder: LocalFolder, segment: Segment, lines: bytes) -> Segmen
     return attrs.evolve(segment, sha256=hashlib.sha256(lines).hexdigest(), size=len(lines), stored_size=len(lines))
 
 
-def write_folder(path: Path, facts: Sequence[Fact], *, ends: Sequence[int], compression: str = "none") -> LocalFolder:
+def write_folder(
+    path: Path,
+    facts: Sequence[Fact],
+    *,
+    ends: Sequence[int],
+    after: int = 0,
+    compression: str = "none",
+    limit: int = LINE_LIMIT,
+) -> LocalFolder:
     """Write a chain of segments that end at these tokens, with its manifest."""
     folder = LocalFolder(path)
     segments = []
-    after = 0
     for end in ends:
         some = [each for each in facts if after < each.token <= end]
-        segments.append(write_segment(folder, some, after=after, upto=end, compression=compression))
+        segments.append(write_segment(folder, some, after=after, upto=end, compression=compression, limit=limit))
         after = end
     write_manifest(folder, Manifest(segments))
     return folder
