@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.system.daemons import LOCAL, Daemon, until
+from replication.streams.facts import Fact
+from replication.wire.grammar import Token
+from tests.system.daemons import LOCAL, Daemon, append, until
+from tests.system.peers import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +30,18 @@ def test_a_second_master_is_refused_under_every_name_until_the_first_one_is_kill
                 until(partial(started_or_ended, second), "it has started or ended")
                 refusal = f"database {name!r} is written by process {master.pid} already: stop that"
                 assert refusal in second.log, second.log
+        append(master.address("HTTP"), "orders", [Fact(Token(0), ('["o1"]',))])
+        master.kill()  # the fact is in the WAL, which has the first name
+        for name in ("replication.db", "hard.db"):
+            with Daemon(tmp_path, "master", f"--database=sqlite:///{name}", *LOCAL, name=f"linked-{name}") as linked:
+                until(partial(started_or_ended, linked), "it has started or ended")
+                assert f"database {name!r} has 2 names (hard links)" in linked.log, linked.log
         (tmp_path / "hard.db").unlink()
-        master.kill()
-        with Daemon(tmp_path, "master", "--database=sqlite:///symbolic.db", *LOCAL, name="third") as third:
-            third.address("HTTP")
+        with Daemon(
+            tmp_path, "master", "--stream=orders", "--database=sqlite:///symbolic.db", *LOCAL, name="third"
+        ) as third:
+            _, orders = ask(f"http://{third.address('HTTP')}/v1/streams/orders")
+            assert orders["positions"] == {"master": 2}
             assert third.terminate() == 0
     files = {each.name for each in tmp_path.iterdir() if each.suffix != ".log"}
     assert files - {"twistd.log"} == {"replication.db", "symbolic.db"}

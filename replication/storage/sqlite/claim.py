@@ -50,7 +50,8 @@ class _Range(ctypes.Structure):
 def claimed(path: str) -> Iterator[int]:
     """Claim the file ``path`` for the block, and return a descriptor of it; a file that is missing is made.
 
-    StoreError names the process that writes it.  Open the file with SQLite inside the block, and close it there.
+    StoreError names the process that writes it, or the hard links that it has.  Open the file with SQLite inside the
+    block, and close it there.
     """
     with ExitStack() as held:
         try:
@@ -60,6 +61,7 @@ def claimed(path: str) -> Iterator[int]:
             _control(descriptor, SET_LOCK, fcntl.F_WRLCK, FIRST, os.getpid())
             for name in {path, str(Path(path).resolve())}:
                 _remove_former(name, held)
+            names = os.fstat(descriptor).st_nlink
         except BlockingIOError as error:
             lock = _control(descriptor, GET_LOCK, fcntl.F_WRLCK, FIRST, 0)  # without a lock by now, the length stays 0
             raise _refusal(path, lock.length) from error
@@ -68,6 +70,11 @@ def claimed(path: str) -> Iterator[int]:
                 f"database {path!r} cannot be claimed: {error}; "
                 "does its folder exist on a local disk, and may this process write there?"
             ) from error
+        if names > 1:  # SQLite would not read what was committed into the WAL beside another name
+            raise StoreError(
+                f"database {path!r} has {names} names (hard links), and SQLite keeps a WAL for each: "
+                "remove all but the one under which it was written last (find -samefile lists them)"
+            )
         yield descriptor
 
 

@@ -139,6 +139,9 @@ class NameTests(ClaimCase):
             )
         self.assertEqual(self.files(), before, "a second WAL beside a hard link would damage the database")
         process.kill()
+        for name in ("facts.db", "hard.db"):
+            self.assertIn(f"{name}' has 2 names (hard links)", self.refusal(str(self.folder / name)))
+        (self.folder / "hard.db").unlink()
         self.store(str(self.folder / "symbolic.db"))
 
     def test_files_beside_the_database_do_not_matter(self) -> None:
