@@ -294,7 +294,8 @@ class SharedStore(FragileStore):
         super().__init__()
         self.last_value: dict[StreamName, int] = {}  # the last allocated ID
         self.claims: list[InstanceName] = []
-        self.there: set[InstanceName] = set()  # the other instances that run now
+        self.there: set[InstanceName] = set()  # the other instances that are connected now
+        self.claimed: set[InstanceName] = set()  # those that were, apart from the names that were taken over
         self.followers: dict[tuple[StreamName, InstanceName], dict[InstanceName, Token]] = {}
 
     def sequence(self, stream: StreamName) -> ISequence | None:  # type: ignore[override]
@@ -304,9 +305,16 @@ class SharedStore(FragileStore):
     async def claim(self, instance: InstanceName) -> None:
         self.claims.append(instance)
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
         await self.operation("present")
-        return self.there & {*names}
+        self.claimed |= self.there
+        return {each: each in self.there for each in names if each in self.claimed}
+
+    async def take_over(self, name: InstanceName) -> bool:
+        await self.operation(f"take over {name}")
+        ended = name in self.claimed - self.there
+        self.claimed -= {name} - self.there
+        return ended
 
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         return dict(self.followers.get((stream, follower), {}))

@@ -222,9 +222,13 @@ class MemoryStore(_MemoryNotes):
         """Do nothing: no other process uses this store."""
         self.check_open()
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
         """Return none: no other process uses this store."""
-        return ()
+        return {}
+
+    async def take_over(self, name: InstanceName) -> bool:
+        """Do nothing: no other process uses this store."""
+        return False
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one writer counts by itself."""

@@ -327,8 +327,18 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """
         ...
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
-        """Return which of these names are claimed by other processes that are connected now, and may write."""
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
+        """Return which of these names other processes have claimed, each with whether its process is connected now.
+
+        A process that is not connected may connect again, and commit.
+        """
+        ...
+
+    async def take_over(self, name: InstanceName) -> bool:
+        """End the claim of ``name`` if its process is not connected; return whether a claim was ended.
+
+        After that the process commits nothing under this name.  Another process may claim the name.
+        """
         ...
 
     def sequence(self, stream: StreamName) -> ISequence | None:

@@ -2,12 +2,19 @@
 
 A follower finds a writer by its POSITION.  A writer that was renamed or removed sends none, so its facts would never be
 fetched.  So the processes that write its streams publish its position (docs/protocol/publishing.md D4).
+
+A writer without a connection to the database may still run.  It may have IDs open below its newest row, and commit them
+when it is connected again.  So this process takes over its name before it publishes a position above the stored one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from twisted.logger import Logger, LogLevel
+
+from replication.errors import StoreError
+from replication.logs import TroubleLog
 from replication.session.encoder import encode_position
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.interfaces import Write
@@ -17,15 +24,13 @@ from replication.writer.publisher import NO_WRITER
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from twisted.internet.interfaces import IReactorTime
-
     from replication.net.broadcast import Broadcast
     from replication.streams.interfaces import IStreamStore
     from replication.writer.stream import StreamWriter
 
-# Seconds without a claim after which a writer that ran has ended: a restart of the server ends claims, too, and a
-# process makes its claim again within two polls.
-ENDED_AFTER: Final = 5.0
+# Polls without a connection after which a name is taken over.  A restart of the server ends all connections, and a
+# process connects again within two polls.  One whose name was taken over must be restarted.
+ENDED_AFTER: Final = 5
 
 
 class FormerWriters:
@@ -35,26 +40,29 @@ class FormerWriters:
     Where it lists none, a writer that is absent at start counts as a former writer until it has come back.
     """
 
+    log = Logger()
+
     def __init__(
         self,
         instance_name: InstanceName,
         store: IStreamStore,
         streams: Mapping[StreamName, StreamWriter],
         broadcast: Broadcast,
-        clock: IReactorTime,
     ) -> None:
         self._instance_name = instance_name
         self._store = store
         self._streams = streams
         self._broadcast = broadcast
-        self._clock = clock
         self._positions: dict[StreamName, Mapping[InstanceName, Token]] = {}
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
-        self._running: dict[StreamName, set[InstanceName]] = {}  # the removed writers that ran at the last refresh
-        self._ran: set[InstanceName] = set()  # writers that ran since the start
-        self._missing: dict[InstanceName, float] = {}  # those that do not run now, with the time when that was found
+        # Those of both that were claimed at the last refresh, each with whether it was connected.
+        self._claimed: dict[StreamName, dict[InstanceName, bool]] = {}
+        self._ran: set[InstanceName] = set()  # writers that were connected since the start
+        self._missing: dict[InstanceName, int] = {}  # names that must be taken over: polls without a connection
+        self._unsent: set[tuple[StreamName, InstanceName]] = set()  # found by a refresh since the last poll
         self._moved: dict[tuple[StreamName, InstanceName], Token] = {}  # where each former writer was at the last poll
+        self._trouble = TroubleLog(self.log, LogLevel.warn)  # of takeovers
 
     async def find(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
         """Find the former writers of a stream among the writers that have ``positions``."""
@@ -63,11 +71,12 @@ class FormerWriters:
             return
         if definition.writers:
             self._removed[name] = {each for each in others if not definition.written_by(each)}
-            self._running[name] = await self._read(name, self._removed[name])
+            await self._read(name, self._removed[name])
             return
         if not others or definition.in_memory:
             return
-        others -= {*await self._store.claimed_elsewhere(others)}
+        claimed = await self._store.claimed_elsewhere(others)
+        others = {each for each in others if not claimed.get(each)}
         gone = await self._store.gone(name)
         pages = {
             writer: await self._store.facts(
@@ -83,8 +92,8 @@ class FormerWriters:
         if removed is not None:
             new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
             removed |= new
-            self._running[definition.name] |= new
             self._ran |= new
+            self._claimed[definition.name].update(dict.fromkeys(new, True))  # the next poll reads which are
 
     def of(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return the position of each former writer of a stream, as the last refresh found it."""
@@ -96,28 +105,36 @@ class FormerWriters:
         A follower that is connected to both processes would otherwise receive those positions out of order.
         """
         for stream, absent in self._absent.items():
-            absent.difference_update(await self._read(stream, absent))
+            await self._read(stream, absent)
+            back = {each for each, connected in self._claimed[stream].items() if connected}
+            absent.difference_update(back)
+            for each in back:
+                del self._claimed[stream][each]
         for stream, removed in self._removed.items():
-            self._running[stream] = await self._read(stream, removed)
+            await self._read(stream, removed)
 
     async def poll(self) -> None:
-        """Publish the positions of removed writers that ended since the last poll, and raise those of all former ones.
+        """Publish the positions of writers that have ended since the last poll, and raise those of all former ones.
 
         Without the first, followers may lack facts.  Linear order waits for every position, and so for the second.
         """
-        running = {stream: {*writers} for stream, writers in self._running.items()}
-        reached = {  # read before the refresh, which reads the writers that run
+        # Read before the claims: a writer that comes back after them begins above.
+        reached = {
             name: writer.published
             for name, writer in self._streams.items()
             if name != CACHES and writer.outgoing.may_write
         }
-        if not any(running.values()) and not self._are_behind(reached):
+        may_end = any(claimed.keys() - self.of(stream).keys() for stream, claimed in self._claimed.items())
+        if not may_end and not self._unsent and not self._are_behind(reached):
             return
+        await self._take_over([name for name, polls in self._missing.items() if polls >= ENDED_AFTER])
         await self.refresh()
-        for stream, writers in running.items():
-            for writer, position in self.of(stream).items():
-                if writer in writers:
-                    self._broadcast.publish(stream, encode_position(stream, writer, position, position))
+        self._missing = {name: self._missing.get(name, 0) + 1 for name in self._find_missing(reached)}
+        for stream, writer in sorted(self._unsent):
+            position = self.of(stream).get(writer)
+            if position is not None:
+                self._broadcast.publish(stream, encode_position(stream, writer, position, position))
+        self._unsent.clear()
         if self._are_behind(reached):
             await self._raise_to(reached)
 
@@ -127,40 +144,70 @@ class FormerWriters:
         """Whether the position of any former writer is below the one that this process has reached."""
         return any(position < reached.get(name, 0) for name in self._positions for position in self.of(name).values())
 
-    async def _read(self, stream: StreamName, writers: Collection[InstanceName]) -> set[InstanceName]:
-        """Read the positions of those of ``writers`` that do not run; return those that run.
+    async def _read(self, stream: StreamName, writers: Collection[InstanceName]) -> None:
+        """Read which of ``writers`` are former writers, and their positions.
 
-        A writer may come back or end while positions are read.  A writer counts as running if it runs before or after.
+        A writer may come back or end while positions are read.  A claim counts if it is there before or after.
         """
-        if not writers:
-            self._positions.pop(stream, None)
-            return set()
-        running = {*await self._store.claimed_elsewhere(writers)}
-        positions = await self._store.positions(stream)
-        running |= {*await self._store.claimed_elsewhere({*writers} - running)}
-        running |= self._ended_lately({*writers} - running, running)
-        self._positions[stream] = {each: positions[each] for each in {*writers} - running if each in positions}
-        return running
+        claimed: dict[InstanceName, bool] = {}
+        positions: Mapping[InstanceName, Token] = {}
+        stored: Mapping[InstanceName, Token] = {}
+        if writers:
+            claimed = {**await self._store.claimed_elsewhere(writers)}
+            positions = await self._store.positions(stream)
+            if claimed:
+                stored = (await self._store.stored_positions()).get(stream, {})
+            for each, connected in (await self._store.claimed_elsewhere(writers)).items():
+                claimed[each] = connected or claimed.get(each, False)
 
-    def _ended_lately(self, missing: set[InstanceName], running: set[InstanceName]) -> set[InstanceName]:
-        """Return which of the writers that are missing may still run."""
-        self._ran |= running
-        for each in running:
-            self._missing.pop(each, None)
-        now = self._clock.seconds()
-        return {each for each in missing & self._ran if now - self._missing.setdefault(each, now) < ENDED_AFTER}
+        self._ran |= {each for each, connected in claimed.items() if connected}
+        # No ID is open at or below a stored position, so that position needs no takeover.
+        settled = {each for each in writers if each not in claimed or positions.get(each) == stored.get(each)}
+        former = {each: positions[each] for each in settled - (claimed.keys() & self._ran) if each in positions}
+        if stream in self._positions:  # otherwise no line was sent yet
+            self._unsent |= {(stream, each) for each in former.keys() - self.of(stream).keys()}
+        self._positions[stream], self._claimed[stream] = former, claimed
+
+    def _find_missing(self, reached: Mapping[StreamName, Token]) -> set[InstanceName]:
+        """Return the names to take over: without a connection, and a position above the stored one is to be sent."""
+        return {
+            writer
+            for stream, claimed in self._claimed.items()
+            for writer, connected in claimed.items()
+            if not connected and self.of(stream).get(writer, Token(0)) < reached.get(stream, 1)
+        }
+
+    async def _take_over(self, names: Collection[InstanceName]) -> None:
+        """End the claims of ``names``; if that fails, a later poll tries again."""
+        taken, errors = [], []
+        for name in names:
+            self._missing.pop(name, None)
+            try:
+                if await self._store.take_over(name):
+                    taken.append(name)
+            except StoreError as error:
+                errors.append(f"{name}: {error}")
+        if errors:
+            message = "the positions of former writers stay, because their names cannot be taken over: {error}"
+            self._trouble.report(message, error="; ".join(errors))
+        elif names:
+            self._trouble.end()
+        if taken:
+            message = "took over the names of former writers, which have no connection to the database: {names}"
+            self.log.info(message, names=", ".join(taken))
 
     async def _raise_to(self, reached: Mapping[StreamName, Token]) -> None:
         """Raise the positions of former writers to those that this process has reached.
 
-        A former writer does not run, and begins above this position if it comes back.  One process is enough: if
-        another process has moved a position since the last poll, that position stays.
+        Only of names without a claim: the writer commits nothing, and begins above this position if it comes back.
+        One process is enough: if another process has moved a position since the last poll, that position stays.
         """
         moves: list[tuple[StreamName, InstanceName, Token]] = []
         for name, upto in reached.items():
             for writer, position in self.of(name).items():
                 before, self._moved[name, writer] = self._moved.get((name, writer)), position
-                if position < upto and (before == position or not self._streams[name].shared):
+                still = before == position or not self._streams[name].shared
+                if position < upto and still and writer not in self._claimed[name]:
                     moves.append((name, writer, position))
         if moves:
             await self._store.transaction().commit([Write(name, writer, reached[name]) for name, writer, _ in moves])

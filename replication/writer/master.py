@@ -119,7 +119,7 @@ class Master:
         syncing = SyncingUsers(self._functions.syncing_changed)
         self._last_seen = LastSeen(self.store)
         self._presence = PresenceTracker(reactor, syncing, self._last_seen, self._acknowledged)
-        former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast, reactor)
+        former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast)
         self._positions = Positions(self.instance_name, self.store, self._streams, former, reactor)
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward

@@ -548,7 +548,12 @@ class StreamStoreContract(KeptFactsContract):
 
     def test_a_process_without_a_claim_is_not_present(self) -> None:
         self.commit(write(2, facts(2), writer=OTHER))
-        self.assertEqual([*self.wait(self.store.claimed_elsewhere([OTHER]))], [])
+        self.assertEqual(self.wait(self.store.claimed_elsewhere([OTHER])), {})
+
+    def test_a_name_without_a_claim_is_not_taken_over(self) -> None:
+        self.commit(write(2, facts(2), writer=OTHER))
+        self.assertFalse(self.wait(self.store.take_over(OTHER)))
+        self.wait(self.store.claim(OTHER))
 
     def test_ids_come_from_a_sequence_or_the_writer_counts(self) -> None:
         sequence = self.store.sequence(ORDERS)

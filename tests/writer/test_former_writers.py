@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from twisted.logger import LogLevel
+
 from replication.errors import StoreError
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
-from replication.wire.grammar import InstanceName, Token
-from tests.doubles import begin, connect, lines_of, logged, now
+from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer.former_writers import ENDED_AFTER
+from tests.doubles import Wire, begin, connect, lines_of, logged, now
 from tests.serving import ORDERS, SharedCase
+
+REMOVED = InstanceName("removed")
 
 
 class FormerWritersTests(SharedCase):
@@ -166,3 +171,118 @@ class FormerWritersTests(SharedCase):
         wire.lose()
         self.store.errors.clear()
         now(master.stop())
+
+    def unsettled(self, *, ran: bool, writers: tuple[str, ...] = ("second", "third")) -> Wire:
+        """Return a connection to a master beside a writer that has a fact above its stored position, and then ends."""
+        definition = StreamDefinition("notes", writers=writers)
+        now(self.store.declare(definition))
+        self.shared.land([Write(definition.name, REMOVED, Token(4), [Fact(Token(7), ("1",))])], None)
+        self.shared.there, self.shared.claimed = {REMOVED} if ran else set(), {REMOVED}
+        self.second = self.make_master(instance_name="second", streams=[definition])
+        now(self.second.start())
+        self.addCleanup(lambda: now(self.second.stop()))
+        wire = connect(self.second.factory())
+        self.addCleanup(wire.lose)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[2:], ["POSITION notes second 7 7"])
+        self.shared.there = set()
+        self.store.asked.clear()
+        return wire
+
+    def test_f17_a_position_above_the_stored_one_is_sent_once_the_name_is_taken_over(self) -> None:
+        """The writer may have an ID open below its newest row, and commit it when it is connected again."""
+        for ran in (True, False):
+            with self.subTest(ran=ran):
+                wire = self.unsettled(ran=ran)
+                self.net.pump([1.0] * ENDED_AFTER)
+                self.assertEqual((self.new_lines(wire), self.store.asked.count("take over removed")), ([], 0))
+                self.net.advance(1.0)
+                self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+                self.net.pump([1.0] * 2 * ENDED_AFTER)
+                self.assertEqual((self.new_lines(wire), self.store.asked.count("take over removed")), ([], 1))
+                wire.lose()
+                now(self.second.stop())
+                self.store = self.make_store()
+                now(self.store.open())
+
+    def test_f17_a_name_is_taken_over_also_if_no_writers_are_configured(self) -> None:
+        wire = self.unsettled(ran=False, writers=())
+        self.net.pump([1.0] * (1 + ENDED_AFTER))
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+
+    def test_f17_the_position_of_a_writer_that_was_never_connected_is_raised_once_its_name_is_taken_over(self) -> None:
+        """Its stored position is sent at once; the one beyond it is not."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        now(self.store.declare(definition))
+        self.shared.others_write("notes", "removed", 4)
+        self.shared.claimed = {REMOVED}
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        lines = ["POSITION notes removed 4 4", "POSITION notes second 4 4"]
+        self.assertEqual(lines_of(wire.read())[2:], lines)
+        self.net.pump([1.0] * 2 * ENDED_AFTER)
+        self.assertNotIn("take over removed", self.store.asked, "nothing is beyond it")
+        now(master.stream("notes").append([["a"]]))
+        self.net.pump([1.0] * ENDED_AFTER)
+        self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], [])
+        self.net.pump([1.0] * 2)
+        self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], ["POSITION notes removed 4 5"])
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_a_takeover_of_a_writer_that_is_connected_again_is_refused(self) -> None:
+        wire = self.unsettled(ran=True)
+        self.net.pump([1.0] * ENDED_AFTER)
+        self.store.close_gate("take over removed")
+        self.net.advance(1.0)
+        self.shared.there = {REMOVED}
+        with logged(LogLevel.info) as messages:
+            self.store.open_gate("take over removed")
+            self.net.pump([1.0] * 2 * ENDED_AFTER)
+        self.assertEqual((self.new_lines(wire), messages), ([], []))
+        self.assertEqual(self.store.asked.count("take over removed"), 1)
+        self.assertEqual(self.shared.claimed, {REMOVED})
+
+    def test_f17_a_takeover_that_fails_is_logged_once_and_tried_again(self) -> None:
+        """Everything else that a poll does goes on."""
+        wire = self.unsettled(ran=True)
+        self.store.errors["take over removed"] = StoreError("permission denied")
+        with logged() as messages:
+            self.net.pump([1.0] * 4 * ENDED_AFTER)
+        (message,) = messages
+        self.assertIn("names cannot be taken over: removed: permission denied", message)
+        self.shared.others_write("notes", "third", 9)
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes second 7 9"])
+        del self.store.errors["take over removed"]
+        with logged(LogLevel.info) as messages:
+            self.net.pump([1.0] * 2 * ENDED_AFTER)
+        lines = ["POSITION notes removed 7 7", "POSITION notes removed 7 9"]
+        self.assertEqual(self.new_lines(wire), lines)
+        self.assertEqual(len(messages), 1)
+
+    def test_f17_a_takeover_that_fails_delays_no_other(self) -> None:
+        wire = self.unsettled(ran=True)
+        other = InstanceName("another")
+        self.shared.land([Write(StreamName("notes"), other, Token(4), [Fact(Token(6), ("1",))])], None)
+        self.shared.claimed.add(other)
+        self.store.errors["take over another"] = StoreError("permission denied")
+        with logged() as messages:
+            self.net.pump([1.0] * 3 * ENDED_AFTER)
+        self.assertEqual((self.new_lines(wire), len(messages)), (["POSITION notes removed 7 7"], 1))
+
+    def test_f17_polls_that_failed_do_not_count_for_a_takeover(self) -> None:
+        """While the server restarts, no process is connected."""
+        wire = self.unsettled(ran=True)
+        self.net.advance(1.0)
+        self.store.errors["present"] = StoreError("away")
+        self.net.pump([1.0] * 3 * ENDED_AFTER)
+        self.store.errors.clear()
+        self.net.pump([1.0] * (ENDED_AFTER - 1))
+        self.assertNotIn("take over removed", self.store.asked)
+        self.net.pump([1.0] * 2)
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])

@@ -8,12 +8,17 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.postgres.holder import HOLDER_KEY
+from replication.storage.postgres.ids import END_SESSIONS
 from replication.storage.postgres.store import PostgresStore
+from replication.streams.definitions import StreamDefinition
 from replication.wire.grammar import InstanceName, StreamName
+from replication.writer.former_writers import ENDED_AFTER
 from replication.writer.master import Master
 from tests.doubles import Net, connect, lines_of, logged
 from tests.storage.on_postgres import HasDatabase
 from tests.storage.pump import Pump
+from tests.system.daemons import until
 
 if TYPE_CHECKING:
     from replication.writer.stream import StreamWriter
@@ -34,7 +39,8 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
 
     def make_master(self, name: str, **options: Any) -> Master:
         store = PostgresStore(self.url, self.pump)
-        master = Master(instance_name=name, database=store, streams=["orders"], reactor=self.net, **options)
+        given: dict[str, Any] = {"streams": ["orders"], "reactor": self.net, **options}
+        master = Master(instance_name=name, database=store, **given)
         self.addCleanup(lambda: self.pump.wait(master.stop()))
         return master
 
@@ -122,6 +128,99 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
             third = self.start(self.make_master("c"))
         self.assertEqual(([each for each in messages if "orders" in each], third.published), ([], 7))
         self.assertEqual(self.pump.wait(third.append([["z"]])), [40])
+
+    def removed_writer(self) -> tuple[Master, Any]:
+        """Return a master that still writes, with ID 2 open and ID 3 committed, and the reservation of ID 2."""
+        removed = self.make_master("removed", reactor=Net())  # its timers do not run: the process is paused
+        reservation = self.start(removed).reserve()
+        fact = self.pump.wait(reservation.__aenter__())
+        self.pump.wait(fact.write("two"))
+        self.assertEqual(self.pump.wait(removed.stream("orders").append([["three"]])), [3])
+        return removed, reservation
+
+    def end_sessions_of(self, master: Master) -> None:
+        """End its sessions; it does not notice before it needs one."""
+        store = master.store
+        assert isinstance(store, PostgresStore)
+        self.sql(END_SESSIONS, store._holder.id)
+        held = f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = ({HOLDER_KEY} & 4294967295)::oid"
+        until(lambda: not self.sql(held, store._holder.id), "its sessions have ended")
+
+    def remaining(self) -> Master:
+        """Return a master whose configuration lacks the removed writer."""
+        return self.make_master("a", streams=[StreamDefinition("orders", writers=("a", "b"))])
+
+    def sent_of_removed(self, master: Master) -> list[str]:
+        """Return what a new follower of a master receives about the removed writer."""
+        wire = connect(master.factory())
+        wire.protocol.dataReceived(b"REPLICATE orders\n")
+        self.pump.wait(master._positions.refresh())  # after the one that the answer waits for
+        lines = [line for line in lines_of(wire.read()) if " removed " in line]
+        wire.lose()
+        return lines
+
+    def poll(self, master: Master, times: int) -> None:
+        for _ in range(times):
+            self.pump.wait(master._positions.poll())
+
+    def test_f17_a_removed_writer_commits_no_id_below_its_position_that_others_have_sent(self) -> None:
+        """It lost its sessions, and is connected again after another process has started."""
+        removed, reservation = self.removed_writer()
+        self.end_sessions_of(removed)
+        a = self.remaining()
+        self.start(a)
+        self.poll(a, 1 + ENDED_AFTER)
+        self.assertEqual(self.sent_of_removed(a), ["POSITION orders removed 3 3"])
+        with self.assertRaisesRegex(StoreError, "taken over the name 'removed'"):
+            self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.ids(), [3])
+
+    def test_f17_a_removed_writer_commits_no_id_below_its_position_that_others_have_raised(self) -> None:
+        """It lost its sessions while the other process ran."""
+        removed, reservation = self.removed_writer()
+        a = self.remaining()
+        writer = self.start(a)
+        self.pump.wait(writer.append([["four"]]))
+        self.poll(a, 2 * ENDED_AFTER)
+        self.assertEqual(self.sent_of_removed(a), [], "it runs")
+        self.end_sessions_of(removed)
+        self.poll(a, ENDED_AFTER)
+        self.assertEqual(self.sent_of_removed(a), [], "it may be connected again")
+        self.poll(a, 3)
+        self.assertEqual(self.sent_of_removed(a), ["POSITION orders removed 4 4"])
+        with self.assertRaisesRegex(StoreError, "taken over the name 'removed'"):
+            self.pump.wait(reservation.__aexit__(None, None, None))
+        self.assertEqual(self.ids(), [3, 4])
+
+        again = self.make_master("removed", reactor=Net())  # begins above the position that others have sent
+        self.assertEqual(self.pump.wait(self.start(again).append([["five"]])), [5])
+        self.poll(a, 2 * ENDED_AFTER)
+        self.assertEqual(self.sent_of_removed(a), [], "it runs again")
+
+    def test_f17_a_removed_writer_that_lost_its_sessions_for_a_moment_commits(self) -> None:
+        """A restart of the server ends all sessions."""
+        removed, reservation = self.removed_writer()
+        a = self.remaining()
+        self.start(a)
+        self.end_sessions_of(removed)
+        self.poll(a, ENDED_AFTER - 1)
+        self.assertEqual(self.sent_of_removed(a), [])
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.poll(a, 2 * ENDED_AFTER)
+        self.assertEqual((self.ids(), self.sent_of_removed(a)), ([2, 3], []))
+
+    def test_f17_the_settled_position_of_a_writer_that_has_stopped_is_sent_without_a_takeover(self) -> None:
+        """It may have lost its sessions for a moment: then it goes on."""
+        removed, reservation = self.removed_writer()
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        self.poll(removed, 1)
+        self.end_sessions_of(removed)
+        a = self.remaining()
+        self.start(a)
+        self.assertEqual(self.sent_of_removed(a), ["POSITION orders removed 3 3"])
+        self.poll(a, 2 * ENDED_AFTER)
+        self.assertEqual(self.pump.wait(removed.stream("orders").append([["four"]])), [4])
+        self.assertEqual(self.sent_of_removed(a), [])
 
     def test_a_master_that_returns_under_any_name_continues_after_all_facts(self) -> None:
         self.pump.wait(self.start(self.a).append([["x"]] * 2))

@@ -275,9 +275,16 @@ class SimulatedStore(UnheldStore):
         if isinstance(self.disk, SharedDisk):
             self.disk.holders[instance] = self
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
         holders = self.disk.holders if isinstance(self.disk, SharedDisk) else {}
-        return {name for name in names if name in holders and not (holders[name].killed or holders[name].closed)}
+        return {name: not (holders[name].killed or holders[name].closed) for name in names if name in holders}
+
+    async def take_over(self, name: InstanceName) -> bool:
+        """End a claim; a process that was killed or has stopped commits nothing in any case."""
+        ended = (await self.claimed_elsewhere([name])).get(name) is False
+        if ended and isinstance(self.disk, SharedDisk):
+            del self.disk.holders[name]
+        return ended
 
     def sequence(self, stream: StreamName) -> ISequence | None:
         self.disk.sequence(stream)

@@ -17,7 +17,7 @@ from replication.storage.migrations import check_version, installed, upgrade
 from replication.storage.names import quoted
 from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
-from replication.storage.postgres.ids import PRESENT, STATES, Allocations, create_sequence, prepare_sequence
+from replication.storage.postgres.ids import CLAIMS, STATES, Allocations, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
@@ -173,9 +173,9 @@ class PostgresConnection(SqlConnection[PostgresSession]):
         rows = self.session.ask(APPLIED, (stream, follower))
         return {InstanceName(writer): Token(token) for writer, token in rows}
 
-    def present(self, names: Collection[InstanceName]) -> list[InstanceName]:
-        """Return which of these names are claimed by processes with a session now."""
-        return [InstanceName(name) for (name,) in self.session.ask(PRESENT, ([*names],))]
+    def claims(self, names: Collection[InstanceName]) -> dict[InstanceName, bool]:
+        """Return which of these names are claimed, each with whether its process has a session now."""
+        return {InstanceName(name): connected for name, connected in self.session.ask(CLAIMS, ([*names],))}
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does; on a standby, only up to the writer's stored position."""

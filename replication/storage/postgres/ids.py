@@ -30,12 +30,21 @@ IDS_SETTINGS: Final[Mapping[str, str]] = {
     "tcp_keepalives_count": "3",
 }
 
+# Of the short session that takes over names: a session that does not end delays neither IDs nor polls for long.
+TAKE_OVER_SETTINGS: Final[Mapping[str, str]] = {**IDS_SETTINGS, "lock_timeout": "2s"}
+
+# The holder of a claim that was taken over, and not claimed since.  It begins like no host name, and has no session.
+NO_PROCESS: Final = "(none)"
+
 _KEY: Final = "hashtextextended('replication writer ' || current_schema() || ' ' || %s, 0)"
 LOCK: Final = f"SELECT pg_try_advisory_lock({_KEY})"
+# Several processes may take over a name at once; meanwhile it is not claimed.
+LOCK_SHARED: Final = f"SELECT pg_try_advisory_lock_shared({_KEY})"
 UNLOCK_ALL: Final = "SELECT pg_advisory_unlock_all()"
 HOLDER: Final = (
     "SELECT pid, application_name, coalesce(host(client_addr), 'a local socket') "
     "FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND mode = 'ExclusiveLock' "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
     f"AND (classid::bigint << 32 | objid::bigint) = {_KEY}"
 )
@@ -44,12 +53,13 @@ CLAIM: Final = (
     "SELECT %s, %s, coalesce(max(number), 0) + 1 FROM writer_claims WHERE instance_name = %s "
     "ON CONFLICT (instance_name, holder) DO UPDATE SET number = excluded.number"
 )
-# Every session of a process holds its lock, so the process is present if it has lost the session with the claim.
-PRESENT: Final = (
-    "SELECT instance_name FROM writer_claims WHERE instance_name = ANY(%s::text[]) AND EXISTS (SELECT FROM pg_locks "
+# Every session of a process holds its lock, so the process is connected if it has lost the session with the claim.
+CLAIMS: Final = (
+    "SELECT instance_name, bool_or(EXISTS (SELECT FROM pg_locks "
     "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY % 'holder'})"
+    f"AND (classid::bigint << 32 | objid::bigint) = {HOLDER_KEY % 'holder'})) "
+    f"FROM writer_claims WHERE instance_name = ANY(%s::text[]) AND holder <> '{NO_PROCESS}' GROUP BY instance_name"
 )
 FORMER: Final = "SELECT holder FROM writer_claims WHERE instance_name = %s AND holder <> %s"
 END_SESSIONS: Final = (
@@ -132,7 +142,7 @@ class PostgresIds:
             return
         self._lock(name)
         try:
-            self._take_over(name)
+            self._take_over(name, self.session.holder.id)
         except BaseException:
             self.session.rollback()
             self.close()  # releases the lock too
@@ -156,14 +166,26 @@ class PostgresIds:
                 self._lock(name)
             self._held_in = self.session.number
 
-    def _take_over(self, name: InstanceName) -> None:
+    def take_over(self, name: InstanceName) -> bool:
+        """End the claim of ``name`` if its process has no session; return whether a claim was ended.
+
+        After that the process has no transaction in progress, and each later one fails.  ``close`` lets other
+        processes claim the name.
+        """
+        ((locked,),) = self.session.run(LOCK_SHARED, (name,))
+        if not locked or self.session.run(CLAIMS, ([name],)) != [(name, False)]:
+            return False
+        self._take_over(name, NO_PROCESS)
+        return True
+
+    def _take_over(self, name: InstanceName, holder: str) -> None:
         """Store the claim, and end all sessions of former holders: one may be at its COMMIT."""
-        session, me = self.session, self.session.holder.id
+        session = self.session
         session.begin()
         session.run(SYNCHRONOUS)
-        session.run(CLAIM, (name, me, name))
+        session.run(CLAIM, (name, holder, name))
         session.commit()
-        for (former,) in session.run(FORMER, (name, me)):
+        for (former,) in session.run(FORMER, (name, holder)):
             session.run(END_SESSIONS, (former,))
             session.run(WAIT_FOR_END, (former,))
             session.run(DELETE_CLAIM, (name, former))
@@ -175,9 +197,14 @@ class PostgresIds:
                 f"{application!r} from {address} (session {pid})"
                 for pid, application, address in self.session.run(HOLDER, (name,))
             )
+            if not holder:
+                raise StoreError(
+                    f"database {self.session.name!r}: the process that writes as {name!r} has just ended: try again",
+                    temporary=True,
+                )
             raise StoreError(
-                f"database {self.session.name!r}: another process writes as {name!r}: "
-                f"{holder or 'it has just ended'}; give each process a name of its own"
+                f"database {self.session.name!r}: another process writes as {name!r}: {holder}; "
+                "give each process a name of its own"
             )
 
 

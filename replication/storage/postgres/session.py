@@ -361,8 +361,8 @@ class PostgresSession:
             lost = connection.execute(LOST_NAMES, (self.holder.names, self.holder.id)).fetchall()
             if lost:
                 raise StoreError(
-                    f"database {self.name!r}: another process has written as {lost[0][0]!r} since sessions of "
-                    "this one were lost: restart this process, so that it reads what the other wrote"
+                    f"database {self.name!r}: another process has taken over the name {lost[0][0]!r} since sessions of "
+                    "this one were lost: restart this process, so that it reads what was written meanwhile"
                 )
 
     def _is_stale(self) -> bool:

@@ -25,7 +25,7 @@ from replication.storage.postgres.checks import refuse_shared
 from replication.storage.postgres.connection import PAGING, STEPS, PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
+from replication.storage.postgres.ids import IDS_SETTINGS, TAKE_OVER_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.joined import table_of
 from replication.storage.postgres.session import PostgresSession
 from replication.storage.postgres.truncations import Truncations
@@ -108,9 +108,22 @@ class PostgresStore(SqlStore[PostgresConnection]):
         """Make this process the only one that writes as ``instance``; StoreError names the process that does."""
         await self._checked(self._ids).run(lambda ids: ids.claim(instance))
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:
-        """Return which of these names are claimed by processes with a session now, which may be at a COMMIT."""
-        return await self._read(lambda connection: connection.present(names))
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
+        """Return which of these names are claimed, each with whether its process has a session now."""
+        return await self._read(lambda connection: connection.claims(names))
+
+    async def take_over(self, name: InstanceName) -> bool:
+        """End the claim of ``name`` if its process has no session; return whether a claim was ended.
+
+        That runs in a session of its own, so that neither IDs nor commits wait for it.
+        """
+        self._checked(self._ids)
+        session = PostgresIds(self._new_session(TAKE_OVER_SETTINGS), self._allocations)
+        thread = ConnectionThread(self._reactor, session, self.name)
+        try:
+            return await thread.run(lambda ids: ids.take_over(name))
+        finally:
+            await thread.close()
 
     async def declare(self, *definitions: StreamDefinition) -> None:
         """Create or check the streams' tables and sequences; SchemaError names what does not fit."""

@@ -80,9 +80,13 @@ class SqliteStore(SqlStore[SqliteConnection]):
             async with self._writer_lock:
                 await writer.run(lambda connection: connection.verify())
 
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Collection[InstanceName]:  # noqa: ARG002
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:  # noqa: ARG002
         """Return none: one process writes a file."""
-        return ()
+        return {}
+
+    async def take_over(self, name: InstanceName) -> bool:  # noqa: ARG002
+        """Do nothing: one process writes a file."""
+        return False
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one process that writes a file counts by itself."""

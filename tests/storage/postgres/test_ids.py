@@ -20,7 +20,7 @@ from replication.storage.postgres.address import Address
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
-from replication.storage.postgres.ids import IDS_SETTINGS, Allocations, PostgresIds
+from replication.storage.postgres.ids import CLAIMS, IDS_SETTINGS, TAKE_OVER_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.streams.definitions import StreamDefinition
 from tests.contract.stream_store import ME, OTHER, facts, write
@@ -246,7 +246,7 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         other = self.make_ids()
         other.claim(ME)
         for _ in range(2):
-            self.assertIn("has written as 'master'", str(self.assertRaises(StoreError, self.allocate)))
+            self.assertIn("taken over the name 'master'", str(self.assertRaises(StoreError, self.allocate)))
         self.assertEqual(other.allocate('"stream_orders_seq"', 1), [2])
 
     def test_f17_nor_by_one_whose_name_was_used_meanwhile(self) -> None:
@@ -311,6 +311,27 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         self.make_ids().claim(ME)
         self.assertRaises(SessionLostError, connection.session.run, "SELECT 1")
         self.assertEqual(self.sql("SELECT count(*) FROM writer_claims"), [(1,)])
+
+    def test_f17_a_takeover_that_may_not_end_a_session_leaves_the_claim(self) -> None:
+        """The process has connected again just before, as another user; its later sessions are refused."""
+        self.ids.claim(ME)
+        connection, _ = self.writer(self.ids)
+        self.end_session_of(self.ids)
+        self.sql("CREATE ROLE limited LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO limited")
+        self.addCleanup(self.sql, "DROP OWNED BY limited; DROP ROLE limited")
+        taking = PostgresIds(self.make_session(settings=TAKE_OVER_SETTINGS), Allocations())
+        taking.session.run("SET SESSION AUTHORIZATION limited")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(postgres_ids, "CLAIMS", "SELECT unnest(%s::text[]), false")  # as it was before
+            message = str(self.assertRaises(StoreError, taking.take_over, ME))
+        self.assertIn("GRANT it to this user", message)
+        self.assertEqual(connection.claims([ME]), {ME: True})
+        self.assertEqual(connection.session.run("SELECT 1"), [(1,)], "it lives on")
+        self.assertIn("taken over the name", str(self.assertRaises(StoreError, self.ids.claim, ME)))
+        connection.session.close()
+        until(lambda: taking.session.run(CLAIMS, ([ME],)) == [(ME, False)], "its sessions have ended")
+        self.assertTrue(taking.take_over(ME))
+        taking.close()
 
     def test_f9_a_crash_of_the_server_takes_no_claim_back(self) -> None:
         """An allocation does not wait for the disk; a claim does."""

@@ -11,13 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred
+import psycopg
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CommitsLostError, ConfigError, SchemaError, StoreError
 from replication.storage.memory import MemoryStore
 from replication.storage.postgres.connection import PostgresConnection
+from replication.storage.postgres.ids import END_SESSIONS, LOCK_SHARED
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
@@ -38,7 +40,7 @@ from tests.storage.pump import PATIENCE, threads_of
 from tests.system.daemons import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replication.storage.receipts import ReceiptClock
     from replication.streams.interfaces import ISqlExecutor, IStreamStore
@@ -601,28 +603,93 @@ class DifferentialTests(OnPostgres, SynchronousTestCase):
         )
 
 
-class PresentTests(OnPostgres, SynchronousTestCase):
-    """A process is present as long as one of its sessions is."""
+class ClaimTests(OnPostgres, SynchronousTestCase):
+    """A process with a claim is connected as long as one of its sessions is."""
 
-    def present(self) -> list[str]:
-        return [*self.wait(self.store.claimed_elsewhere([ME, OTHER]))]
+    def claims(self) -> Mapping[InstanceName, bool]:
+        return self.wait(self.store.claimed_elsewhere([ME, OTHER]))
 
-    def test_a_process_is_until_its_sessions_have_ended(self) -> None:
+    def other(self) -> PostgresStore:
+        """Return the store of another process, which has claimed its name."""
         other = self.another_store()
         self.wait(other.claim(OTHER))
-        self.assertEqual(self.present(), [OTHER])
+        return other
+
+    def end_sessions_of(self, other: PostgresStore) -> None:
+        """End the sessions of a process; it does not notice."""
+        self.sql(END_SESSIONS, other._holder.id)
+        until(lambda: self.claims()[OTHER] is False, "its sessions have ended")
+
+    def test_a_process_is_connected_until_its_sessions_have_ended(self) -> None:
+        other = self.other()
+        self.assertEqual(self.claims(), {OTHER: True})
         self.wait(other.close())
-        until(lambda: self.present() == [], "its sessions have ended")
+        until(lambda: self.claims() == {OTHER: False}, "its sessions have ended")
+
+    def test_f17_a_process_whose_name_was_taken_over_neither_commits_nor_allocates(self) -> None:
+        """Another process has published a position beyond its open ID."""
+        other = self.other()
+        (token,) = self.wait(self.sequence(other).allocate(1))
+        self.end_sessions_of(other)
+        self.assertTrue(self.wait(self.store.take_over(OTHER)))
+        self.assertEqual(self.claims(), {})
+        late = other.transaction().commit([write(token, facts(token), writer=OTHER)])
+        for work in (late, other.claim(OTHER), self.sequence(other).allocate(1)):
+            with self.assertRaisesRegex(StoreError, "taken over the name 'worker2' .*: restart this process"):
+                self.wait(work)
+        self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
+
+    def test_f17_the_name_of_a_connected_process_is_not_taken_over(self) -> None:
+        """Not even if the session that has claimed the name is lost."""
+        other = self.other()
+        self.assertFalse(self.wait(self.store.take_over(OTHER)))
+        exclusive = "FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
+        self.sql(f"SELECT pg_terminate_backend(pid, 60000) {exclusive}")
+        until(lambda: self.sql(f"SELECT pid {exclusive}") == [], "it is lost")
+        self.assertEqual((self.wait(self.store.take_over(OTHER)), self.claims()), (False, {OTHER: True}))
+        self.wait(other.transaction().commit([write(2, facts(2), writer=OTHER)]))
+
+    def test_f17_a_name_that_was_taken_over_may_be_claimed_at_once(self) -> None:
+        """The process that took it over goes on: its sessions are not ended."""
+        self.wait(self.store.claim(ME))
+        self.end_sessions_of(self.other())
+        transaction = self.store.transaction()
+        self.wait(transaction.execute("SELECT 1"))
+        self.wait(self.store.take_over(OTHER))
+        self.other()
+        self.assertEqual(self.claims(), {ME: True, OTHER: True})
+        self.assertFalse(self.wait(self.store.take_over(OTHER)))
+        self.wait(transaction.commit([write(2, facts(2))]))
+        self.assertEqual(self.sql("SELECT count(*) FROM writer_claims"), [(2,)])
+
+    def test_f17_several_processes_take_over_a_name_at_once(self) -> None:
+        self.end_sessions_of(self.other())
+        stores = [self.store, self.another_store(), self.another_store()]
+        taken = self.wait(gatherResults([self.begin(each.take_over(OTHER)) for each in stores]))
+        self.assertIn(True, taken)
+        self.assertEqual(self.claims(), {})
+        self.other()
+
+    def test_f17_a_name_is_not_claimed_while_it_is_taken_over(self) -> None:
+        """The start of its process tries again: the error is temporary."""
+        late = self.another_store()
+        with psycopg.connect(self.url, autocommit=True) as taking:
+            pid = taking.info.backend_pid
+            taking.execute(LOCK_SHARED, (OTHER,))
+            with self.assertRaisesRegex(StoreError, "has just ended: try again") as refused:
+                self.wait(late.claim(OTHER))
+            self.assertTrue(refused.exception.temporary)
+        until(lambda: not self.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid), "the session has ended")
+        self.wait(late.claim(OTHER))
 
     def test_it_still_is_when_only_the_session_that_claimed_its_name_is_lost(self) -> None:
-        other = self.another_store()
-        self.wait(other.claim(OTHER))
+        self.other()
         self.sql(
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
         )
         exclusive = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
         until(lambda: self.sql(exclusive) == [], "it is lost")
-        self.assertEqual(self.present(), [OTHER])
+        self.assertEqual(self.claims(), {OTHER: True})
 
 
 class FillTests(OnPostgres, SynchronousTestCase):
