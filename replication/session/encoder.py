@@ -7,6 +7,7 @@ That is above every follower's position: each follower has a gap, and fetches th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +76,7 @@ def encode_only_row(
     return EncodedLines(line.encode(), 1) if len(line) <= line_limit + 1 and line.isascii() else None
 
 
+@lru_cache(1_000)  # the answer to REPLICATE is the same for every follower
 def encode_position(stream: StreamName, instance: InstanceName, prev: Token, new: Token) -> EncodedLines:
     """Return the POSITION of an instance that has no fact with ``prev < token <= new``."""
     return EncodedLines(encode_line(Position(stream, instance, prev, new)), 1)

@@ -17,10 +17,13 @@ import replication.errors
 import replication.follower.merge
 import replication.session.encoder
 import replication.writer.publisher
+from replication.bench.simulation.disk import SimulatedStore
 from replication.bench.simulation.run import make_plan, run
 from replication.follower.application import Application
 from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
+from replication.follower.relay import Relay
+from replication.follower.reports import RelayedReports
 from replication.follower.stream import StreamFollower
 from replication.segments.archive import _SegmentCursor
 from replication.session.connection import ReplicationConnection
@@ -32,6 +35,7 @@ from replication.streams.merge import merge as merge_rightly
 from replication.streams.pending import PendingIds
 from replication.streams.reorder_buffer import Batch, ReorderBuffer
 from replication.wire.grammar import Token
+from replication.writer.known_followers import LATER, KnownFollowers
 from replication.writer.publisher import PublishedStream, Publisher
 from replication.writer.reservation import FactTransaction
 from tests.docs.pages import page, table
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_SEEDS = 600
+FORGET = SimulatedStore.forget_facts
 
 
 class Fault(NamedTuple):
@@ -138,6 +143,25 @@ def whole_segment(self: _SegmentCursor, after: Token, upto: Token, limit: int, r
     return attrs.evolve(page, upto=min(upto, self.segment.upto))
 
 
+def announce_at_once(self: Relay, key: Any, prev: Token, new: Token, right: Any = Relay.linked) -> None:
+    right(self, key, Token(0), Token(0))
+
+
+async def keep_to_itself(self: RelayedReports, name: str, positions: Any) -> float:
+    return LATER
+
+
+async def needs_nothing(self: KnownFollowers, streams: Any, writer: Any) -> Any:
+    return {}
+
+
+async def leave_no_mark(
+    self: SimulatedStore, stream: Any, writer: Any, upto: Any, *, delete: bool = True, right: Any = FORGET
+) -> None:
+    if delete:
+        await right(self, stream, writer, upto)
+
+
 async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token) -> Any:
     return upto, await self._fetch(self._stream, writer)
 
@@ -162,29 +186,45 @@ FAULTS: dict[str, Fault] = {
     ),
     "the stored position ignores open IDs": Fault(PendingIds, "settled_with", lambda self, ids: self.highest, seed=4),
     "a position is published and not stored (synapse#17226)": Fault(
-        Publisher, "_store_position", forget_to_store, seed=254
+        Publisher, "_store_position", forget_to_store, seed=414
     ),
     "a fact is published before its commit": Fault(FactTransaction, "commit", publish_first, seed=2),
     "facts beyond the limit of memory are lost": Fault(ReorderBuffer, "release", lose_spilled, seed=4),
     "a bare POSITION covers facts (synapse#19795)": Fault(PublishedStream, "gap", bare_position, seed=4),
     "REPLICATE is answered with what is not published yet (synapse#7360)": Fault(
-        PublishedStream, "position", as_published, seed=2
+        PublishedStream, "position", as_published, seed=571
     ),
     "a row that is too long is left out (synapse#6327)": Fault(
         replication.session.encoder, "_encode_long_fact", drop_long_rows, seed=1
     ),
-    "lines for a slow peer are dropped": Fault(SendBuffer, "push", drop_when_full, seed=264),
+    "lines for a slow peer are dropped": Fault(SendBuffer, "push", drop_when_full, seed=283),
     # ---- following
     "a page counts for more than it has (synapse#15335)": Fault(Cursor, "fetched", whole_range, seed=5),
     "a gap is not fetched (synapse#7427)": Fault(Cursor, "position_received", unpaged_rows, seed=1),
     "rows of a lost connection are joined to a later fact": Fault(
-        Cursor, "_drop_partial", lambda self: None, seed=1255
+        Cursor, "_drop_partial", lambda self: None, seed=1451
     ),
-    "a failed page is never fetched again": Fault(StreamFollower, "_catch_up", give_up, seed=172),
-    "the position moves although the function raised": Fault(Application, "_call", swallow, seed=75),
+    "a failed page is never fetched again": Fault(StreamFollower, "_catch_up", give_up, seed=30),
+    "the position moves although the function raised": Fault(Application, "_call", swallow, seed=12),
     "a restored writer is trusted": Fault(FollowedHistories, "compare", trust, "restored", seed=579),
     "a dead connection is not noticed (synapse#9010)": Fault(
         ReplicationConnection, "_give_up_at", never_reached, seed=2
+    ),
+    # ---- relays
+    "a relay does not pass on that its writer has started again": Fault(
+        Relay, "restarted", lambda *_: None, "restored-relay", seed=51
+    ),
+    "a relay announces a writer before it has caught up": Fault(Relay, "linked", announce_at_once, "relay", seed=780),
+    "a relay sends no gap for facts that it leaves out": Fault(
+        Relay, "left_out", lambda *_: None, "forced-retention", seed=9
+    ),
+    "a relay does not pass reports on": Fault(RelayedReports, "report", keep_to_itself, "retention", seed=20),
+    # ---- retention
+    "a retention does not wait for known followers": Fault(
+        KnownFollowers, "needed", needs_nothing, "retention", seed=9
+    ),
+    "a copy has no mark for facts that it leaves out": Fault(
+        SimulatedStore, "forget_facts", leave_no_mark, "forced-retention", seed=9
     ),
     # ---- segments
     "a part of a segment counts for all of it": Fault(_SegmentCursor, "page", whole_segment, "segments", seed=3),

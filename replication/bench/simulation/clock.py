@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Timer:
     """A call at a later time: Twisted's ``IDelayedCall``."""
 
-    __slots__ = ("_args", "_clock", "_ended", "_function", "_kwargs", "number", "time")
+    __slots__ = ("_args", "_clock", "_ended", "_function", "_kwargs", "number", "owner", "time")
 
     def __init__(
         self,
@@ -26,6 +26,7 @@ class Timer:
         function: Callable[..., object],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        owner: object,
     ) -> None:
         self._clock = clock
         self._function = function
@@ -33,6 +34,7 @@ class Timer:
         self._kwargs = kwargs
         self._ended: type[Exception] | None = None
         self.time = time
+        self.owner = owner
         self.number = clock.add(self)
 
     def active(self) -> bool:
@@ -85,6 +87,12 @@ class SimulatedClock:
         heappush(self._queue, (timer.time, self._numbers, timer))
         return self._numbers
 
+    def timers_of(self, owner: object) -> list[Timer]:
+        """Return the timers of one owner that are still to come."""
+        return [
+            each for _, number, each in self._queue if each.owner is owner and each.number == number and each.active()
+        ]
+
     def next_time(self) -> float | None:
         """Return when the next timer comes; None if there is none."""
         queue = self._queue
@@ -100,7 +108,7 @@ class SimulatedClock:
         queue, found = self._queue, False
         while queue and queue[0][0] <= self.now:
             _, number, timer = heappop(queue)
-            if timer.number == number and timer.active():
+            if timer.number == number and timer._ended is None:
                 found = True
                 timer.call()
         return found

@@ -177,13 +177,17 @@ class SimulatedStore(UnheldStore):
         while self.waiting:
             self.release(self.waiting[0])
 
-    async def ask(self, what: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of ``work`` when the simulation allows it."""
+    async def ask(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, T]], writes: Sequence[Write] | None = None
+    ) -> T:
+        """Return the result of ``work`` when the simulation allows it; ``writes`` are those of a commit."""
         if self.killed:
             await Deferred()  # for ever: the process is dead
         if self.closed:
             raise StoreError(f"{what}: the store is closed")
         if self.held:
+            if writes is not None:
+                what += " " + ", ".join(f"{each.stream} of {each.writer} upto {each.upto}" for each in writes)
             operation = Operation(what, work)
             self.waiting.append(operation)
             return await operation.answer
@@ -328,8 +332,7 @@ class SimulatedTransaction:
         return await self._on_disk.run(function)
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
-        what = ", ".join(f"{each.stream} of {each.writer} upto {each.upto}" for each in writes)
-        await self._store.ask(f"commit {what}", lambda: self._commit(writes, receipt))
+        await self._store.ask("commit", lambda: self._commit(writes, receipt), writes)
 
     async def rollback(self) -> None:
         if not self._store.killed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from twisted.python.failure import Failure
 
@@ -62,7 +62,8 @@ class Host(ABC):
         period = int(now / WALL_STEADY)
         if period != self._wall_period:
             self._wall_period = period
-            self._wall_jump = Random(f"{self.world.seed} {self.name} {period}").choice(WALL_JUMPS)
+            drawn = crc32(f"{self.world.seed} {self.name} {period}".encode())
+            self._wall_jump = WALL_JUMPS[drawn % len(WALL_JUMPS)]
         return RIGHT_TIME + now + self._wall_jump
 
     def kill(self, *, power: bool = False) -> None:

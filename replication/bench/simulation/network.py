@@ -211,26 +211,19 @@ class SimulatedReactor:
         self.network = network
         self.host = host
         self.killed = False
-        self._timers: list[Timer] = []
-        self._many = 50
 
     def seconds(self) -> float:
         return self.network.clock.now
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any) -> IDelayedCall:  # noqa: A002
         clock = self.network.clock
-        timer = Timer(clock, clock.now + delay, callable, args, kwargs)
+        timer = Timer(clock, clock.now + delay, callable, args, kwargs, self)
         if self.killed:
             timer.cancel()
-        else:
-            self._timers.append(timer)
-            if len(self._timers) > self._many:  # forget those that were called
-                self._timers = [each for each in self._timers if each.active()]
-                self._many = 50 + 2 * len(self._timers)
-        return cast("IDelayedCall", timer)
+        return timer  # type: ignore[return-value]
 
     def getDelayedCalls(self) -> list[IDelayedCall]:
-        return [cast("IDelayedCall", each) for each in self._timers if each.active()]
+        return cast("list[IDelayedCall]", self.network.clock.timers_of(self))
 
     def listen(self, port: int, factory: Factory) -> None:
         self.network.listeners[self.host, port] = (self, factory)

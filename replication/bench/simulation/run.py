@@ -34,7 +34,7 @@ RETENTION: Final[Mapping[str, Any]] = {
     "retention": "1s",
 }
 
-# What World() is called with, and how often a seed has it; one with 0 is run only by its name.
+# What World() is called with, and how often a seed has it.
 WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     # a worker with a function; or with copies
     "function": (5, {"masters": {"master": ("a",)}, "workers": {"apply": (None, ("a", "caches"))}}),
@@ -126,9 +126,9 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             "linear": ("a",),
         },
     ),
-    # workers that catch up from segments first; no seed draws it, so that seeds of older versions have the same world
+    # workers that catch up from segments first
     "segments": (
-        0,
+        1,
         {
             "masters": {"master": ("a",)},
             "workers": {"copy": (None, ()), "apply": (None, ("a", "caches"))},

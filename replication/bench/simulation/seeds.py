@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import time
+from contextlib import contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from replication.bench.simulation.run import Plan
 
 AT_ONCE: Final = 100  # seeds that a process runs before it reports
-YOUNG_OBJECTS: Final = 20_000  # the garbage of a run or two: collecting more often finds little
+COLLECTED_AFTER: Final = 20  # seeds; a collection during a run would find little
 
 
 class Totals(NamedTuple):
@@ -54,15 +55,29 @@ class Failed(NamedTuple):
 def run_some(seeds: range, world: str = "") -> tuple[Totals, Failed | None]:
     """Run seeds, up to the first that fails."""
     totals, began = Totals(), time.process_time()
-    failed = None
-    for seed in seeds:
-        plan = make_plan(seed, world)
-        outcome = run(plan)
-        totals += Totals(1, len(plan.steps), outcome.facts, outcome.seconds)
-        if outcome.failure:
-            failed = Failed(seed, outcome.failure, len(plan.steps), shrink(plan))
-            break
+    with _without_collection():
+        for number, seed in enumerate(seeds, 1):
+            plan = make_plan(seed, world)
+            outcome = run(plan)
+            totals += Totals(1, len(plan.steps), outcome.facts, outcome.seconds)
+            if outcome.failure:
+                break
+            if number % COLLECTED_AFTER == 0:
+                gc.collect()
+    failed = Failed(seed, outcome.failure, len(plan.steps), shrink(plan)) if outcome.failure else None
     return totals._replace(cpu=time.process_time() - began), failed
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Do not collect garbage by itself: after some runs, all of their objects are garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def run_seeds(seeds: range, jobs: int, world: str = "") -> Iterator[tuple[Totals, Failed | None]]:
@@ -81,7 +96,6 @@ def _begin() -> None:
     """Prepare a process: it logs nothing, because its faults are intended."""
     globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def _run_part(part: tuple[range, str]) -> tuple[Totals, Failed | None]:

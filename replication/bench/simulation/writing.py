@@ -222,7 +222,7 @@ class MasterHost(Host):
         for worker in self.world.workers.values():
             if worker.reported and not worker.restored and worker.stores(stream):
                 at = finish(worker.disk.applied_positions(stream, worker.name)).get(writer, Token(0))
-                assert at >= upto, f"I18: {stream} up to {upto} is deleted, but {worker} is at {at}"
+                assert at >= upto, f"I14: {stream} up to {upto} is deleted, but {worker} is at {at}"
 
     def _landed(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         for write in writes:
