@@ -173,7 +173,7 @@ class FollowedStreams:
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
         PositionReports(
             instance_name=self._instance_name,
-            processes=self.http_of_writers,
+            processes=partial(http_of_writers, self),
             followers=self,
             lifetime=self._lifetime,
         ).start()
@@ -208,10 +208,6 @@ class FollowedStreams:
             each.cancel()
 
     # ---- what sources have
-
-    def http_of_writers(self) -> list[HttpCatchUp]:
-        """Return the HTTP of the writers, or of the relays, that are followed."""
-        return self._sources.over_http_of(self.endpoints.values())
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""
@@ -461,3 +457,8 @@ def described_streams(
     """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
     behind_redis = since_1_159.STREAMS if any(map(is_redis, endpoints)) else ()
     return {StreamName(each.name): each for each in (*(stream.definition for stream in behind_redis), *definitions)}
+
+
+def http_of_writers(followed: FollowedStreams) -> list[HttpCatchUp]:
+    """Return the HTTP of the writers, or of the relays, that are followed."""
+    return followed._sources.over_http_of(followed.endpoints.values())  # noqa: SLF001 (a function of this module)

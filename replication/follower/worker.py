@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -19,7 +20,7 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.streams import FollowedStreams, described_streams
+from replication.follower.streams import FollowedStreams, described_streams, http_of_writers
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -431,7 +432,7 @@ class Worker(RegistersFunctions):
     def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None], wall: Callable[[], float]) -> ServedStreams:
         reports: IFollowers | None = None if self._master is None else self._master.served.followers
         if self._relay is not None:
-            reports = RelayedReports(processes=self._followed.http_of_writers, wall=wall, own=reports)
+            reports = RelayedReports(processes=partial(http_of_writers, self._followed), wall=wall, own=reports)
         return ServedStreams(
             server_name=self.server_name,
             instance_name=self.instance_name,

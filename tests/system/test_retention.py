@@ -136,7 +136,8 @@ def test_a_worker_that_writes_and_relays_keeps_what_a_folder_and_followers_of_bo
             at = AT.replace("'writer'", f"'{writer}'").format(stream)
             until(partial(has, tmp_path / "replication-copy.db", at, [(last,)]), f"the copy has {stream}")
         for place in (http, address):
-            until(lambda place=place: get_json(f"http://{place}", "/v1/followers")["followers"], "the copy is known")
+            known = partial(get_json, f"http://{place}", "/v1/followers")
+            until(partial(lambda known: known()["followers"], known), "the copy is known")
 
         def streams() -> dict[str, Any]:
             return {each["name"]: each for each in get_json(f"http://{address}", "/v1/streams")["streams"]}

@@ -220,7 +220,7 @@ class SimulatedReactor:
         timer = Timer(clock, clock.now + delay, callable, args, kwargs, self)
         if self.killed:
             timer.cancel()
-        return timer  # type: ignore[return-value]
+        return timer
 
     def getDelayedCalls(self) -> list[IDelayedCall]:
         return cast("list[IDelayedCall]", self.network.clock.timers_of(self))

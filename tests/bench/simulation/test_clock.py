@@ -16,12 +16,21 @@ class ClockTests(SynchronousTestCase):
         self.called: list[str] = []
 
     def later(self, delay: float, name: str) -> Timer:
-        return Timer(self.clock, self.clock.now + delay, self.called.append, (name,), {})
+        return Timer(self.clock, self.clock.now + delay, self.called.append, (name,), {}, self)
 
     def run_at(self, now: float) -> list[str]:
         self.clock.now = now
         self.clock.run_due()
         return self.called
+
+    def test_the_timers_of_an_owner_are_those_that_are_still_to_come(self) -> None:
+        called, moved, cancelled = (self.later(delay, "mine") for delay in (1, 2, 3))
+        Timer(self.clock, 5.0, self.called.append, ("other",), {}, "another owner")
+        self.run_at(1)
+        moved.reset(9)
+        cancelled.cancel()
+        self.assertFalse(called.active())
+        self.assertEqual(self.clock.timers_of(self), [moved])
 
     def test_calls_come_in_the_order_of_their_times_then_of_their_making(self) -> None:
         for delay, name in ((2, "c"), (1, "a"), (1, "b"), (9, "d")):
