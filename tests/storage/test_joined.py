@@ -41,13 +41,13 @@ def test_parameters_are_a_range_of_ids_the_writer_if_the_table_has_it_and_a_limi
 def test_a_page_of_many_tables_takes_no_more_rows_of_each_than_it_may_have() -> None:
     asked: list[object] = []
 
-    def ask(_sql: str, parameters: object, *, prepare: bool) -> list[tuple[object, ...]]:
-        asked.append((parameters, prepare))
+    def ask(_sql: str, parameters: object) -> list[tuple[object, ...]]:
+        asked.append(parameters)
         return [(2, "a", "b"), (3, "c", "d")]
 
     session: Any = SimpleNamespace(ask=ask)
     page = joined().rows(session, ME, after=Token(1), upto=Token(9), limit=1).page()
-    assert asked == [([1, 9, 2], False)]
+    assert asked == [[1, 9, 2]]
     assert (page.upto, page.limited, len(page.facts)) == (2, True, 1)
 
 
