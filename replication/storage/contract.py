@@ -11,7 +11,7 @@ from replication.streams.interfaces import ISqlExecutor
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from replication.storage.table import StreamTable
     from replication.streams.definitions import StreamDefinition
@@ -43,6 +43,18 @@ class Direction:
 
 UP: Final = Direction(1, ">", "<=", "max", "ASC", "")
 DOWN: Final = Direction(-1, "<", ">=", "min", "DESC", "-")
+
+
+class UsedByOneProcess:
+    """The claims of other processes on a store that one process uses: there are none."""
+
+    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:  # noqa: ARG002
+        """Return none."""
+        return {}
+
+    async def take_over(self, name: InstanceName) -> bool:  # noqa: ARG002
+        """Return False: there is no claim to end."""
+        return False
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from replication.errors import CommitsLostError, SchemaError, StoreError
-from replication.storage.contract import ended, facts_gone, moved, undeclared
+from replication.storage.contract import UsedByOneProcess, ended, facts_gone, moved, undeclared
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
 from replication.streams.interfaces import FactSlice, KnownFollower, Write
@@ -192,7 +192,7 @@ class _MemoryNotes:
             self._skipped[follower, each.stream, each.key] = attrs.evolve(each, changed_at=now)
 
 
-class MemoryStore(_MemoryNotes):
+class MemoryStore(_MemoryNotes, UsedByOneProcess):
     """An IStreamStore whose coroutines never wait.
 
     A fact without rows only raises the position; it is in no page.  ``clock`` is for receipts.
@@ -221,14 +221,6 @@ class MemoryStore(_MemoryNotes):
     async def claim(self, instance: InstanceName) -> None:
         """Do nothing: no other process uses this store."""
         self.check_open()
-
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
-        """Return none: no other process uses this store."""
-        return {}
-
-    async def take_over(self, name: InstanceName) -> bool:
-        """Do nothing: no other process uses this store."""
-        return False
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one writer counts by itself."""

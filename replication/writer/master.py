@@ -108,8 +108,7 @@ class Master:
         self.registry = _registry(streams)
         _check_server_name(server_name, self.limits)
         self.store = store_of(database, reactor)
-        self._clock = reactor
-        self._on_commit = on_commit
+        self._clock, self._on_commit = reactor, on_commit
         self._lifetime = Lifetime(reactor)
         self._functions = functions or CommandFunctions([Role.WORKER])
         self._synapse_requests = SynapseRequests()

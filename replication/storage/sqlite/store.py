@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from replication.storage.contract import UsedByOneProcess
 from replication.storage.sqlite.connection import STEPS, SqliteConnection
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import MEMORY
@@ -24,7 +25,7 @@ from replication.storage.threads import ConnectionThread
 from replication.storage.transactions import CallGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class SqliteStore(SqlStore[SqliteConnection]):
+class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
     """Facts and positions in an SQLite database.
 
     ``path`` is a file, or ``:memory:``.  ``open`` claims the file: no other process may write it until ``close``, and
@@ -79,14 +80,6 @@ class SqliteStore(SqlStore[SqliteConnection]):
         if not self._writer_lock.locked:
             async with self._writer_lock:
                 await writer.run(lambda connection: connection.verify())
-
-    async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:  # noqa: ARG002
-        """Return none: one process writes a file."""
-        return {}
-
-    async def take_over(self, name: InstanceName) -> bool:  # noqa: ARG002
-        """Do nothing: one process writes a file."""
-        return False
 
     def sequence(self, stream: StreamName) -> None:
         """Return None: the one process that writes a file counts by itself."""
