@@ -28,6 +28,11 @@ WRITING = 'instance_name = "writer"\nwrites = ["orders"]\nconnect = "tcp:127.0.0
 CURE = "facts of orders by writer up to {} are gone: get them from segments, or begin after {}"
 
 
+def has_followers(address: str) -> bool:
+    """Return whether the writer at an HTTP address knows a follower."""
+    return bool(get_json(f"http://{address}", "/v1/followers")["followers"])
+
+
 class Chain:
     """A writer that deletes facts after a second, a relay with copies, and one without."""
 
@@ -136,8 +141,7 @@ def test_a_worker_that_writes_and_relays_keeps_what_a_folder_and_followers_of_bo
             at = AT.replace("'writer'", f"'{writer}'").format(stream)
             until(partial(has, tmp_path / "replication-copy.db", at, [(last,)]), f"the copy has {stream}")
         for place in (http, address):
-            known = partial(get_json, f"http://{place}", "/v1/followers")
-            until(partial(lambda known: known()["followers"], known), "the copy is known")
+            until(partial(has_followers, place), "the copy is known")
 
         def streams() -> dict[str, Any]:
             return {each["name"]: each for each in get_json(f"http://{address}", "/v1/streams")["streams"]}
