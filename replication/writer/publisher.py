@@ -274,8 +274,7 @@ class Publisher:
         This writer's position is stored under its name before it is published: once this writer has ended, other
         processes send the stored position.
         """
-        if seen > self.ids.pending.highest:
-            self.ids.pending.note(seen)
+        self.ids.pending.note(seen)
 
     def publish(self) -> None:
         """Send to all subscribers what has settled since the last call."""

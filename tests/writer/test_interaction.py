@@ -67,11 +67,14 @@ class AllocationTests(WriterCase):
     def open_ids(self) -> list[tuple[Any, ...]]:
         return [(stream.definition.name, *rest) for stream, *rest in self.process.transactions.oldest_first()]
 
-    def test_an_id_of_the_stream_is_open_until_the_commit_is_durable(self) -> None:
+    def test_an_id_of_the_stream_is_open_until_the_commit_is_durable_also_while_the_process_stops(self) -> None:
         self.store.close_gate("commit")
         outcome: list[Any] = begin(self.notes.run_interaction(write_note, "a"))
         self.process.clock.advance(2.0)
         self.assertEqual((outcome, self.open_ids()), ([], [("notes", 2, 2.0)]))
+        stopping = begin(self.process.transactions.finish(10.0))
+        self.process.clock.advance(10.0)
+        self.assertEqual((stopping, outcome, self.open_ids()), ([None], [], [("notes", 2, 12.0)]))
         self.store.open_gate("commit")
         self.assertEqual((outcome, self.open_ids()), ([2], []))
         self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "a"'])
@@ -81,14 +84,20 @@ class SharedTests(WriterCase):
     def make_store(self) -> SharedStore:
         return SharedStore()
 
-    def test_beside_external_writers_no_position_is_stored_with_a_fact(self) -> None:
+    def test_beside_other_writers_no_position_is_stored_with_a_fact_or_an_invalidation(self) -> None:
         """The row of the position would be locked until the commit is durable."""
+
+        def work(_: ISqlExecutor, fact: NewFact) -> None:
+            fact.write("a")
+            fact.invalidate("get", None)
+
         self.notes.publisher.begin_with_external_writers()
         self.notes.publisher.raise_horizon(Token(1))
         with patch.object(self.store, "land", wraps=self.store.land) as land:
-            self.assertEqual(begin(self.notes.run_interaction(write_note, "a")), [2])
-        name = self.notes.definition.name
-        self.assertEqual(land.call_args_list[0].args[0], [Write(name, ME, Token(0), [Fact(Token(2), ('"a"',))])])
+            self.assertEqual(begin(self.notes.run_interaction(work)), [None])
+        facts = {StreamName("notes"): '"a"', CACHES: '["get",null,1700500]'}
+        written = [Write(name, ME, Token(0), [Fact(Token(2), (row,))]) for name, row in facts.items()]
+        self.assertEqual(land.call_args_list[0].args[0], written)
 
 
 class InteractionTests(WriterCase):
@@ -179,9 +188,10 @@ class InteractionTests(WriterCase):
         outcome = self.run_in(self.notes, write_note, "kept")
         stopping = begin(self.process.transactions.finish(10.0))
         self.process.clock.advance(10.0)
-        self.assertEqual((stopping, outcome), ([None], []))
+        self.assertEqual((stopping, outcome, self.process.new_lines()), ([None], [], []))
         self.store.open_gate("commit")
         self.assertEqual((outcome, self.stored()), ([2], {2: ('"kept"',)}))
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "kept"'])
 
     def test_a_function_without_a_database_has_no_sql(self) -> None:
         for call in (lambda txn, _: txn.execute("SELECT 1"), lambda txn, _: txn.executemany("SELECT 1", [()])):

@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import RoomError, StoreError, UnknownRoomError
 from replication.net.protocol import Limits
+from replication.rooms.ordering import Place
 from replication.session.connection import Keepalive
 from replication.storage.postgres.store import PostgresStore
 from replication.storage.sqlite.store import SqliteStore
@@ -277,6 +278,8 @@ class ReadingTests(RoomsCase):
             self.assertEqual([node.event.event_id for node in since], found)
         history = wait(rooms.history(ROOM, None, 2))
         self.assertEqual([node.event.event_id for node in history], ["far", "d"])
+        history = wait(rooms.history(ROOM, Place(3, 99), 2))
+        self.assertEqual([node.event.event_id for node in history], ["d", "c"])
         self.assertEqual(wait(rooms.gaps(ROOM)), [("gone", 9)])
         self.assertEqual(wait(rooms.between(ROOM, ["b"])).heads, ("d", "far"))
         self.assertEqual(wait(rooms.between(ROOM, ["b"], ["d"])).events, ("c", "d"))

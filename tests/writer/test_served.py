@@ -25,6 +25,7 @@ from tests.serving import ORDERS, MasterCase, SharedCase
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import AbstractContextManager
 
 
 class SharedTests(SharedCase):
@@ -93,11 +94,23 @@ class SharedTests(SharedCase):
         self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(7, "killed")], "7"))
         now(master.stop())
 
-    def test_the_token_after_the_facts_has_the_writer_that_is_ahead_of_a_killed_one(self) -> None:
+    def numbered(self) -> AbstractContextManager[object]:
+        """Give the one writer that is ahead the number 5; the store of these tests has no table for it."""
+
         async def number(store: object, names: Collection[InstanceName] = ()) -> dict[InstanceName, int]:
             self.assertIs(store, self.store)
             return dict(zip(names, [5], strict=True))
 
+        return patch.object(instances, "number_instances", number)
+
+    def test_the_token_after_the_facts_has_the_writer_that_is_ahead_of_a_running_one(self) -> None:
+        self.shared.others_write("orders", "other", 1)
+        self.append("placed")
+        with self.numbered():
+            page, text = now(self.master.served.since("orders", "1", 10))
+        self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(2, "master")], "m1~5.2"))
+
+    def test_the_token_after_the_facts_has_the_writer_that_is_ahead_of_a_killed_one(self) -> None:
         write = Write(ORDERS.name, InstanceName("killed"), Token(4), [Fact(Token(7), ('["o","placed"]',))])
         now(self.store.transaction().commit([write]))
         self.shared.last_value[ORDERS.name] = 7
@@ -105,7 +118,7 @@ class SharedTests(SharedCase):
         now(master.start())
         self.net.advance(1.0)
         now(master.stream("orders").append([[["o", "paid"]]]))
-        with patch.object(instances, "number_instances", number):
+        with self.numbered():
             page, text = now(master.served.since("orders", "7", 10))
         self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(8, "second")], "m7~5.8"))
         now(master.stop())
