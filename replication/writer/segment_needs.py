@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 LONG_CURE: Final = "replay it into a new folder, with a line_limit above its longest line"
 NO_FACTS: Final = Token(1)  # the first ID of a generic table is 2
-ROWS_AT_ONCE: Final = 1_000_000  # of segments, in a round of a retention
+ROWS_AT_ONCE: Final = 1_000_000  # of segments that a round of a retention looks at, and may delete
 
 
 @attrs.frozen
@@ -123,7 +123,7 @@ class SegmentNeeds:
         return found
 
     def _reach(self, folder: Folder, chain: Sequence[Segment], gone: Token) -> _Reach:
-        """Return up to where a chain has all facts above ``gone``; not more than ROWS_AT_ONCE are read."""
+        """Return up to where a chain has all facts above ``gone``; about ROWS_AT_ONCE of them."""
         if not chain:
             return _Reach(Token(0))
         if chain[0].after > max(gone, NO_FACTS):
@@ -134,10 +134,10 @@ class SegmentNeeds:
                 continue
             if rows > ROWS_AT_ONCE:
                 break
+            rows += segment.rows
             stamp, reach = self._read.get(segment.name, (None, reach))
             now = folder.stamp(segment.name)
             if now is None or stamp != now:
-                rows += segment.rows
                 reach = _read_segment(folder, segment)
                 self._read[segment.name] = now, reach
             if reach.why:

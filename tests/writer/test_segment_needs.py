@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import msgspec
@@ -21,6 +22,7 @@ from replication.streams.history import Epoch, encode_history
 from replication.streams.retention import SegmentChain
 from replication.urls import Url
 from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.writer import segment_needs
 from replication.writer.segment_needs import LONG_CURE, SegmentNeeds, set_retention
 from tests.segments.histories import HISTORY, MASTER, STREAM, fact, write_folder
 from tests.serving import MasterCase
@@ -68,6 +70,13 @@ class SegmentNeedsTests(SynchronousTestCase):
                 ((who, found),) = self.needed(folder)[STREAM].items()
                 self.assertEqual(found, has, who)
                 self.assertIn(why, who)
+
+    def test_a_round_looks_at_a_bounded_number_of_rows(self) -> None:
+        with TemporaryDirectory() as folder, patch.object(segment_needs, "ROWS_AT_ONCE", 1):
+            write_folder(Path(folder), HISTORY, ends=[3, 5, 6, 9])
+            self.assertEqual(self.needed(folder)[STREAM], {"the segments in ": 5})
+            Pump().wait(self.store.forget_facts(STREAM, MASTER, Token(5)))
+            self.assertEqual(self.needed(folder)[STREAM], {"the segments in ": 9})
 
     def test_a_row_that_is_too_long_for_a_line_is_needed(self) -> None:
         with TemporaryDirectory() as folder:
