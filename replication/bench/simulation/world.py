@@ -9,13 +9,15 @@ import random
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectionLost
 from twisted.logger import LogLevel, globalLogPublisher
 
 import replication.follower.reports
 import replication.follower.stream
+import replication.net.client
 import replication.writer.epochs
 import replication.writer.known_followers
 import replication.writer.publisher
@@ -63,6 +65,12 @@ class _Secrets:
         return random.randbytes(size).hex()
 
 
+def _endpoint_of(reactor: Any, text: str) -> TCP4ClientEndpoint:
+    """Return what Twisted's parser does, in a tenth of the time: all endpoints have one form here."""
+    _, host, port = text.split(":")
+    return TCP4ClientEndpoint(reactor, host, int(port))
+
+
 # Small limits of memory, which are reached soon.
 _REPLACED = (
     (replication.follower.stream, "Cursor", partial(Cursor, max_held_bytes=HELD_BYTES, max_apply_rows=APPLY_ROWS)),
@@ -73,6 +81,7 @@ _REPLACED = (
     ),
     (replication.writer.publisher, "ReorderBuffer", partial(ReorderBuffer, max_bytes=HELD_BYTES)),
     (replication.writer.epochs, "secrets", _Secrets),
+    (replication.net.client, "clientFromString", _endpoint_of),
 )
 
 
