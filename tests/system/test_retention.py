@@ -34,15 +34,14 @@ def has_followers(address: str) -> bool:
 
 
 class Chain:
-    """A writer that deletes facts after a second, a relay with copies, and one without."""
+    """A worker that writes and deletes facts after a second, a relay with copies, and one without."""
 
-    def __init__(self, folder: Path, stack: ExitStack, role: str) -> None:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.stack = folder, stack
         (folder / "function.py").write_text(APP)
         (folder / "writing.toml").write_text(WRITING)
         (folder / "plain.toml").write_text("copy = false\n")
-        options = ("--config=writing.toml",) if role == "worker" else ("--stream=orders", "--instance-name=writer")
-        self.writer = Daemon(folder, role, *options, RETENTION, name="writer")
+        self.writer = Daemon(folder, "worker", "--config=writing.toml", RETENTION, name="writer")
         at_writer = stack.enter_context(fixed_ports(self.writer))
         self.http = at_writer[1]
         self.relay = self.worker("relay", at_writer)
@@ -78,12 +77,9 @@ class Chain:
         return stream["writers"][0]["gone"], stream["notes"]
 
 
-@pytest.mark.parametrize("role", ["master", "worker"])
-def test_facts_are_kept_for_followers_behind_relays_and_a_late_one_receives_where_to_begin(
-    tmp_path: Path, role: str
-) -> None:
+def test_facts_are_kept_for_followers_behind_relays_and_a_late_one_receives_where_to_begin(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        chain = Chain(tmp_path, stack, role)
+        chain = Chain(tmp_path, stack)
         stack.enter_context(chain.worker("near", chain.at_relay, "--app=function"))
         far = stack.enter_context(chain.worker("far", chain.at_plain))
         first = chain.append(50)
