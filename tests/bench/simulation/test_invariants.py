@@ -63,6 +63,22 @@ class InvariantTests(SynchronousTestCase):
         for upto, facts in ((2, []), (3, []), (3, [fact(3), fact(3)]), (4, [fact(3)])):
             self.assertRaises(AssertionError, follower.move, Token(upto), facts)
 
+    def test_a_follower_lacks_only_facts_that_it_has_left_out(self) -> None:
+        self.history.publish(Token(3))
+        follower = FollowerHistory(self.history)
+        follower.left_out.append((Token(1), Token(2)))
+        self.assertRaisesRegex(AssertionError, "I1", follower.move, Token(3), [])
+        follower.move(Token(3), [fact(3)])
+        follower.check()
+        follower.left_out.clear()
+        self.assertRaisesRegex(AssertionError, "I1", follower.check)
+
+    def test_a_stale_relay_may_send_what_its_writer_has_lost_but_in_order(self) -> None:
+        check = WireCheck({MASTER: {A: self.history}}, [], "here:", stale=True)
+        check.read(b"POSITION a master 1 1\nRDATA a master 7 7\n")
+        self.assertEqual(self.history.published, 0)
+        self.assertRaisesRegex(AssertionError, "I7", check.read, b"RDATA a master 6 6\n")
+
     def test_linear_order(self) -> None:
         order = LinearOrder("a")
         order.apply([(MASTER, fact(2)), (InstanceName("second"), fact(4))])
