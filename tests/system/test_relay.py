@@ -27,7 +27,7 @@ OF_STREAM = "SELECT stream_id FROM stream_positions WHERE stream_name = 'events'
 
 
 @contextmanager
-def appending(http: str) -> Iterator[None]:
+def appending(http: str, stream: str = "events") -> Iterator[None]:
     """Append facts of one to three rows until the block is left; errors while the master is down are expected."""
     ended = Event()
 
@@ -37,7 +37,7 @@ def appending(http: str) -> Iterator[None]:
             facts = [Fact(Token(0), tuple(f"[{number},{n},{row}]" for row in range(n % 3 + 1))) for n in range(20)]
             number += 1
             try:
-                append(http, "events", facts)
+                append(http, stream, facts)
             except OSError:
                 time.sleep(0.1)
 
@@ -146,6 +146,33 @@ def test_a_restore_of_the_master_passes_through_a_relay(tmp_path: Path, new: int
         assert rows_of(shop.file(shop.undoing), SEEN) == [(token, row) for token, _, _, row in rows]
         until(lambda: "register a function with @worker.on_reset('orders')" in shop.plain.log, "the stream stops")
         shop.is_at(11, shop.plain)
+
+
+def test_a_backup_of_a_worker_that_writes_is_made_under_load_and_restored_behind_a_relay(tmp_path: Path) -> None:
+    """What was appended after the backup is lost at the copy and at the function that can undo it, too."""
+    database = SqliteDatabase(tmp_path)
+    with ExitStack() as stack:
+        shop = Shop(tmp_path, stack, database.url, writing_worker=True, relayed=True)
+
+        def reached(count: int) -> None:
+            sql = f"SELECT COUNT(*) >= {count} FROM stream_orders"
+            until(partial(has, shop.file(shop.copy), sql, [(1,)]), f"{count} rows are copied")
+
+        with appending(shop.http, "orders"):
+            reached(200)
+            database.back_up()
+            reached(len(database.backup_rows()) + 200)
+        shop.master.kill()
+        lost = len(database.rows()) - len(database.backup_rows())
+        assert lost >= 200
+        database.restore()
+        shop.master.start()
+        shop.master.address("HTTP")
+        (last,) = append(shop.http, "orders", [Fact(Token(0), ('"new"',))])
+        shop.is_at(last, shop.copy, shop.undoing)
+        rows = database.rows()
+        assert table(shop.file(shop.copy), "orders") == rows
+        assert [token for token, _ in rows_of(shop.file(shop.undoing), SEEN)] == sorted({row[0] for row in rows})
 
 
 def test_a_restart_of_the_master_undoes_nothing_behind_a_relay(tmp_path: Path) -> None:
