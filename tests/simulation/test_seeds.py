@@ -36,6 +36,19 @@ def test_facts_that_a_restore_lost_below_the_largest_id_of_the_backup_leave_no_f
     assert run(Plan.decode(OPEN_AT_A_BACKUP)).failure == ""
 
 
+# A follower requests facts up to a position from before the restore.  The page ends at a position that no follower has
+# received yet: the writer has published it while none was connected.
+PUBLISHED_TO_NONE = (
+    '[8002530,"restored",[["catch_up_becomes",5,true,true,5],["back_up",6],'
+    '["append",0,[[1,0],[2,240],[5,240],[3,40]],true],["unplug",0],["restore",2],["reserve",1,[[0,0],[1,0]],[]],'
+    '["heal",0.3]]]'
+)
+
+
+def test_a_page_may_reach_what_was_published_while_no_follower_was_connected() -> None:
+    assert run(Plan.decode(PUBLISHED_TO_NONE)).failure == ""
+
+
 # An idle writer reads the position of another writer, and is killed before it stores that position as its own.
 KILLED_WHILE_IT_FOLLOWS = (
     '[1,"linear-three",[["append",1,[[1,0]],true],["advance",3.0],["append",0,[[1,0]],true],'

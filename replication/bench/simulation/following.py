@@ -134,8 +134,12 @@ class SimulatedSources:
             request, page = PageRequest(host, host), succeed(found)
 
         def answered(page: Page) -> None:
-            if isinstance(request.asked, MasterHost) or not host.world.restores:  # else it may have what is lost
-                host.world.masters[writer].histories[stream].check_page(page, step.after, step.upto)
+            history = host.world.masters[writer].histories[stream]
+            if not host.world.restores:
+                history.check_page(page, step.after, step.upto)
+            elif isinstance(request.asked, MasterHost):  # a relay may have what is lost
+                history.publish(request.asked.published(stream))  # perhaps while no follower was connected
+                history.check_page(page, step.after, step.upto)
             host.largest_page = max(host.largest_page, fact_bytes(page.facts))
             request.page = read_page(encode_page(page), after=step.after, upto=step.upto)
 
