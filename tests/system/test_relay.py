@@ -172,7 +172,8 @@ def test_a_backup_of_a_worker_that_writes_is_made_under_load_and_restored_behind
         shop.is_at(last, shop.copy, shop.undoing)
         rows = database.rows()
         assert table(shop.file(shop.copy), "orders") == rows
-        assert [token for token, _ in rows_of(shop.file(shop.undoing), SEEN)] == [*dict.fromkeys(row[0] for row in rows)]
+        seen = [token for token, _ in rows_of(shop.file(shop.undoing), SEEN)]
+        assert seen == [*dict.fromkeys(row[0] for row in rows)]
 
 
 def test_a_restart_of_the_master_undoes_nothing_behind_a_relay(tmp_path: Path) -> None:
