@@ -86,6 +86,8 @@ class _Stream:
         if write.reset:
             for token in [each for each, (writer, _) in self.facts.items() if writer == write.writer and each > upto]:
                 del self.facts[token]
+            if self.gone.get(write.writer, upto) > upto:
+                self.gone = {**self.gone, write.writer: upto}
         for token, texts in write.facts:
             if not texts:  # without a row, only the position shows that the ID was used
                 upto = max(upto, token)

@@ -206,6 +206,18 @@ class KeptFactsContract(SkippedFactsContract):
         self.assertEqual(self.tokens(writer=OTHER), [3])
         self.assertEqual((self.tokens("other"), self.gone("other")), ([4], {}))
 
+    def test_a_copy_that_goes_back_has_what_comes_next(self) -> None:
+        """What was gone above the position belongs to the history that the writer has lost."""
+        self.commit(write(8, facts(7)), write(6, writer=OTHER))
+        self.forget(6)
+        self.forget(6, writer=OTHER)
+        self.commit(write(3, reset=True))
+        self.assertEqual(self.gone(), {ME: 3, OTHER: 6})
+        self.commit(write(5, facts(4, 5), expected=3))
+        self.assertEqual([each.token for each in self.page(after=3, upto=5).facts], [4, 5])
+        self.commit(write(4, reset=True))
+        self.assertEqual(self.gone(), {ME: 3, OTHER: 6})
+
     def test_what_is_gone_stays_gone(self) -> None:
         self.commit(write(9, facts(2, 5, 8)))
         self.forget(5)

@@ -19,6 +19,7 @@ from replication.storage.sqlite.commits import VERSION, KnownCommits
 from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
 from replication.storage.sqlite.session import MEMORY, SqliteSession
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
+from replication.storage.tables.kept_facts import lower_gone
 from replication.storage.tables.skipped_facts import store_skipped
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -346,6 +347,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 self._raise(noted)
             if write.skipped or write.reset:
                 store_skipped(self.session, write, batch.now)
+                lower_gone(self.session, write)
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))

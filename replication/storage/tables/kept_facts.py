@@ -16,7 +16,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replication.streams.interfaces import ISqlExecutor
+    from replication.streams.interfaces import ISqlExecutor, Write
 
 LOCK: Final = (
     "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
@@ -46,6 +46,7 @@ PUT: Final = (
     "ON CONFLICT (stream_name, instance_name) DO UPDATE SET stream_id = excluded.stream_id "
     "WHERE excluded.stream_id > gone_facts.stream_id"
 )
+LOWER: Final = "UPDATE gone_facts SET stream_id = ? WHERE stream_name = ? AND instance_name = ? AND stream_id > ?"
 SLICES: Final = (
     "SELECT stream_id, fact_rows, fact_bytes, seconds FROM fact_slices WHERE stream_name = ? AND instance_name = ? "
     "ORDER BY stream_id"
@@ -77,6 +78,12 @@ def put_gone(database: ISqlExecutor, stream: StreamName, writer: InstanceName, u
             _sql(database, "UPDATE replication_schema SET version = ? WHERE version < ?"), (version, version)
         )
     database.execute(_sql(database, PUT), (stream, writer, upto))
+
+
+def lower_gone(database: ISqlExecutor, write: Write) -> None:
+    """Let a copy that goes back have what comes next: what was gone above the position is of the lost history."""
+    if write.reset and write.follower is None and _exists(database, EXISTS):
+        database.execute(_sql(database, LOWER), (write.upto, write.stream, write.writer, write.upto))
 
 
 def get_slices(database: ISqlExecutor, stream: StreamName, writer: InstanceName) -> list[FactSlice]:
