@@ -144,7 +144,10 @@ class ServedStreams:
             return await master.served.since(stream, token, limit)
         follower = self._readable(stream)
         after = await self._tokens.read(token)
-        page = await read_merged_page(self.page, follower.name, after, follower.positions(), limit=limit)
+        copied, known = follower.mode is FollowMode.COPIED, follower.all_positions()
+        positions = known if copied else follower.positions()  # a copy has the facts of writers that do not run
+        all_known = self._followed.all_positions_received() and positions.keys() == known.keys()
+        page = await read_merged_page(self.page, follower.name, after, positions, limit=limit, all_known=all_known)
         return page, await self._tokens.encode(page.upto)
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:

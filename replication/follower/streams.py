@@ -112,7 +112,7 @@ class FollowedStreams:
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found."""
         if self.relay is not None:
-            self.relay.all_found = self._all_positions_received
+            self.relay.all_found = self.all_positions_received
         if self._audit_interval and self._sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
                 over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
@@ -276,6 +276,10 @@ class FollowedStreams:
             except StreamError as error:  # the other rows are applied; a bad row must not stop the stream
                 self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
 
+    def all_positions_received(self) -> bool:
+        """Whether each process that is followed has sent its positions since the start."""
+        return all(first.called for first in self._first_positions.values())
+
     # ---- inside
 
     def _rows_received(self, client: IWriterLink, rows: Rows) -> None:
@@ -333,7 +337,7 @@ class FollowedStreams:
             known = _known_tokens(name, mode, self._store, self._instance_name)
         make: Callable[..., StreamFollower] = StreamFollower
         if name in self._linear:
-            make = partial(MergingFollower, all_positions_received=self._all_positions_received)
+            make = partial(MergingFollower, all_positions_received=self.all_positions_received)
         follower = self._followers[name] = make(
             name=name,
             mode=mode,
@@ -403,9 +407,6 @@ class FollowedStreams:
         for client in self._first_positions:
             client.resume_reading()
         self._waiters.moved(stream, writer, position)
-
-    def _all_positions_received(self) -> bool:
-        return all(first.called for first in self._first_positions.values())
 
     def _invalidate_step(self, _: InstanceName, step: Apply | Reset) -> None:
         if isinstance(step, Reset):

@@ -254,7 +254,7 @@ class Worker(RegistersFunctions):
     def token(self, stream: str) -> MultiWriterToken:
         """Return the applied position of every writer of a stream (docs/protocol/ids.md F6)."""
         follower = self._followed.get(stream)
-        return token_of({} if follower is None else follower.positions())
+        return token_of({} if follower is None else follower.all_positions())
 
     @property
     def connections(self) -> dict[str, str]:

@@ -67,10 +67,12 @@ async def read_merged_page(
     *,
     limit: int,
     max_bytes: int = MAX_BYTES,
+    all_known: bool = True,
 ) -> MergedPage:
     """Return the facts between ``after`` and each writer's position: about ``limit`` rows, at most about ``max_bytes``.
 
-    Facts are whole, and there is at least one if any exists.  Errors of ``fetch`` are passed on.
+    Facts are whole, and there is at least one if any exists.  Without ``all_known``, there may be writers without a
+    position, so the first number of the token stays.  Errors of ``fetch`` are passed on.
     """
     pages = {
         writer: await fetch(stream, writer, after=after.of(writer), upto=position, limit=limit)
@@ -87,5 +89,5 @@ async def read_merged_page(
         floor = found[count - 1].token
         count = bisect_right(found, floor, key=attrgetter("token"))
     places = {writer: max(after.of(writer), min(position, floor)) for writer, position in positions.items()}
-    start = min([*places.values()], default=after.stream)
+    start = min([*places.values()], default=after.stream) if all_known else after.stream
     return MergedPage(found[:count], MultiWriterToken(start, {**after.ahead, **places}), limited=floor < _MAX_TOKEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from unittest.mock import patch
 
 from replication.errors import (
@@ -19,7 +19,7 @@ from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.streams.positions import MultiWriterToken
 from replication.streams.retention import SegmentChain
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 from replication.writer.served import WrittenStreams
 from tests.doubles import begin, error_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, fact, position, rdata
@@ -29,7 +29,19 @@ if TYPE_CHECKING:
 
     from replication.follower.application import ApplyTransaction
     from replication.streams.facts import Fact
-    from replication.wire.grammar import InstanceName, StreamName
+    from replication.wire.grammar import StreamName
+
+
+class NumberedTokens:
+    """Texts of tokens, as a database with these writers has them."""
+
+    NUMBERS: ClassVar = {InstanceName("one"): 1, InstanceName("two"): 2, InstanceName("new"): 3}
+
+    async def read(self, text: str) -> MultiWriterToken:
+        return MultiWriterToken.parse(text, {number: name for name, number in self.NUMBERS.items()})
+
+    async def encode(self, token: MultiWriterToken) -> str:
+        return token.encode(self.NUMBERS)
 
 
 class SeveralWritersTests(WorkerCase):
@@ -48,6 +60,34 @@ class SeveralWritersTests(WorkerCase):
         since, text = now(self.worker.served.since("orders", "2", 1))
         self.assertEqual(([each.token for each in since.written], text), ([3], "3"))
         self.assertIsInstance(error_of(begin(self.worker.served.since("stock", "2", 10))), UnknownStreamError)
+
+    def test_after_a_restart_no_page_passes_a_writer_that_has_sent_no_position(self) -> None:
+        """Otherwise programs that poll would never receive its facts below the other writer's position."""
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        one = self.serve(HELLO + position(1, 1, writer="one"))
+        two = self.serve(HELLO + position(1, 1, writer="two"), port=9102)
+        self.start()
+        self.send(one, rdata(2, writer="one"))
+        self.send(two, rdata(3, writer="two"))
+        self.tearDown()
+        del self.net.serving[9102]
+        self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"])
+        one = self.serve(HELLO + position(2, 4, writer="one"))
+        begin(self.worker.start())
+        self.net.run()
+        self.send(one, rdata(5, writer="one"), rdata(6, writer="one"))
+        self.worker.served._tokens = NumberedTokens()  # type: ignore[assignment]
+        found, tokens = list[int](), ["0"]
+        for _ in range(3):
+            since, text = now(self.worker.served.since("orders", tokens[-1], 1000))
+            found += [each.token for each in since.written]
+            tokens.append(text)
+        self.assertEqual((found, tokens[-1]), ([2, 3, 5, 6], "m0~1.6~2.3"))
+        new = self.serve(HELLO + position(3, 3, writer="two") + position(1, 1, writer="new"), port=9102)
+        self.net.run(10.0)
+        self.send(new, rdata(4, writer="new"), position(4, 6, writer="new"), position(3, 6, writer="two"))
+        since, text = now(self.worker.served.since("orders", tokens[-1], 1000))
+        self.assertEqual(([each.token for each in since.written], text), ([4], "6"))
 
 
 class FieldsTests(WorkerCase):
