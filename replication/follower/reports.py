@@ -21,7 +21,7 @@ from replication.wire import grammar
 from replication.writer.known_followers import LATER, MAX_FOLLOWERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.follower.stream import StreamFollower
@@ -46,6 +46,7 @@ class PositionReports:
         instance_name: of this process.
         processes: returns the HTTP of the writers.
         followers: of all streams.
+        copied: returns the streams of which copies are stored.
         lifetime: of this process.
 
     """
@@ -55,7 +56,9 @@ class PositionReports:
     _instance_name: InstanceName
     _processes: Callable[[], Sequence[HttpCatchUp]]
     _followers: Iterable[StreamFollower]
+    _copied: Callable[[], Awaitable[Collection[StreamName]]]
     _lifetime: Lifetime
+    _names: Collection[StreamName] | None = attrs.field(init=False, default=None)  # of copies, as the start found them
     _due: dict[HttpCatchUp, float] = attrs.field(init=False, factory=dict)  # when each process receives the next report
     _reported: dict[HttpCatchUp, tuple[Positions, float]] = attrs.field(init=False, factory=dict)  # the last, and when
     _troubles: dict[HttpCatchUp, TroubleLog] = attrs.field(init=False, factory=dict)
@@ -73,7 +76,10 @@ class PositionReports:
         while not self._lifetime.ended:
             await self._lifetime.sleep(pause)
             pause = CHECK_INTERVAL
-            positions = self._positions()
+            try:
+                positions = await self._positions()
+            except StoreError:  # it is read again
+                continue
             if self._lifetime.ended or not positions:
                 continue
             for process in self._processes():
@@ -109,10 +115,15 @@ class PositionReports:
         wait = UNKNOWN_AFTER if following is None else following
         self._due[process] = self._lifetime.clock.seconds() + wait
 
-    def _positions(self) -> Positions:
-        """Return what is stored here, of the streams that are applied or copied."""
-        stored = [each for each in self._followers if each.mode is not FollowMode.POSITION_ONLY and each.cursors]
-        return {each.name: each.positions() for each in stored}
+    async def _positions(self) -> Positions:
+        """Return what is stored here, of the streams that are applied or copied.
+
+        A stream whose writers have sent no position yet has none: everything is kept for it.
+        """
+        if self._names is None:
+            self._names = await self._copied()
+        stored = [each for each in self._followers if each.mode is not FollowMode.POSITION_ONLY]
+        return {**{name: {} for name in self._names}, **{each.name: each.positions() for each in stored}}
 
 
 def _is_live(follower: StreamFollower) -> bool:

@@ -34,7 +34,7 @@ from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
@@ -175,6 +175,7 @@ class FollowedStreams:
             instance_name=self._instance_name,
             processes=partial(http_of_writers, self),
             followers=self,
+            copied=self._copied,
             lifetime=self._lifetime,
         ).start()
         database = self._sources.foreign_database()
@@ -281,6 +282,11 @@ class FollowedStreams:
         return all(first.called for first in self._first_positions.values())
 
     # ---- inside
+
+    async def _copied(self) -> Collection[StreamName]:
+        """Return the streams whose copies are stored here."""
+        stored = await self._store.stored_positions() if self.copy else ()
+        return [each for each in stored if self.wants(each) and each not in self._written]
 
     def _rows_received(self, client: IWriterLink, rows: Rows) -> None:
         follower = self._followers.get(rows.stream)

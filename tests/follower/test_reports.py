@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel
@@ -12,6 +13,7 @@ from replication import __version__
 from replication.deferreds import Lifetime
 from replication.errors import CatchUpError, StoreError, StreamError
 from replication.follower import reports as module
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.reports import (
     CHECK_INTERVAL,
     RETRY_AFTER,
@@ -23,11 +25,11 @@ from replication.follower.reports import (
 from replication.follower.stream import FollowMode
 from replication.streams.interfaces import KnownFollower, WriterStatus
 from replication.web.site import make_site
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import retention
 from replication.writer.known_followers import LATER, SOON
 from tests.doubles import FragileStore, begin, logged, now
-from tests.follower.cases import HTTP
+from tests.follower.cases import HELLO, HTTP, WorkerCase, position
 from tests.follower.test_gone import MASTER, ORDERS, GoneCase
 
 
@@ -83,11 +85,44 @@ class Follower:
         return {MASTER: self.position}
 
 
+class TwoWritersTests(WorkerCase):
+    """A worker is started again, and one of its two writers is not reached over the wire, but over HTTP."""
+
+    def reported(self, *functions: str, **options: Any) -> Any:
+        process = Process(*[30.0] * 9)
+        with patch.object(CatchUpSources, "over_http_of", lambda _sources, _wires: [process]):
+            self.worker = self.make_worker(connect=["tcp:127.0.0.1:9092", "tcp:127.0.0.1:9102"], **options)
+            for each in functions:
+                self.apply(each)
+            begin(self.worker.start())
+            self.net.run(CHECK_INTERVAL)
+        return process.reports[-1][1]
+
+    def test_all_facts_of_a_stream_without_a_position_since_the_start_are_kept(self) -> None:
+        self.serve(HELLO + position(1, 3, writer="one"))
+        self.serve(HELLO + position(1, 5, "stock", writer="two"), port=9102)
+        with logged():
+            self.assertEqual(self.reported(), {ORDERS: {"one": 3}, "stock": {"two": 5}})
+            self.tearDown()
+            del self.net.serving[9102]
+            self.assertEqual(self.reported(), {ORDERS: {"one": 3}, "stock": {}})
+            self.tearDown()
+            self.assertEqual(self.reported(streams=["orders"]), {ORDERS: {"one": 3}})
+
+    def test_the_same_for_a_function(self) -> None:
+        self.serve(HELLO + position(1, 3, writer="one"))
+        with logged():
+            self.assertEqual(self.reported("stock"), {"stock": {}})
+
+
 class TimeTests(SynchronousTestCase):
     def after(self, process: Process, seconds: float) -> int:
         """Return how many reports a process has received after some seconds more."""
         self.clock.pump([CHECK_INTERVAL] * int(seconds / CHECK_INTERVAL))
         return len(process.reports)
+
+    async def copied(self) -> list[StreamName]:
+        return [ORDERS]
 
     def start(self, *processes: Process) -> None:
         self.clock = Clock()
@@ -98,6 +133,7 @@ class TimeTests(SynchronousTestCase):
             instance_name=InstanceName("worker1"),
             processes=lambda: processes,  # type: ignore[arg-type, return-value]
             followers=[self.follower],  # type: ignore[list-item]
+            copied=self.copied,
             lifetime=lifetime,
         ).start()
 
