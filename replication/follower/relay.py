@@ -81,7 +81,7 @@ class Relay:
     _found_at: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each other writer
     _confirmed: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # positions of those to be announced
     _patient: bool = attrs.field(init=False, default=True)
-    _left_out: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to here, facts may be left out
+    _left_out: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to this token facts may be left out
     _linked_again: set[Hashable] = attrs.field(init=False, factory=set)
     _with_first_fact: set[_Key] = attrs.field(init=False, factory=set)  # those with a fact at ID 1
 
@@ -134,7 +134,7 @@ class Relay:
         self._left_out[key] = max(upto, self._left_out.get(key, upto))
 
     def applied(self, key: _Key, step: Apply | Reset) -> None:
-        """Publish what was applied; a gap where facts are left out, so that each follower finds out by its page."""
+        """Publish what was applied; where facts are left out, publish a gap: each follower then fetches them itself."""
         if isinstance(step, Apply) and step.facts and step.facts[0].token < FIRST_GAP:
             self._with_first_fact.add(key)
         if isinstance(step, Reset):

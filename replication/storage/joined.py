@@ -219,7 +219,7 @@ class JoinedRows(ApplicationTables[_Session]):
 
     def rows(self, session: _Session, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a table with a value that JSON cannot express."""
-        ask = session.ask  # prepared: a plan of several tables takes longer than a page of few rows
+        ask = session.ask  # prepared: to plan a query of several tables takes longer than to read a few rows
         found = self._rows(ask, writer, after, upto, limit + 1)
         rows = cut_rows([token for token, _ in found], [text for _, text in found], upto=upto, limit=limit)
         if rows is None:

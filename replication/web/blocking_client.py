@@ -222,7 +222,7 @@ class HttpClient:
         return text if text is None else self._hide(str(text))
 
     def _hide(self, text: str) -> str:
-        """Return what the server has sent without the secret: a proxy may print the headers that it received."""
+        """Return a text of the server without the secret: a proxy may print the headers that it received."""
         return hide_secret(text, self.secret or "")
 
     def retry(self, request: Callable[[], _T], progress: Callable[[], float] | None = None) -> _T:

@@ -112,7 +112,7 @@ class _Response:
     code: int
     location: str
     body: bytes
-    hide: Callable[[str], str]  # what must not be quoted
+    hide: Callable[[str], str]  # returns a text without the secret
 
     def error(self) -> CatchUpError:
         """Return an error with the URL, the status, the reason and the cure."""

@@ -1,4 +1,4 @@
-"""Former writers: the names that have facts in the database, and do not run.
+"""Former writers: the names that have facts in the database, and no connected process.
 
 A follower finds a writer by its POSITION.  A writer that was renamed or removed sends none, so its facts would never be
 fetched.  So the processes that write its streams publish its position (docs/protocol/publishing.md D4).
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import IStreamStore
     from replication.writer.stream import StreamWriter
 
-# Polls without a connection after which a name is taken over.  A restart of the server ends all connections, and a
-# process connects again within two polls.  One whose name was taken over must be restarted.
+# The number of polls without a connection after which a name is taken over.  A restart of the server ends all
+# connections, too, but a process connects again within two polls.  After a takeover the process must be restarted.
 ENDED_AFTER: Final = 5
 
 
@@ -56,7 +56,7 @@ class FormerWriters:
         self._positions: dict[StreamName, Mapping[InstanceName, Token]] = {}
         self._absent: dict[StreamName, set[InstanceName]] = {}  # former writers that may come back
         self._removed: dict[StreamName, set[InstanceName]] = {}  # writers that the definition does not list
-        # Those of both that were claimed at the last refresh, each with whether it was connected.
+        # The absent and removed writers with a claim at the last refresh, each with whether it was connected.
         self._claimed: dict[StreamName, dict[InstanceName, bool]] = {}
         self._ran: set[InstanceName] = set()  # writers that were connected since the start
         self._missing: dict[InstanceName, int] = {}  # names that must be taken over: polls without a connection
@@ -93,7 +93,7 @@ class FormerWriters:
             new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
             removed |= new
             self._ran |= new
-            self._claimed[definition.name].update(dict.fromkeys(new, True))  # the next poll reads which are
+            self._claimed[definition.name].update(dict.fromkeys(new, True))  # the next poll reads which are connected
 
     def of(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         """Return the position of each former writer of a stream, as the last refresh found it."""
@@ -116,9 +116,9 @@ class FormerWriters:
     async def poll(self) -> None:
         """Publish the positions of writers that have ended since the last poll, and raise those of all former ones.
 
-        Without the first, followers may lack facts.  Linear order waits for every position, and so for the second.
+        Without published positions, followers may lack facts.  Without raised ones, linear order waits for ever.
         """
-        # Read before the claims: a writer that comes back after them begins above.
+        # Read before the claims: a writer that comes back after the claims are read begins above these positions.
         reached = {
             name: writer.published
             for name, writer in self._streams.items()
@@ -169,7 +169,7 @@ class FormerWriters:
         self._positions[stream], self._claimed[stream] = former, claimed
 
     def _find_missing(self, reached: Mapping[StreamName, Token]) -> set[InstanceName]:
-        """Return the names to take over: without a connection, and a position above the stored one is to be sent."""
+        """Return the names to take over: no process is connected, and a position must be sent or raised."""
         return {
             writer
             for stream, claimed in self._claimed.items()
@@ -199,7 +199,7 @@ class FormerWriters:
     async def _raise_to(self, reached: Mapping[StreamName, Token]) -> None:
         """Raise the positions of former writers to those that this process has reached.
 
-        Only of names without a claim: the writer commits nothing, and begins above this position if it comes back.
+        A name with a claim is left out.  Without one, the writer commits nothing, and begins above if it comes back.
         One process is enough: if another process has moved a position since the last poll, that position stays.
         """
         moves: list[tuple[StreamName, InstanceName, Token]] = []

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 LONG_CURE: Final = "replay it into a new folder, with a line_limit above its longest line"
 NO_FACTS: Final = Token(1)  # the first ID of a generic table is 2
-ROWS_AT_ONCE: Final = 1_000_000  # of segments that a round of a retention looks at, and may delete
+ROWS_AT_ONCE: Final = 1_000_000  # of segments, which one round of a retention reads and may then delete
 
 
 @attrs.frozen
@@ -60,8 +60,8 @@ def set_retention(
 class SegmentNeeds:
     """The folder at ``url``: it needs each fact that its segments lack; ``reactor`` needs ``callFromThread``.
 
-    A retention deletes the only other copy of a fact.  So segments are read before they count, each once: files may be
-    missing or damaged, a row that is too long for a line is in no segment, and another history has other facts.
+    After a retention, the segments may have the only copy of a fact.  So each segment is read once before it counts.
+    Files may be missing or damaged.  Segments lack each row that is too long for a line.  Another history has other facts.
     """
 
     _url: Url = attrs.field(converter=Url)
@@ -123,7 +123,7 @@ class SegmentNeeds:
         return found
 
     def _reach(self, folder: Folder, chain: Sequence[Segment], gone: Token) -> _Reach:
-        """Return up to where a chain has all facts above ``gone``; about ROWS_AT_ONCE of them."""
+        """Return up to where a chain has all facts above ``gone``; look at about ROWS_AT_ONCE rows."""
         if not chain:
             return _Reach(Token(0))
         if chain[0].after > max(gone, NO_FACTS):

@@ -93,7 +93,7 @@ def _parse(line: bytes) -> Command:
 class WireCheck:
     """Checks the lines that a writer or a relay sends on one connection; ``histories`` are those of each writer.
 
-    A ``stale`` relay may send what its writer has lost, until it goes back: only the order of its lines is checked.
+    A ``stale`` relay may send facts that its writer has lost, until it goes back: only the order of lines is checked.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class FollowerHistory:
     """What a follower has durably applied of one writer's stream: facts, once and in order, and a position.
 
     If the writer ``restores`` backups, facts that it has lost may still be applied, until the follower goes back.
-    ``left_out`` are the ranges that it has logged as deleted by the writer: it may lack their facts.
+    ``left_out`` has the ranges that the follower has logged as deleted by the writer: it may lack their facts.
     """
 
     def __init__(self, history: WriterHistory, *, restores: bool = False) -> None:
@@ -194,7 +194,7 @@ class FollowerHistory:
         assert self.facts == want, f"I1: {self.history.name}: {self.facts} is applied of {want}"
 
     def _want(self, after: Token, upto: Token, facts: Sequence[Fact]) -> list[Fact]:
-        """Return the facts of a range; of those that were left out, the ones among ``facts``."""
+        """Return the facts that a range should have; of those that may be left out, only the ones in ``facts``."""
         want = self.history.between(after, upto)
         if not self.left_out:
             return want

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from replication.bench.simulation.run import Plan
 
 AT_ONCE: Final = 100  # seeds that a process runs before it reports
-COLLECTED_AFTER: Final = 20  # seeds; a collection during a run would find little
+COLLECTED_AFTER: Final = 20  # seeds, after which garbage is collected; during a run there is little
 
 
 class Totals(NamedTuple):
@@ -70,7 +70,7 @@ def run_some(seeds: range, world: str = "") -> tuple[Totals, Failed | None]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Do not collect garbage by itself: after some runs, all of their objects are garbage."""
+    """Turn off the automatic collection of garbage: ``run_some`` collects between runs, when all is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -66,7 +66,7 @@ class _Secrets:
 
 
 def _endpoint_of(reactor: Any, text: str) -> TCP4ClientEndpoint:
-    """Return what Twisted's parser does, in a tenth of the time: all endpoints have one form here."""
+    """Return what Twisted's parser returns, in less time: all endpoints have one form here."""
     _, host, port = text.split(":")
     return TCP4ClientEndpoint(reactor, host, int(port))
 
@@ -109,7 +109,7 @@ class World:
         seed: int = 0,  # of what the processes draw
         *,
         restores: bool = False,  # whether masters, too, are restored from backups
-        retention: str = "",  # of the masters; workers leave out what is gone, and log that
+        retention: str = "",  # of the masters; workers then leave out what is gone, and log that
         forces: bool = False,  # whether the retention deletes also what followers lack
     ) -> None:
         self.seed = seed

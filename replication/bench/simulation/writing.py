@@ -218,7 +218,7 @@ class MasterHost(Host):
         job.tokens = list(await self.master.stream(stream).append(contents, key))
 
     def _deleted(self, stream: StreamName, writer: InstanceName, upto: Token) -> None:
-        """Check that no follower lacks facts that are deleted, if a report of its positions was ever answered."""
+        """Check that no known follower lacks facts that are deleted: one whose report of positions was answered."""
         for worker in self.world.workers.values():
             if worker.reported and not worker.restored and worker.stores(stream):
                 at = finish(worker.disk.applied_positions(stream, worker.name)).get(writer, Token(0))

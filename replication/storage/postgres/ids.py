@@ -30,15 +30,15 @@ IDS_SETTINGS: Final[Mapping[str, str]] = {
     "tcp_keepalives_count": "3",
 }
 
-# Of the short session that takes over names: a session that does not end delays neither IDs nor polls for long.
+# For the short session that takes over names.  It waits 2 s at most for the end of the former holder's sessions.
 TAKE_OVER_SETTINGS: Final[Mapping[str, str]] = {**IDS_SETTINGS, "lock_timeout": "2s"}
 
-# The holder of a claim that was taken over, and not claimed since.  It begins like no host name, and has no session.
+# The holder in a claim that was taken over and not made again: no process.  No host name begins so.
 NO_PROCESS: Final = "(none)"
 
 _KEY: Final = "hashtextextended('replication writer ' || current_schema() || ' ' || %s, 0)"
 LOCK: Final = f"SELECT pg_try_advisory_lock({_KEY})"
-# Several processes may take over a name at once; meanwhile it is not claimed.
+# Several processes may take over a name at once; meanwhile no process can claim it.
 LOCK_SHARED: Final = f"SELECT pg_try_advisory_lock_shared({_KEY})"
 UNLOCK_ALL: Final = "SELECT pg_advisory_unlock_all()"
 HOLDER: Final = (
@@ -53,7 +53,7 @@ CLAIM: Final = (
     "SELECT %s, %s, coalesce(max(number), 0) + 1 FROM writer_claims WHERE instance_name = %s "
     "ON CONFLICT (instance_name, holder) DO UPDATE SET number = excluded.number"
 )
-# Every session of a process holds its lock, so the process is connected if it has lost the session with the claim.
+# Every session of a process holds its lock, so a process that has lost only the session with the claim is connected.
 CLAIMS: Final = (
     "SELECT instance_name, bool_or(EXISTS (SELECT FROM pg_locks "
     "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
@@ -169,8 +169,8 @@ class PostgresIds:
     def take_over(self, name: InstanceName) -> bool:
         """End the claim of ``name`` if its process has no session; return whether a claim was ended.
 
-        After that the process has no transaction in progress, and each later one fails.  ``close`` lets other
-        processes claim the name.
+        After that the former process has no transaction in progress, and each later one fails.  The name is locked
+        until ``close``.
         """
         ((locked,),) = self.session.run(LOCK_SHARED, (name,))
         if not locked or self.session.run(CLAIMS, ([name],)) != [(name, False)]:

@@ -209,7 +209,7 @@ class PostgresSession:
     def ask(self, sql: str, parameters: Sequence[object] = (), *, prepare: bool = True) -> list[tuple[Any, ...]]:
         """Run a statement that only reads, outside a transaction; run it again if the session was lost before.
 
-        So it is if the statement was prepared, and a column of its result has another type since.
+        Also run it again, in a new session, if a column of a prepared statement's result now has another type.
         """
 
         def run() -> list[tuple[Any, ...]]:

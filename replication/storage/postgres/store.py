@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
 READ_ONLY: Final[Mapping[str, str]] = {
     "default_transaction_read_only": "on",
-    # To plan the rows of one event of a Synapse takes ten times as long as to read them.
+    # To plan the queries for one event of a Synapse takes longer than to run them.
     "plan_cache_mode": "force_generic_plan",
     **PAGES,
 }
@@ -115,7 +115,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
     async def take_over(self, name: InstanceName) -> bool:
         """End the claim of ``name`` if its process has no session; return whether a claim was ended.
 
-        That runs in a session of its own, so that neither IDs nor commits wait for it.
+        This runs in a separate session, so that neither IDs nor commits wait for it.
         """
         self._checked(self._ids)
         session = PostgresIds(self._new_session(TAKE_OVER_SETTINGS), self._allocations)

@@ -50,8 +50,8 @@ class _Range(ctypes.Structure):
 def claimed(path: str) -> Iterator[int]:
     """Claim the file ``path`` for the block, and return a descriptor of it; a file that is missing is made.
 
-    StoreError names the process that writes it, or the hard links that it has.  Open the file with SQLite inside the
-    block, and close it there.
+    StoreError names the process that writes the file, or the number of its hard links.  Open the file with SQLite
+    inside the block, and close it there.
     """
     with ExitStack() as held:
         try:
