@@ -61,7 +61,7 @@ class SegmentNeeds:
     """The folder at ``url``: it needs each fact that its segments lack; ``reactor`` needs ``callFromThread``.
 
     After a retention, the segments may have the only copy of a fact.  So each segment is read once before it counts.
-    Files may be missing or damaged.  Segments lack each row that is too long for a line.  Another history has other facts.
+    Files may be missing or damaged.  Segments lack a row that is too long for a line.  A new history has other facts.
     """
 
     _url: Url = attrs.field(converter=Url)
