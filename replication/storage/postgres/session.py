@@ -112,11 +112,9 @@ class PostgresSession:
     def __init__(
         self, address: Address, ending: Event, holder: Holder, settings: Mapping[str, str] | None = None
     ) -> None:
-        self.address = address
-        self.name = address.name
-        self.holder = holder
+        self.address, self.name = address, address.name
+        self.holder, self._ending = holder, ending
         self.number = 0
-        self._ending = ending
         self._settings = dict(settings or {})
         self._reads_only = self._settings.get("default_transaction_read_only") == "on"
         self._name = f"{holder.id} {uuid4().hex}"
@@ -125,7 +123,7 @@ class PostgresSession:
         self._backend: Sequence[object] = ()  # the server process
         self._server = ""  # the run of the server
         self._connection: psycopg.Connection | None = None
-        self._begun = False
+        self._begun = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
         self._opening: str | None = None  # BEGIN, until it is sent
         self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
         self._leftovers = Leftovers()
@@ -357,7 +355,7 @@ class PostgresSession:
         self._server = self.holder.server = server  # before it is verified: see ``commit``
         self.holder.verify(connection, self.name)
         connection.execute(HOLD, (self.holder.id,))
-        if self.holder.names:
+        if self.holder.names and not self._in_doubt:
             lost = connection.execute(LOST_NAMES, (self.holder.names, self.holder.id)).fetchall()
             if lost:
                 raise StoreError(
@@ -422,24 +420,29 @@ class PostgresSession:
         return connection is None or connection.info.transaction_status == TransactionStatus.IDLE
 
     def _was_committed(self, backend: Sequence[object]) -> bool:
-        while True:
-            try:
-                self.ask(_END_BACKEND, backend)
-                self.begin()
-                self.run(_LOCK_TIMEOUT)
-                ((mark,),) = self.run(MARKED, (self._name,))
-            except CommitsLostError:
-                raise
-            except StoreError as error:
-                why = str(error)
-            else:
-                return bool(mark == self._mark)
-            finally:
-                self.rollback()
-            if self._ending.wait(_RETRY_AFTER):
-                raise OutcomeUnknownError(
-                    f"the outcome of this commit is unknown: this process ends before the server has answered: {why}"
-                )
+        """Ask until the server answers.  A process that has lost its name may ask, too, in a session for that alone."""
+        self._in_doubt = True
+        try:
+            while True:
+                try:
+                    self.ask(_END_BACKEND, backend)
+                    self.begin()
+                    self.run(_LOCK_TIMEOUT)
+                    ((mark,),) = self.run(MARKED, (self._name,))
+                except CommitsLostError:
+                    raise
+                except StoreError as error:
+                    why = f"this process ends before the server has answered: {error}"
+                else:
+                    return bool(mark == self._mark)
+                finally:
+                    self.rollback()
+                if self._ending.wait(_RETRY_AFTER):
+                    raise OutcomeUnknownError(f"the outcome of this commit is unknown: {why}")
+        finally:
+            self._in_doubt = False
+            if self.holder.names:
+                self._drop()  # the names were not checked
 
     @contextmanager
     def refusals(self) -> Iterator[None]:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,7 +22,8 @@ from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import CLAIMS, IDS_SETTINGS, TAKE_OVER_SETTINGS, Allocations, PostgresIds
-from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.pipeline import Pipeline
+from replication.storage.postgres.session import PostgresSession, SessionLostError
 from replication.streams.definitions import StreamDefinition
 from tests.contract.stream_store import ME, OTHER, facts, write
 from tests.storage.on_postgres import HasDatabase
@@ -284,21 +286,49 @@ class ClaimTests(UsesIds, SynchronousTestCase):
             self.assertIn("restart this process", str(error))
         self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
 
+    def commit_in_thread(self, connection: PostgresConnection, batch: Batch) -> tuple[Thread, list[Exception | None]]:
+        """Return a thread that commits, and where its outcome will be."""
+        outcomes: list[Exception | None] = []
+        committing = Thread(target=lambda: outcomes.extend(connection.commit_together([batch])))
+        self.addCleanup(lambda: (self.ending.set(), committing.join()))
+        return committing, outcomes
+
     def test_f9_no_commit_of_the_last_holder_is_in_progress_when_a_name_is_claimed(self) -> None:
-        """The new holder reads the positions once, after the claim."""
+        """The new holder reads the positions once, after the claim; the last one reads that its commit was undone."""
         self.ids.claim(ME)
         connection, batch = self.writer(self.ids)
         self.at_each("stream_orders", "PERFORM pg_sleep(60);", deferred=True)
-        outcomes: list[Exception | None] = []
-        committing = Thread(target=lambda: outcomes.extend(connection.commit_together([batch])))
+        committing, outcomes = self.commit_in_thread(connection, batch)
         self.end_session_of(self.ids)
         with self.when_waiting_for("PgSleep", lambda: self.make_ids().claim(ME)):
             committing.start()
         self.assertEqual(self.sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), [(0,)])
-        self.ending.set()
-        committing.join()
-        self.assertEqual(([type(each) for each in outcomes]), [OutcomeUnknownError])
+        until(lambda: outcomes, "the commit has an outcome", 20)  # otherwise later appends would wait, too
+        self.assertIn("taken over the name 'master'", str(outcomes[0]))
         self.assertEqual(self.sql("SELECT * FROM stream_orders"), [])
+
+    def test_f10_a_process_that_has_lost_its_name_reads_that_its_last_commit_is_durable(self) -> None:
+        """The session is lost after COMMIT has taken effect; then the name is."""
+        self.ids.claim(ME)
+        connection, batch = self.writer(self.ids)
+        run = Pipeline.run
+
+        def run_and_lose(pipeline: Pipeline, statements: Any) -> Any:
+            results = run(pipeline, statements)
+            if any(sql == "COMMIT" for sql, _ in statements):
+                self.patch(Pipeline, "run", run)
+                self.end_session_of(self.ids)
+                self.make_ids().claim(ME)
+                raise psycopg.OperationalError("the connection is lost")
+            return results
+
+        self.patch(Pipeline, "run", run_and_lose)
+        committing, outcomes = self.commit_in_thread(connection, batch)
+        committing.start()
+        until(lambda: outcomes, "the commit has an outcome", 20)
+        self.assertEqual(outcomes, [None])
+        self.assertIn("taken over the name 'master'", str(connection.commit_together([batch])[0]))
+        self.assertEqual(self.sql("SELECT stream_id FROM stream_orders"), [(2,)])
 
     def test_f17_a_takeover_that_fails_half_way_is_finished_by_the_next_one(self) -> None:
         self.ids.claim(ME)
