@@ -290,7 +290,8 @@ class ClaimTests(UsesIds, SynchronousTestCase):
         """Return a thread that commits, and where its outcome will be."""
         outcomes: list[Exception | None] = []
         committing = Thread(target=lambda: outcomes.extend(connection.commit_together([batch])))
-        self.addCleanup(lambda: (self.ending.set(), committing.join()))
+        self.addCleanup(committing.join)
+        self.addCleanup(self.ending.set)
         return committing, outcomes
 
     def test_f9_no_commit_of_the_last_holder_is_in_progress_when_a_name_is_claimed(self) -> None:
