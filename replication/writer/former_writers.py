@@ -3,6 +3,9 @@
 A follower finds a writer by its POSITION.  A writer that was renamed or removed sends none, so its facts would never be
 fetched.  So the processes that write its streams publish its position (docs/protocol/publishing.md D4).
 
+A process may be configured as a writer no more, and go on under its name.  The others leave it alone, so it publishes
+its own position, as a writer without new facts does (``PublishedStream.publishes``).
+
 A writer without a connection to the database may still run.  It may have IDs open below its newest row, and commit them
 when it is connected again.  So this process takes over its name before it publishes a position above the stored one.
 """
@@ -22,7 +25,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.publisher import NO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from replication.net.broadcast import Broadcast
     from replication.streams.interfaces import IStreamStore
@@ -33,8 +36,23 @@ if TYPE_CHECKING:
 ENDED_AFTER: Final = 5
 
 
+def find_left(
+    stored: Mapping[StreamName, Mapping[InstanceName, Token]], writer: InstanceName, streams: Collection[StreamName]
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong, and the cure, where ``writer`` has written a stream that it does not have any more.
+
+    ``stored`` are all stored positions, ``streams`` those that it has.  It cannot send its position in another one,
+    and while it runs, no other process does.  A stream without another writer was perhaps given up.
+    """
+    for name in sorted(stored.keys() - set(streams)):
+        if writer in stored[name] and stored[name].keys() - {writer, NO_WRITER}:
+            what = f"{writer!r} has written it, and is configured without it now, so new followers lack these facts"
+            cure = "add it to the streams of this process (of a worker: to writes) with the writers that write it now"
+            yield f"stream {name!r}: {what}", f"{cure}, or give this process a new name"
+
+
 class FormerWriters:
-    """The former writers of the streams that this process may write.
+    """The former writers of the streams that this process publishes.
 
     Where the definition lists a stream's writers, every other instance name is a former writer while it does not run.
     Where it lists none, a writer that is absent at start counts as a former writer until it has come back.
@@ -122,7 +140,7 @@ class FormerWriters:
         reached = {
             name: writer.published
             for name, writer in self._streams.items()
-            if name != CACHES and writer.outgoing.may_write
+            if name != CACHES and writer.outgoing.publishes
         }
         may_end = any(claimed.keys() - self.of(stream).keys() for stream, claimed in self._claimed.items())
         if not may_end and not self._unsent and not self._are_behind(reached):

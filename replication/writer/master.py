@@ -254,6 +254,7 @@ class Master:
             await self.store.open()
             await self.store.claim(self.instance_name)
             starts: dict[StreamName, Token] = {}
+            written: set[StreamName] = set()  # earlier or now, in the name of this process
             # One that counts up may have its rows in the same table as one that counts down, which the store must know.
             definitions = sorted(self.registry, key=lambda each: not each.negative)
             # A new table makes each connection read the schema again: first all are created, then all are read.
@@ -265,10 +266,13 @@ class Master:
                 for definition in some:
                     found = positions[definition.name]
                     await self._positions.former.find(definition, found)
+                    if self.instance_name in found and not definition.in_tables:
+                        written.add(definition.name)
                     start = max([starts.get(definition.generator, INITIAL_POSITION), *found.values()])
                     starts[definition.generator] = start
             for definition in self.registry:
-                self.stream(definition.name)
+                outgoing = self.stream(definition.name).outgoing
+                outgoing.publishes = outgoing.may_write or definition.name in written
             for owner, start in starts.items():
                 publisher = self.stream(owner).publisher
                 publisher.begin(start, self.store.sequence(owner))
@@ -321,11 +325,11 @@ class Master:
             yield definitions[at : at + PART_STREAMS]
 
     def _starts(self) -> dict[StreamName, Token]:
-        """Return where each stream begins that this process writes into a table, except with external writers."""
+        """Return where each stream begins that this process publishes from a table, except with external writers."""
         return {
             name: writer.published
             for name, writer in self._streams.items()
-            if writer.outgoing.may_write and writer.outgoing.memory_log is None and writer.publisher.ids.horizon is None
+            if writer.outgoing.publishes and writer.outgoing.memory_log is None and writer.publisher.ids.horizon is None
         }
 
     def _make_transactions(self) -> OpenTransactions:

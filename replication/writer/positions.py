@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.session.encoder import EncodedLines, encode_position
 from replication.streams.definitions import CACHES
+from replication.writer.former_writers import find_left
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class IRelay(IPositions, Protocol):
 
 
 class Positions:
-    """The positions of the streams that this process may write.
+    """The positions of the streams that this process publishes.
 
     ``lines`` answers REPLICATE; ``poll`` stores this process's positions and follows those of other writers.
     ``former`` are the writers whose positions this process publishes, too.
@@ -79,7 +80,10 @@ class Positions:
 
     async def start(self) -> None:
         """Store the positions of streams with several writers, then poll once a second; StoreError if that fails."""
-        await self._store_positions([each for each in self._streams.values() if each.shared])
+        shared = [each for each in self._streams.values() if each.shared]
+        await self._store_positions(shared)
+        if shared:
+            self._warn_of_left(await self._store.stored_positions())
         self._log_warnings()
         self._loop.start(POLL_INTERVAL, now=False)
 
@@ -111,7 +115,7 @@ class Positions:
         """Return the POSITION lines that answer REPLICATE for ``streams``, or for all streams if that is empty."""
         lines = []
         for name, writer in self._streams.items():
-            ours = writer.definition.written_by(self._instance_name) and writer.publisher.ids.horizon_known
+            ours = writer.outgoing.publishes and writer.publisher.ids.horizon_known
             if ours and (not streams or name in streams):
                 former = self.former.of(name).items()
                 lines += [encode_position(name, instance, position, position) for instance, position in former]
@@ -122,10 +126,9 @@ class Positions:
         self, writer: StreamWriter, stored: Mapping[StreamName, Mapping[InstanceName, Token]] | None = None
     ) -> dict[InstanceName, Token]:
         """Return each writer's position in a stream; ``stored`` are newer positions than the last poll's."""
-        definition = writer.definition
-        found = (self._others if stored is None else stored).get(definition.name, {})
+        found = (self._others if stored is None else stored).get(writer.definition.name, {})
         others = {name: found[name] for name in found if name not in (self._instance_name, NO_WRITER)}
-        if definition.written_by(self._instance_name):
+        if writer.outgoing.publishes:
             others[self._instance_name] = writer.published
         return others
 
@@ -151,13 +154,14 @@ class Positions:
             for writer in self._streams.values()
             if writer.shared
             and writer.publisher.ids.horizon is None
-            and writer.definition.written_by(self._instance_name)
+            and writer.outgoing.publishes
             and writer.definition.name != CACHES
         ]
         if not shared:
             return
         known = {writer.definition.name: writer.outgoing.stored for writer in shared if not writer.outgoing.memory_log}
         self._others = await self._store.stored_positions()
+        self._warn_of_left(self._others)
         if any(self._others.get(name, {}).get(self._instance_name, 0) < stored for name, stored in known.items()):
             await self._store.verify()
         for writer in shared:
@@ -185,6 +189,13 @@ class Positions:
                 stream=stream,
                 lost=", ".join(f"of {writer} up to {upto}" for writer, upto in sorted(lost.items())),
             )
+
+    def _warn_of_left(self, stored: Mapping[StreamName, Mapping[InstanceName, Token]]) -> None:
+        """Add warnings of streams that this process has written, and does not have any more; each once."""
+        for what, cure in find_left(stored, self._instance_name, self._streams):
+            warning = f"{what}: {cure}"
+            if warning not in self._store.warnings:
+                self._store.warnings.append(warning)
 
     def _log_warnings(self) -> None:
         for warning in self._store.warnings[self._warnings :]:

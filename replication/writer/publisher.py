@@ -55,13 +55,14 @@ class PublishedStream:
 
     ``published`` is the position up to which everything was sent to the subscribers.  ``stored`` is the position in
     the database; every ID up to it is complete.  ``reorder_buffer`` holds the facts that wait.  ``memory_log`` holds
-    the facts of an in-memory stream, and is None for others.
+    the facts of an in-memory stream, and is None for others.  ``publishes`` is whether a position of this process is
+    sent: as long as it may write, and also later if it has written (docs/protocol/publishing.md D4).
     """
 
     def __init__(self, definition: StreamDefinition, instance_name: InstanceName, publisher: Publisher) -> None:
         self.definition = definition
         self.ids = publisher.ids
-        self.may_write = definition.written_by(instance_name)
+        self.may_write = self.publishes = definition.written_by(instance_name)
         self._instance_name = instance_name
         self._publisher = publisher
         self.refused = 0  # facts with a row that is none of this stream, or too large
@@ -175,9 +176,9 @@ class PublishedStream:
             self.memory_log.acknowledge(sender, min(token, self.published))
 
     def unstored_position(self) -> Write | None:
-        """Return what stores the settled position; None if the database has it, or if this process may not write."""
+        """Return what stores the settled position; None if the database has it, or if no position is sent."""
         settled = self.ids.settled
-        if self.memory_log is not None or settled <= self.stored or not self.may_write:
+        if self.memory_log is not None or settled <= self.stored or not self.publishes:
             return None
         return Write(self.definition.name, self._instance_name, settled)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import StoreError
+from replication.errors import NotAWriterError, StoreError
 from replication.storage.postgres.holder import HOLDER_KEY
 from replication.storage.postgres.ids import END_SESSIONS
 from replication.storage.postgres.store import PostgresStore
@@ -221,6 +221,96 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.poll(a, 2 * ENDED_AFTER)
         self.assertEqual(self.pump.wait(removed.stream("orders").append([["four"]])), [4])
         self.assertEqual(self.sent_of_removed(a), [])
+
+    def left(self, *streams: StreamDefinition | str) -> Master:
+        """Return a master that has written ``orders``, and then was started again with other ``streams``."""
+        before = self.make_master("removed")
+        self.pump.wait(self.start(before).append([["two"]]))
+        self.pump.wait(before.stop())
+        return self.make_master("removed", streams=[*streams, "others"])
+
+    def sent(self, master: Master) -> list[str]:
+        """Return the positions that a new follower of ``orders`` receives from a master."""
+        wire = connect(master.factory())
+        wire.protocol.dataReceived(b"REPLICATE orders\n")
+        self.pump.wait(master._positions.refresh())
+        lines = [line for line in lines_of(wire.read()) if line.startswith("POSITION")]
+        wire.lose()
+        return lines
+
+    def test_f17_a_process_that_is_no_writer_any_more_publishes_its_own_position(self) -> None:
+        """Its name is claimed and connected, so the writers send none for it."""
+        left = self.left(StreamDefinition("orders", writers=("a", "b")))
+        self.pump.wait(left.start())
+        a = self.remaining()
+        writer = self.start(a)
+        with self.assertRaises(NotAWriterError):
+            left.stream("orders").reserve()
+        self.assertEqual(self.sent(left), ["POSITION orders removed 2 2"])
+        self.assertEqual(self.sent(a), ["POSITION orders a 2 2"])
+        page = self.pump.wait(left.served.page("orders", None, after=0, upto=None, limit=10))
+        self.assertEqual(([fact.token for fact in page.facts], page.upto), ([2], 2))
+
+        wire = connect(left.factory())
+        wire.protocol.dataReceived(b"REPLICATE orders\n")
+        wire.read()
+        self.pump.wait(writer.append([["three"]]))
+        self.poll(left, 1)
+        self.net.advance(0)
+        self.assertEqual(lines_of(wire.read()), ["POSITION orders removed 2 3"], "linear order waits for it")
+        wire.lose()
+        self.assertEqual(self.sent(left), ["POSITION orders removed 3 3"])
+        for master in (left, a):
+            since, text = self.pump.wait(master.served.since("orders", "1", 100))
+            self.assertEqual(
+                ([(each.token, each.writer) for each in since.written], text), ([(2, "removed"), (3, A)], "3")
+            )
+
+        self.pump.wait(left.stop())
+        self.poll(a, 2 + ENDED_AFTER)
+        self.assertEqual(self.sent(a), ["POSITION orders removed 3 3", "POSITION orders a 3 3"])
+
+    def test_f17_a_process_that_was_never_a_writer_publishes_no_position(self) -> None:
+        self.pump.wait(self.start(self.remaining()).append([["two"]]))
+        other = self.make_master("other", streams=[StreamDefinition("orders", writers=("a", "b"))])
+        self.pump.wait(other.start())
+        self.poll(other, 2)
+        self.assertEqual(self.sent(other), [])
+
+    def test_f17_a_process_that_has_lost_its_sessions_does_not_raise_its_position(self) -> None:
+        """Another process has taken over its name, and sends its position."""
+        left = self.left(StreamDefinition("orders", writers=("a", "b")))
+        self.pump.wait(left.start())
+        a = self.remaining()
+        writer = self.start(a)
+        self.end_sessions_of(left)
+        self.pump.wait(writer.append([["three"]]))
+        self.poll(a, 3 + ENDED_AFTER)
+        self.assertEqual(self.sent_of_removed(a), ["POSITION orders removed 3 3"])
+        self.poll(left, 2)
+        self.assertEqual(left.stream("orders").published, 2)
+
+    def test_f17_a_process_that_does_not_have_a_stream_any_more_logs_a_warning(self) -> None:
+        """It cannot send its position, and no other process does so while it runs."""
+        left = self.left()
+        self.start(self.remaining())
+        with logged() as messages:
+            self.pump.wait(left.start())
+            self.poll(left, 2)
+        (message,) = [each for each in messages if "orders" in each]
+        self.assertIn("stream 'orders': 'removed' has written it, and is configured without it now", message)
+        self.assertIn("with the writers that write it now", message)
+
+    def test_f17_that_warning_is_logged_once_another_process_writes_the_stream(self) -> None:
+        """A stream that no process writes any more may be left."""
+        left = self.left()
+        with logged() as messages:
+            self.pump.wait(left.start())
+            self.poll(left, 2)
+            self.assertEqual([each for each in messages if "orders" in each], [])
+            self.start(self.remaining())
+            self.poll(left, 2)
+        self.assertEqual(len([each for each in messages if "orders" in each]), 1)
 
     def test_a_master_that_returns_under_any_name_continues_after_all_facts(self) -> None:
         self.pump.wait(self.start(self.a).append([["x"]] * 2))
