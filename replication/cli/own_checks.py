@@ -30,17 +30,24 @@ from replication.storage.blocking import use_store
 from replication.storage.mapping_checks import check
 from replication.storage.sqlite.session import MEMORY
 from replication.streams.definitions import CACHES
+from replication.wire import grammar
+from replication.wire.grammar import StreamName
+from replication.writer.former_writers import find_left
 from replication.writer.rooms import Rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replication.config import Config
     from replication.net.listening import Socket
     from replication.streams.interfaces import IStreamStore
+    from replication.wire.grammar import InstanceName, Token
+
+    StoredPositions = Mapping[StreamName, Mapping[InstanceName, Token]]
 
 RENEW_BEFORE: Final = timedelta(days=14)
 MAX_CLOCK_DIFFERENCE: Final = 60.0  # seconds
+POSITIONS_EXIST: Final = "SELECT to_regclass('stream_positions') IS NOT NULL"
 _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
@@ -89,11 +96,7 @@ def check_certificates(config: Config) -> Iterator[Finding]:
 
 def check_access(config: Config) -> Iterator[Finding]:
     """Find tables of ``[access]`` that give less than they seem to: no such stream, or no such certificate."""
-    written = {CACHES, *config.writes, *config.stream, *(each.name for each in config.streams)}
-    if config.role == "worker":
-        written = {CACHES, *config.writes} if config.writes else set()
-    if config.rooms:
-        written |= {*Rooms.streams}
+    written = _written(config)
     for grant in config.grants:
         where, rights = f"access.{grant.name}", grant.rights
         keys = [("append", rights.append)] if config.relays else [("append", rights.append), ("read", rights.read)]
@@ -109,6 +112,16 @@ def check_access(config: Config) -> Iterator[Finding]:
             if not {name.lower(), f"*.{name.lower().partition('.')[2]}"} & {each.lower() for each in config.tls.allow}:
                 what = f"tls.allow does not accept {name!r}, so no peer has these rights by that name"
                 yield Finding(where, what, "add the name to allow, or correct it")
+
+
+def _written(config: Config) -> set[StreamName]:
+    """Return the names of the streams that a process with this configuration writes."""
+    written: set[str] = {CACHES, *config.writes, *config.stream, *(each.name for each in config.streams)}
+    if config.role == "worker":
+        written = {CACHES, *config.writes} if config.writes else set()
+    if config.rooms:
+        written |= {*Rooms.streams}
+    return {StreamName(each) for each in written}
 
 
 def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
@@ -136,7 +149,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         if not Path(path).exists():
             return  # the first start makes it
     try:
-        database_time, warnings = use_store(config.database, _read_clock, read_only=True)
+        database_time, warnings, stored = use_store(config.database, _read, read_only=True)
     except SchemaError as error:
         yield Finding(shown, str(error), "start the daemon of the version that the message names")
         return
@@ -145,6 +158,10 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
+    written = _written(config)
+    if written:
+        for what, cure in find_left(stored, grammar.instance_name(config.instance_name), written):
+            yield Finding(shown, what, cure)
     if abs(database_time - time.time()) > MAX_CLOCK_DIFFERENCE:
         what = f"its clock differs from this machine's by {database_time - time.time():.0f} s"
         yield Finding(shown, what, "set both clocks, for example by NTP")
@@ -203,9 +220,16 @@ def check_folders(config: Config) -> Iterator[Finding]:
             )
 
 
-async def _read_clock(store: IStreamStore) -> tuple[float, Sequence[str]]:
-    """Return the time of the database's machine, in seconds, and the warnings of the store."""
+async def _read(store: IStreamStore) -> tuple[float, Sequence[str], StoredPositions]:
+    """Return the time of the database's machine, in seconds, the warnings of the store, and the stored positions.
+
+    Positions are read from PostgreSQL only: an SQLite database has one process.
+    """
     warnings = list(store.warnings)
     clock = {"sqlite": "SELECT 0.0", "postgresql": "SELECT extract(epoch FROM clock_timestamp())"}
     ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
-    return float(seconds) or time.time(), warnings
+    stored: StoredPositions = {}
+    if seconds:
+        ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
+        stored = await store.stored_positions() if exists else {}
+    return float(seconds) or time.time(), warnings, stored

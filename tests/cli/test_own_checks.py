@@ -10,6 +10,9 @@ import pytest
 
 from replication.cli.main import main
 from replication.storage.blocking import use_store
+from replication.streams.definitions import StreamDefinition
+from replication.streams.interfaces import Write
+from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.certificates import DAY, Authority
 
 if TYPE_CHECKING:
@@ -228,6 +231,29 @@ def test_a_database_of_postgresql_is_checked_and_a_server_that_is_away(
     file.write_text('database = "postgresql://missing@127.0.0.1:1/none"\n')
     assert main(["doctor", "--config", str(file)]) == 1
     assert "127.0.0.1" in capsys.readouterr().out
+
+
+def test_a_stream_that_this_process_has_written_and_does_not_have_any_more_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
+) -> None:
+    file = tmp_path / "x.toml"
+    with postgres.database() as name:
+        url = postgres.url(name)
+        use_store(url, write_positions, read_only=False)
+        for streams, found in (('"others"', True), ('"orders", "others"', False)):
+            file.write_text(f'database = "{url}"\ninstance_name = "a"\nstream = [{streams}]\n')
+            main(["doctor", "--config", str(file)])
+            output = capsys.readouterr().out
+            assert ("stream 'orders': 'a' has written it" in output) is found, output
+            assert "stream 'past'" not in output, "no other process writes it"
+
+
+async def write_positions(store: IStreamStore) -> None:
+    """Store positions of two writers in one stream, and of one writer in another."""
+    orders, past = StreamName("orders"), StreamName("past")
+    a, b = InstanceName("a"), InstanceName("b")
+    await store.declare(StreamDefinition(orders), StreamDefinition(past))
+    await store.transaction().commit([Write(orders, a, Token(2)), Write(orders, b, Token(3)), Write(past, a, Token(2))])
 
 
 async def do_nothing(_: IStreamStore) -> None:
