@@ -243,7 +243,9 @@ class FollowedStreams:
                 if self.relay is not None:
                     self.relay.pass_down(command)
         if positions:
-            self._positions_received(client)
+            self._announced.add(client)
+            if client.state == "following" and not self._first_positions[client].called:
+                self.following(client)
 
     def following(self, client: IWriterLink) -> None:
         """Process the end of the first positions of a connection."""
@@ -294,11 +296,6 @@ class FollowedStreams:
             client.pause_reading()
         if follower is None or not follower.is_linked(rows.instance):
             client.position_missing()
-
-    def _positions_received(self, client: IWriterLink) -> None:
-        self._announced.add(client)
-        if client.state == "following" and not self._first_positions[client].called:
-            self.following(client)
 
     def _position_received(self, client: IWriterLink, command: Position) -> None:
         self.endpoints[command.instance] = client.endpoint
