@@ -153,12 +153,8 @@ class SimulatedSources:
         asked, served = self._asked(endpoint)
         request = PageRequest(asked, self._host)
         assert served.followers is not None
-
-        def answered(following: float) -> None:
-            request.page = following
-
         reporting = Deferred.fromCoroutine(served.followers.report(name, positions))
-        following: float = await self._answer(request, reporting.addCallback(answered))
+        following: float = await self._answer(request, reporting.addCallback(partial(setattr, request, "page")))
         if name == self._host.name:
             self._host.reported = True
         return following
