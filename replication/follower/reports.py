@@ -18,7 +18,7 @@ from replication.follower.stream import FollowMode
 from replication.logs import TroubleLog
 from replication.streams.interfaces import KnownFollower
 from replication.wire import grammar
-from replication.writer.known_followers import LATER, MAX_FOLLOWERS
+from replication.writer.known_followers import LATER, MAX_FOLLOWERS, only_known
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
     from replication.web.followers import IFollowers
     from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.writer.known_followers import WritersOf
 
 CHECK_INTERVAL: Final = 5.0  # seconds, before the first report
 LONGEST_INTERVAL: Final = 60.0  # seconds until a process that was not followed before receives its first report
@@ -138,11 +139,13 @@ class RelayedReports:
         processes: returns the HTTP of the writers.
         wall: seconds since 1970.
         own: keeps reports for the streams that this process writes; None if it writes none.
+        writers: returns the known writers of a stream, None of an unknown stream: only their positions are kept here.
 
     """
 
     _processes: Callable[[], Collection[HttpCatchUp]]
     _wall: Callable[[], float]
+    _writers: WritersOf
     _own: IFollowers | None = None
     _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
 
@@ -155,7 +158,7 @@ class RelayedReports:
         except CatchUpError as error:
             raise StoreError(f"the report of {name!r} cannot be passed on: {error}", temporary=True) from error
         self._known.pop(instance, None)
-        self._known[instance] = KnownFollower(instance, positions, self._wall())
+        self._known[instance] = KnownFollower(instance, only_known(positions, self._writers), self._wall())
         if len(self._known) > MAX_FOLLOWERS:
             del self._known[next(iter(self._known))]
         return min([*following, *(each for each in answers if each is not None)])
@@ -163,7 +166,10 @@ class RelayedReports:
     async def followers(self) -> Sequence[KnownFollower]:
         """Return those that have reported since this process started, or to its own streams, by name."""
         own = [] if self._own is None else await self._own.followers()
-        known = {**{each.name: each for each in own}, **self._known}
+        known = {each.name: each for each in own}
+        for name, each in self._known.items():
+            ours = known[name].positions if name in known else {}
+            known[name] = attrs.evolve(each, positions={**each.positions, **ours})
         return [known[name] for name in sorted(known)]
 
     async def forget(self, name: str) -> None:

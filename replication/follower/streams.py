@@ -175,7 +175,7 @@ class FollowedStreams:
             instance_name=self._instance_name,
             processes=partial(http_of_writers, self),
             followers=self,
-            copied=self._copied,
+            copied=partial(_copied_streams, self),
             lifetime=self._lifetime,
         ).start()
         database = self._sources.foreign_database()
@@ -284,11 +284,6 @@ class FollowedStreams:
         return all(first.called for first in self._first_positions.values())
 
     # ---- inside
-
-    async def _copied(self) -> Collection[StreamName]:
-        """Return the streams whose copies are stored here."""
-        stored = await self._store.stored_positions() if self.copy else ()
-        return [each for each in stored if self.wants(each) and each not in self._written]
 
     def _rows_received(self, client: IWriterLink, rows: Rows) -> None:
         follower = self._followers.get(rows.stream)
@@ -466,3 +461,15 @@ def described_streams(
 def http_of_writers(followed: FollowedStreams) -> list[HttpCatchUp]:
     """Return the HTTP of the writers, or of the relays, that are followed."""
     return followed._sources.over_http_of(followed.endpoints.values())  # noqa: SLF001 (a function of this module)
+
+
+def known_writers(followed: FollowedStreams, stream: StreamName) -> Collection[InstanceName] | None:
+    """Return the writers of a stream that is followed, None of another one."""
+    follower = followed.get(stream)
+    return None if follower is None else follower.all_positions()
+
+
+async def _copied_streams(followed: FollowedStreams) -> Collection[StreamName]:
+    """Return the streams whose copies are stored here."""
+    stored = await followed._store.stored_positions() if followed.copy else ()  # noqa: SLF001 (a function of this module)
+    return [each for each in stored if followed.wants(each) and each not in followed._written]  # noqa: SLF001

@@ -20,7 +20,7 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.streams import FollowedStreams, described_streams, http_of_writers
+from replication.follower.streams import FollowedStreams, described_streams, http_of_writers, known_writers
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -432,7 +432,12 @@ class Worker(RegistersFunctions):
     def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None], wall: Callable[[], float]) -> ServedStreams:
         reports: IFollowers | None = None if self._master is None else self._master.served.followers
         if self._relay is not None:
-            reports = RelayedReports(processes=partial(http_of_writers, self._followed), wall=wall, own=reports)
+            reports = RelayedReports(
+                processes=partial(http_of_writers, self._followed),
+                wall=wall,
+                writers=partial(known_writers, self._followed),
+                own=reports,
+            )
         return ServedStreams(
             server_name=self.server_name,
             instance_name=self.instance_name,

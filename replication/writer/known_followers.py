@@ -17,10 +17,23 @@ if TYPE_CHECKING:
     from replication.streams.retention import SegmentChain
     from replication.wire.grammar import InstanceName, StreamName
 
+    Positions = Mapping[StreamName, Mapping[InstanceName, Token]]
+    WritersOf = Callable[[StreamName], Collection[InstanceName] | None]
+
 SOON: Final = 30.0  # seconds to the next report, if facts may be deleted; each is stored
 LATER: Final = 60.0  # if none is
 STORED_AGAIN: Final = 3_600.0  # seconds until a report is stored again, if none is
 MAX_FOLLOWERS: Final = 10_000
+
+
+def only_known(positions: Positions, writers: WritersOf) -> Positions:
+    """Return the positions of known writers: any number of other names would be kept for each follower."""
+    known = {stream: writers(stream) for stream in positions}
+    return {
+        stream: {writer: token for writer, token in positions[stream].items() if writer in found}
+        for stream, found in known.items()
+        if found is not None
+    }
 
 
 @attrs.define(eq=False, repr=False)
@@ -28,13 +41,14 @@ class KnownFollowers:
     """What followers have reported, in the database of a writer.
 
     ``wall`` returns seconds since 1970.  ``ready`` is awaited before the database is used.  ``deletes`` returns whether
-    this process deletes facts.
+    this process deletes facts.  ``writers`` returns the known writers of a stream, None of an unknown stream.
     """
 
     _store: IStreamStore
     _wall: Callable[[], float]
     _ready: Callable[[], Awaitable[None]]
     _deletes: Callable[[], bool]
+    _writers: WritersOf
     _latest: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start
     _stored_at: dict[InstanceName, float] = attrs.field(init=False, factory=dict)
 
@@ -45,7 +59,7 @@ class KnownFollowers:
         """
         await self._ready()
         instance, now, deletes = grammar.instance_name(name), self._wall(), self._deletes()
-        follower = KnownFollower(instance, positions, now)
+        follower = KnownFollower(instance, only_known(positions, self._writers), now)
         if deletes or abs(now - self._stored_at.get(instance, -STORED_AGAIN)) >= STORED_AGAIN:
             known = {each.name for each in await self._store.known_followers()}
             if instance not in known and len(known) >= MAX_FOLLOWERS:

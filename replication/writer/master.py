@@ -344,7 +344,9 @@ class Master:
         )
 
     def _make_followers(self) -> KnownFollowers:
-        followers = KnownFollowers(self.store, self.wall, self.started, lambda: self.retention.active)
+        followers = KnownFollowers(
+            self.store, self.wall, self.started, lambda: self.retention.active, self._positions.known_writers
+        )
         self.retention.needs.append(followers)
         return followers
 

@@ -132,6 +132,11 @@ class Positions:
             others[self._instance_name] = writer.published
         return others
 
+    def known_writers(self, stream: StreamName) -> Collection[InstanceName] | None:
+        """Return the writers of a stream, former ones too; None if this process does not have the stream."""
+        writer = self._streams.get(stream)
+        return None if writer is None else {*self.of_writers(writer), *self.former.of(stream)}
+
     async def complete(self, writer: StreamWriter) -> dict[InstanceName, Token]:
         """Return up to where the facts of each writer are complete now, also those of former writers.
 

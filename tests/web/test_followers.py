@@ -9,6 +9,7 @@ from replication.storage.memory import MemoryStore
 from replication.web import followers
 from replication.web.followers import ReportNote
 from replication.web.site import make_site
+from replication.wire.grammar import InstanceName
 from replication.writer.known_followers import LATER, KnownFollowers
 from tests.doubles import now
 from tests.web.served import JSON, ApiTestCase, Client
@@ -21,7 +22,9 @@ class FollowersTests(ApiTestCase):
         super().setUp()
         store = MemoryStore()
         now(store.open())
-        self.served.followers = KnownFollowers(store, lambda: 7.5, store.open, lambda: False)
+        self.served.followers = KnownFollowers(
+            store, lambda: 7.5, store.open, lambda: False, lambda _: [InstanceName("master")]
+        )
 
     def test_a_report_is_listed_until_the_follower_is_forgotten(self) -> None:
         positions = {"orders": {"master": 5}}

@@ -12,6 +12,7 @@ from replication.writer.known_followers import LATER, SOON, STORED_AGAIN, KnownF
 from tests.doubles import now
 
 ORDERS, OTHER, MASTER = StreamName("orders"), StreamName("other"), InstanceName("master")
+WRITERS = {ORDERS: [MASTER], OTHER: [MASTER]}
 
 
 class KnownFollowersTests(SynchronousTestCase):
@@ -20,7 +21,7 @@ class KnownFollowersTests(SynchronousTestCase):
         now(self.store.open())
         self.deletes = False
         self.wall = 7.5
-        self.known = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes)
+        self.known = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes, WRITERS.get)
 
     def report(self, name: str, **positions: int) -> float:
         return now(self.known.report(name, {StreamName(each): {MASTER: Token(at)} for each, at in positions.items()}))
@@ -41,6 +42,12 @@ class KnownFollowersTests(SynchronousTestCase):
     def test_a_follower_without_a_fact_of_the_writer_needs_all(self) -> None:
         now(self.known.report("w1", {ORDERS: {}}))
         self.assertEqual(self.needed()[ORDERS], {"follower w1": 0})
+
+    def test_only_positions_of_known_streams_and_writers_are_kept(self) -> None:
+        for self.deletes in (False, True):
+            now(self.known.report("w1", {ORDERS: {MASTER: Token(5), InstanceName("x"): Token(7)}, StreamName("y"): {}}))
+            self.assertEqual([each.positions for each in now(self.known.followers())], [{ORDERS: {MASTER: 5}}])
+            self.assertEqual([each.positions for each in now(self.store.known_followers())], [{ORDERS: {MASTER: 5}}])
 
     def test_reports_are_frequent_only_where_facts_are_deleted(self) -> None:
         self.assertEqual(self.report("w1", orders=5), LATER)
@@ -68,7 +75,7 @@ class KnownFollowersTests(SynchronousTestCase):
         self.assertEqual(self.needed()[ORDERS], {"follower w1": 10})
 
     def test_a_follower_that_is_forgotten_here_and_reports_to_another_process_has_its_new_position(self) -> None:
-        other = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes)
+        other = KnownFollowers(self.store, lambda: self.wall, self.store.open, lambda: self.deletes, WRITERS.get)
         self.report("w1", orders=5)
         now(self.known.forget("w1"))
         now(other.report("w1", {ORDERS: {MASTER: Token(9)}}))
