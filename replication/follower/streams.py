@@ -390,6 +390,8 @@ class FollowedStreams:
             upto = min(Token(error.upto), step.upto)
             if self._followers[stream].mode is FollowMode.COPIED:  # those that read the copy must find out, too
                 await self._store.forget_facts(stream, writer, upto, delete=False)
+            if stream == CACHES:
+                self._caches.clear()  # any entry may be among those that were invalidated
             if self.relay is not None:
                 self.relay.left_out((stream, writer), upto)
             self.log.error(

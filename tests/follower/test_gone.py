@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import FactsGoneError
 from replication.follower.worker import Worker
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
@@ -114,6 +114,36 @@ class SkipTests(GoneCase):
             self.net.run(2.0)
             self.append(1)
         self.assertEqual(seen, [5, 6, 7])
+
+
+class CachesTests(GoneCase):
+    """A worker with a cached function was disconnected, and the master has deleted the invalidations meanwhile."""
+
+    def test_no_cached_value_is_older_than_what_is_left_out(self) -> None:
+        self.worker = Worker(database=FragileStore(), reactor=self.net, audit_interval=0, skip_gone=True)
+        self.processes.append(self.worker)
+        values = ["old"]
+
+        @self.worker.cached()
+        def get_value(_key: str) -> str:
+            return values[-1]
+
+        begin(self.worker.start())
+        self.net.run(2.0)
+        self.assertEqual(get_value("a"), "old")
+        wire = self.net.serving.pop(WIRE)
+        self.net.cut()
+        values.append("new")
+        begin(self.master.stream(CACHES).append([[["get_value", ["a"], 1]]]))
+        self.net.run(1.0)
+        token = self.master.token(CACHES).stream
+        now(self.store.forget_facts(CACHES, MASTER, token))
+        self.net.serving[WIRE] = wire
+        waiting = begin(self.worker.wait_for(CACHES, MASTER, token))
+        with logged():
+            self.net.run(20.0)
+        self.assertEqual(waiting, [None])
+        self.assertEqual(get_value("a"), "new")
 
 
 class RelayTests(GoneCase):

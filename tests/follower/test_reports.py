@@ -265,7 +265,7 @@ class RelayTests(GoneCase):
     def test_only_positions_of_known_streams_and_writers_are_kept_and_all_are_passed_on(self) -> None:
         process = Process(30.0)
         known = {ORDERS: [MASTER]}
-        reports = RelayedReports(processes=lambda: [process], wall=lambda: 7.5, writers=known.get)  # type: ignore[arg-type, return-value]
+        reports = RelayedReports(processes=lambda: [process], wall=lambda: 7.5, writers=known.get)  # type: ignore[list-item]
         positions = {ORDERS: {MASTER: Token(5), InstanceName("x"): Token(6)}, StreamName("y"): {MASTER: Token(7)}}
         now(reports.report("worker1", positions))
         self.assertEqual(process.reports, [("worker1", positions)])
