@@ -104,11 +104,12 @@ class FormerWriters:
         }
         self._absent[name] = {writer for writer, page in pages.items() if page.facts or writer in gone}
 
-    def note(self, definition: StreamDefinition, found: Collection[InstanceName]) -> None:
+    def note(self, definition: StreamDefinition, found: Mapping[InstanceName, Token]) -> None:
         """Note writers that the definition does not list, and that began after the start of this process."""
         removed = self._removed.get(definition.name)
         if removed is not None:
-            new = {each for each in found if each != NO_WRITER and not definition.written_by(each)} - removed
+            others = found.keys() - {self._instance_name, NO_WRITER}
+            new = {each for each in others if not definition.written_by(each)} - removed
             removed |= new
             self._ran |= new
             self._claimed[definition.name].update(dict.fromkeys(new, True))  # the next poll reads which are connected

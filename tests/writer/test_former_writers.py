@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from twisted.logger import LogLevel
 
-from replication.errors import StoreError
+from replication.errors import NotAWriterError, StoreError
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.former_writers import ENDED_AFTER
+from replication.writer.former_writers import ENDED_AFTER, find_left
+from replication.writer.publisher import NO_WRITER
 from tests.doubles import Wire, begin, connect, lines_of, logged, now
 from tests.serving import ORDERS, SharedCase
 
@@ -171,6 +172,48 @@ class FormerWritersTests(SharedCase):
         wire.lose()
         self.store.errors.clear()
         now(master.stop())
+
+    def test_f17_a_process_that_is_no_writer_any_more_stores_its_position_before_it_sends_it(self) -> None:
+        """So it is an idle writer that may not write; after its end, other processes send what it has stored."""
+        definition = StreamDefinition("notes", writers=("second", "third"))
+        now(self.store.declare(definition))
+        fact = Fact(Token(4), ("1",))
+        self.shared.land([Write(definition.name, REMOVED, Token(3), [fact])], None)  # its newest row is above
+        self.shared.others_write("notes", "second", 5)
+        master = self.make_master(instance_name="removed", streams=[definition])
+        now(master.start())
+        stored = now(self.store.stored_positions())[definition.name]
+        self.assertEqual(stored[REMOVED], 5)
+        wire = connect(master.factory())
+        self.wires.append(wire)
+        self.send(wire, "REPLICATE notes")
+        self.assertEqual(lines_of(wire.read())[2:], ["POSITION notes removed 5 5"])
+        page = now(master.served.page("notes", "removed", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 5))
+        with self.assertRaises(NotAWriterError):
+            now(master.stream("notes").append([["a"]]))
+
+        self.shared.others_write("notes", "third", 8)
+        self.store.close_gate("commit")
+        self.net.advance(1.0)
+        self.assertEqual(self.new_lines(wire), [])
+        self.store.open_gate("commit")
+        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 5 8"])
+        self.assertEqual(now(self.store.stored_positions())[definition.name][REMOVED], 8)
+        self.assertEqual(master.token("notes").of(REMOVED), 8)
+        stopped = begin(master.stop())
+        wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_streams_that_a_process_has_written_and_does_not_have_any_more_are_found(self) -> None:
+        """A stream without another writer was perhaps given up: that of ``past``."""
+        notes, orders, past = StreamName("notes"), StreamName("orders"), StreamName("past")
+        both = {REMOVED: Token(3), InstanceName("second"): Token(2)}
+        stored = {notes: both, orders: both, past: {REMOVED: Token(2), NO_WRITER: Token(5)}}
+        ((what, cure),) = find_left(stored, REMOVED, {orders})
+        self.assertIn("stream 'notes': 'removed' has written it, and is configured without it now", what)
+        self.assertIn("with the writers that write it now, or give this process a new name", cure)
+        self.assertEqual([*find_left(stored, InstanceName("other"), {orders})], [])
 
     def unsettled(self, *, ran: bool, writers: tuple[str, ...] = ("second", "third")) -> Wire:
         """Return a connection to a master beside a writer that has a fact above its stored position, and then ends."""
