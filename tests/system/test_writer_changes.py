@@ -96,6 +96,13 @@ class Cluster:
         except sqlite3.OperationalError:  # the database does not exist yet, or has no table
             return []
 
+    def applied(self, follower: str) -> list[int]:
+        """Return the IDs that the function of ``LINEAR_APP`` has received, in its order."""
+        path = self.folder / f"replication-{follower}.db"
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=30)) as database:
+            return [token for (token,) in database.execute("SELECT token FROM seen")]
+        return []
+
     def has_all(self, follower: str) -> bool:
         """Whether a follower has each acknowledged row once, under the right writer."""
         return self.copy(follower) == sorted(self.written)
@@ -176,13 +183,9 @@ def test_f17_a_removed_writer_holds_back_no_linear_order(tmp_path: Path, postgre
             cluster.write("anna", 3)
             newest = max(token for token, *_ in cluster.written)
 
-            def applied() -> bool:
-                path = tmp_path / "replication-linear.db"
-                with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, timeout=30)) as database:
-                    return [token for (token,) in database.execute("SELECT token FROM seen")] == [*range(2, newest + 1)]
-                return False
-
-            until(applied, "the function has all facts in order", 20)
+            until(
+                lambda: cluster.applied("linear") == [*range(2, newest + 1)], "the function has all facts in order", 20
+            )
             path = "/v1/streams/orders/updates?since=0"
             until(
                 lambda: get_json(cluster.url("anna"), path)["upto_token"] == str(newest), "the token reaches them", 20
@@ -239,3 +242,29 @@ def test_f17_a_writer_is_removed_from_the_others_before_it_stops(tmp_path: Path,
                             cluster.write("anna", 1)
                             until(lambda each=follower: cluster.has_all(each), f"{follower} has all rows", 20)  # type: ignore[misc]
                             assert "went back" not in daemon.log
+
+
+def test_f17_a_process_that_goes_on_and_writes_a_stream_no_more_publishes_what_it_wrote(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """New followers receive it, and linear order does not wait for this process."""
+    (tmp_path / "linear_app.py").write_text(LINEAR_APP)
+    both, left = NAMES[:2], NAMES[:1]
+    with postgres.database() as name:
+        cluster = Cluster(tmp_path, postgres.url(name))
+        with cluster.writer("anna", both) as anna, cluster.writer("ben", both) as ben:
+            for each in (anna, ben):
+                each.address("the wire")
+            cluster.write("ben", 3)
+            cluster.write("anna", 3)
+            assert (anna.terminate(), ben.terminate()) == (0, 0)
+        linear = cluster.follower("linear", both, 'app = "linear_app"')
+        linear.environment["PYTHONPATH"] += f":{tmp_path}"
+        with cluster.writer("ben", left) as ben, cluster.writer("anna", left) as anna:
+            for each in (ben, anna):
+                each.address("the wire")
+            with cluster.follower("late", both), linear:
+                cluster.write("anna", 3)
+                newest = max(token for token, *_ in cluster.written)
+                until(lambda: cluster.has_all("late"), "a new follower has all rows", 20)
+                until(lambda: cluster.applied("linear") == [*range(2, newest + 1)], "the function has all facts", 20)
