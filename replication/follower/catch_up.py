@@ -393,11 +393,13 @@ class CatchUpSources:
 
     def _http_of(self, endpoint: str | None, writer: InstanceName) -> Url | None:
         """Return the URL of a writer's HTTP, or of the process that sends the position of a former writer."""
+        own = self._writers.get(writer, {})
         sender = [each for each in self._writers.values() if endpoint and each.get("connect") == endpoint]
-        places = [self._writers.get(writer, {}), *sender]
-        url = next((each["http"] for each in places if each.get("http")), None) or (
-            endpoint and default_http_url(endpoint)
-        )
+        known = [each["http"] for each in sender if each.get("http")]
+        found = [*known, endpoint and default_http_url(endpoint)]
+        of_another = own.get("connect", endpoint) != endpoint  # of a former writer, whose own HTTP may not answer
+        in_order = [*found, own.get("http")] if of_another else [own.get("http"), *found]
+        url = next((each for each in in_order if each), None)
         return Url(url) if url else None
 
     def _source(self, url: Url) -> DatabaseCatchUp | HttpCatchUp | SegmentCatchUp:

@@ -604,6 +604,22 @@ class ConstructionTests(SynchronousTestCase):
         self.assertEqual(sources._writer_http("tcp:here:9092", InstanceName("third")), Url("http://here:9093"))
         self.assertEqual(sources._writer_http("tcp:beside:1", InstanceName("former")), Url("http://beside:8"))
 
+    def test_the_http_of_the_process_that_sends_the_position_of_a_former_writer_is_used(self) -> None:
+        """The file still has a table of the former writer, whose own HTTP does not answer any more."""
+        places = {
+            "former": {"connect": "tcp:former:1", "http": "http://former:2"},
+            "beside": {"connect": "tcp:beside:1", "http": "http://beside:8"},
+        }
+        sources = CatchUpSources(Net(), [], places, None)
+        for endpoint, url in (
+            ("tcp:beside:1", "http://beside:8"),
+            ("tcp:relay:9192", "http://relay:9193"),
+            ("tcp:former:1", "http://former:2"),
+            ("unix:/run/r.sock", "http://former:2"),
+            (None, "http://former:2"),
+        ):
+            self.assertEqual(sources._writer_http(endpoint, InstanceName("former")), Url(url))
+
     def test_the_error_without_any_source_names_the_options(self) -> None:
         for endpoint in (None, "unix:/run/r.sock"):
             error = error_of(begin(CatchUpSources(Net(), [], {}, None).fetch(endpoint, ORDERS, MASTER, STEP, 5)))
