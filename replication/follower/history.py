@@ -36,7 +36,7 @@ class FollowedHistories:
 
     Args:
         stream: its name.
-        store: has the histories that were followed.
+        store: has the histories that were followed; None if they are only remembered, as no position is stored.
         follower: under which name; empty for a copy.
         lifetime: of the process.
         fetch: returns the history of a writer from the sources, empty if they have none; CatchUpError if one fails.
@@ -50,7 +50,7 @@ class FollowedHistories:
     log = Logger()
 
     _stream: StreamName
-    _store: IStreamStore
+    _store: IStreamStore | None
     _follower: str
     _lifetime: Lifetime
     _fetch: Callable[[StreamName, InstanceName], Coroutine[Deferred[Any], Any, History]]
@@ -65,7 +65,8 @@ class FollowedHistories:
     async def followed(self, writer: InstanceName) -> History:
         """Return the history that was followed; empty if none was stored."""
         if writer not in self._followed:
-            self._followed[writer] = await self._store.history(self._stream, writer, self._follower)
+            stored = () if self._store is None else await self._store.history(self._stream, writer, self._follower)
+            self._followed[writer] = stored
         return self._followed[writer]
 
     async def compare(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, History]:
@@ -98,7 +99,8 @@ class FollowedHistories:
     async def store(self, writer: InstanceName, history: History) -> None:
         """Store the history of a writer; all applied facts are of this history."""
         if history and [*history] != [*await self.followed(writer)]:
-            await self._store.store_histories(writer, {self._stream: history}, self._follower)
+            if self._store is not None:
+                await self._store.store_histories(writer, {self._stream: history}, self._follower)
             self._followed[writer] = history
             if self._changed is not None:
                 self._changed(self._stream, writer)

@@ -333,6 +333,7 @@ class FollowedStreams:
         known = None
         if described or relayed is not None:
             known = _known_tokens(name, mode, self._store, self._instance_name)
+        caching = name == CACHES and bool(len(self._caches))
         make: Callable[..., StreamFollower] = StreamFollower
         if name in self._linear:
             make = partial(MergingFollower, all_positions_received=self.all_positions_received)
@@ -347,7 +348,7 @@ class FollowedStreams:
             function=function,
             undo=self.undo.get(name),
             on_failed=self.on_failed.get(name),
-            histories=None if mode is FollowMode.POSITION_ONLY else self._histories(name, mode),
+            histories=self._histories(name, mode) if mode is not FollowMode.POSITION_ONLY or caching else None,
             known=known,
             known_by_token=definition is not None and definition.known_by_token,
             audited=compared and self._audit_interval > 0,
@@ -365,11 +366,11 @@ class FollowedStreams:
 
         return FollowedHistories(
             stream=name,
-            store=self._store,
+            store=None if mode is FollowMode.POSITION_ONLY else self._store,
             follower="" if mode is FollowMode.COPIED else self._instance_name,
             lifetime=self._lifetime,
             fetch=self.fetch_history,
-            accept_new=self._accept_new_history,
+            accept_new=self._accept_new_history or mode is FollowMode.POSITION_ONLY,
             changed=None if self.relay is None else self.relay.restarted,
             doubts=Doubts(
                 stream=name,

@@ -26,7 +26,7 @@ from replication.follower.worker import Worker
 from replication.net.protocol import Limits
 from replication.presence.last_seen import LastSeen
 from replication.storage import open_store
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.interfaces import Write
 from replication.web.site import make_site
 from replication.wire.commands import FederationAck, Position, RemoteServerUp, Server
@@ -526,6 +526,34 @@ class FollowingTests(WorkerCase):
             each.name: each.value for each in self.worker.served.samples() if each.labels.get("stream") == ORDERS
         }
         self.assertEqual((samples["history_checks_total"], samples["history_mismatches_total"]), (2, 1))
+
+    def test_no_cached_value_is_of_what_a_restored_writer_has_lost(self) -> None:
+        """The writer has passed the position that the worker has of its invalidations."""
+        values = ["lost"]
+
+        @self.worker.cached()
+        def get_value(_key: str) -> str:
+            return values[-1]
+
+        self.start()
+        self.invalidate("a", "b")
+        self.assertEqual(get_value("a"), "lost")
+        values.append("restored")
+        begin(self.master.stop())
+        self.net.run()
+        now(self.source.open())
+        now(self.source.transaction().commit([Write(CACHES, MASTER, Token(2), reset=True)]))
+        self.net.cut()
+        self.begin_master()
+        begin(self.master.start())
+        self.invalidate("b", "c", "d")
+        self.net.run(10.0)
+        self.assertEqual(get_value("a"), "restored")
+
+    def invalidate(self, *keys: str) -> None:
+        for each in keys:
+            begin(self.master.stream(CACHES).append([[["get_value", [each], 1]]]))
+            self.net.run()
 
     def test_another_history_is_followed_from_its_beginning_if_that_is_accepted(self) -> None:
         for accepted in (False, True):
