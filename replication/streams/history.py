@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     History = Sequence["Epoch"]  # of one writer of one stream, the oldest first; empty if it is not known
 
 MAX_EPOCHS: Final = 1_000  # the newest; about 30 kB of JSON
+RAISED: Final = "raised-"  # how the name of an epoch begins in which others have raised the position of a former writer
 
 
 class Epoch(NamedTuple):
@@ -39,10 +40,25 @@ def begin_epoch(history: History, epoch: Epoch) -> History:
     """Return the history with one more epoch; it replaces the last one if that has no facts and is not the first.
 
     The first one stays: it is what a follower shares with a backup from before its first fact, or with the next start.
+    So does one of ``raise_epoch``: followers may have it with a smaller start.
     """
     kept = [*history]
-    if len(kept) > 1 and kept[-1].start == epoch.start:
+    if len(kept) > 1 and kept[-1].start == epoch.start and not kept[-1].name.startswith(RAISED):
         epoch = epoch._replace(settled=min(epoch.settled, kept.pop().settled))  # what was open then may be lost
+    return [*kept, epoch][-MAX_EPOCHS:]
+
+
+def raise_epoch(history: History, epoch: Epoch, position: Token) -> History:
+    """Return the history of a former writer with ``epoch`` last, in which its position is raised from ``position``.
+
+    The epoch has no facts, and its start moves with the position.  So a follower that has facts above ``settled``
+    counts them, and no follower goes back because of the position alone.
+    """
+    kept = [*history]
+    if kept and kept[-1].name == epoch.name:
+        kept.pop()
+    elif kept and kept[-1].name.startswith(RAISED):  # of another process, which may have raised it at the same time
+        kept[-1] = kept[-1]._replace(start=max(kept[-1].start, position))
     return [*kept, epoch][-MAX_EPOCHS:]
 
 

@@ -6,12 +6,16 @@ fetched.  So the processes that write its streams publish its position (docs/pro
 A process may be configured as a writer no more, and go on under its name.  The others leave it alone, so it publishes
 its own position, as a writer without new facts does (``PublishedStream.publishes``).
 
+A position that is raised hides from followers that a restore has lost facts of that writer.  So an epoch of it is
+stored first (docs/protocol/following.md E7).
+
 A writer without a connection to the database may still run.  It may have IDs open below its newest row, and commit them
 when it is connected again.  So this process takes over its name before it publishes a position above the stored one.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger, LogLevel
@@ -20,12 +24,13 @@ from replication.errors import StoreError
 from replication.logs import TroubleLog
 from replication.session.encoder import encode_position
 from replication.streams.definitions import CACHES, StreamDefinition
+from replication.streams.history import RAISED, Epoch, raise_epoch
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.publisher import NO_WRITER
+from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from replication.net.broadcast import Broadcast
     from replication.streams.interfaces import IStreamStore
@@ -80,6 +85,7 @@ class FormerWriters:
         self._missing: dict[InstanceName, int] = {}  # names that must be taken over: polls without a connection
         self._unsent: set[tuple[StreamName, InstanceName]] = set()  # found by a refresh since the last poll
         self._moved: dict[tuple[StreamName, InstanceName], Token] = {}  # where each former writer was at the last poll
+        self._epochs: dict[tuple[StreamName, InstanceName], Epoch] = {}  # in which this process raises positions
         self._trouble = TroubleLog(self.log, LogLevel.warn)  # of takeovers
 
     async def find(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
@@ -229,9 +235,24 @@ class FormerWriters:
                 if position < upto and still and writer not in self._claimed[name]:
                     moves.append((name, writer, position))
         if moves:
+            await self._store_epochs(moves, reached)
             await self._store.transaction().commit([Write(name, writer, reached[name]) for name, writer, _ in moves])
         for name, writer, position in moves:
             upto = self._moved[name, writer] = reached[name]
             if writer in self.of(name):
                 self._positions[name] = {**self.of(name), writer: upto}
             self._broadcast.publish(name, encode_position(name, writer, position, upto))
+
+    async def _store_epochs(
+        self, moves: Sequence[tuple[StreamName, InstanceName, Token]], reached: Mapping[StreamName, Token]
+    ) -> None:
+        """Store an epoch of each former writer before its position is raised; one for each run of this process."""
+        stored = await self._store.stored_positions()
+        for name, writer, position in moves:
+            history = await self._store.history(name, writer)
+            epoch = self._epochs.get((name, writer))
+            if epoch is None or not history or history[-1].name != epoch.name:
+                settled = min(position, stored.get(name, {}).get(writer, INITIAL_POSITION))
+                epoch = Epoch(f"{RAISED}{secrets.token_hex(4)}.{secrets.token_hex(4)}", settled, position)
+            epoch = self._epochs[name, writer] = epoch._replace(start=reached[name])
+            await self._store.store_histories(writer, {name: raise_epoch(history, epoch, position)})

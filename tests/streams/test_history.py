@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 import msgspec
 import pytest
@@ -15,9 +17,13 @@ from replication.streams.history import (
     common_position,
     doubted_since,
     encode_history,
+    raise_epoch,
     read_history,
 )
 from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from replication.streams.history import History
 
 
 def epoch(name: str, start: int, settled: int | None = None) -> Epoch:
@@ -27,7 +33,7 @@ def epoch(name: str, start: int, settled: int | None = None) -> Epoch:
 A, B, C = epoch("a", 1), epoch("b", 5), epoch("c", 11)
 
 
-def common(followed: list[Epoch], published: list[Epoch], position: int) -> Token | None:
+def common(followed: History, published: History, position: int) -> Token | None:
     return common_position(followed, published, Token(position))
 
 
@@ -46,6 +52,31 @@ def test_after_a_restore_the_common_position_is_that_of_the_backup() -> None:
 
 def test_a_follower_below_the_backup_keeps_its_position() -> None:
     assert common([A, B], [A, B, epoch("c", 6)], 4) == 4
+
+
+def test_facts_below_a_raised_position_are_in_doubt_and_the_position_alone_is_not() -> None:
+    """A follower at 10 has lost facts above 7. One at 7 has received the raised positions 12 and 20."""
+    before = [A, epoch("b.x", 5)]
+    raised = raise_epoch(before, epoch("raised-c.y", 12, settled=7), Token(7))
+    assert (common(before, raised, 10), doubted_since(before, raised, Token(10))) == (10, 7)
+    later = raise_epoch(raised, epoch("raised-c.y", 20, settled=7), Token(12))
+    assert later == [*before, epoch("raised-c.y", 20, settled=7)]
+    histories: list[History] = [before, raised, later]
+    for followed in histories:
+        assert common(followed, later, 20) == 20
+    assert doubted_since(raised, later, Token(20)) is None
+
+
+def test_an_epoch_in_which_a_position_was_raised_stays() -> None:
+    """A follower has it with the start 12, and is at 20."""
+    followed = [A, epoch("raised-c.y", 12, settled=7)]
+    stored = [A, epoch("raised-c.y", 20, settled=7)]
+    assert common(followed, begin_epoch(stored, epoch("d.z", 20)), 20) == 20
+    another = raise_epoch(followed, epoch("raised-e.z", 21, settled=20), Token(20))  # the other's store was overtaken
+    assert another == [*stored, epoch("raised-e.z", 21, settled=20)]
+    assert raise_epoch([], A, Token(1)) == [A]
+    many = [epoch(str(number), number) for number in range(MAX_EPOCHS)]
+    assert raise_epoch(many, epoch("raised-f.z", 5000), Token(20)) == [*many[1:], epoch("raised-f.z", 5000)]
 
 
 def test_open_ids_of_the_backup_are_not_common() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from replication.bench.cluster import free_ports
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.system.daemons import Daemon, append, fixed_ports, until
@@ -134,6 +136,55 @@ def test_a_restored_master_is_followed_from_the_end_of_the_backup(tmp_path: Path
         shop.plain.options += ("--accept-new-history",)
         shop.plain.start()
         shop.is_at(6 + new, shop.plain)
+
+
+def test_a_former_writer_has_lost_facts_and_its_position_was_raised_beyond_them(
+    tmp_path: Path, database: Database
+) -> None:
+    """Its copy was kept at 10 by a position of 12, and refused the new facts, which have the IDs of the lost ones."""
+    wire, port = free_ports(2)
+    http, file = f"127.0.0.1:{port}", tmp_path / "replication-copy.db"
+
+    def writer(name: str) -> Daemon:
+        own = [f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{port}:interface=127.0.0.1"]
+        options = [f"--instance-name={name}", "--stream=orders", f"--database={database.url}", *own]
+        return Daemon(tmp_path, "master", *options, name=name)
+
+    def write(daemon: Daemon, *rows: str) -> None:
+        daemon.address("HTTP")
+        append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+    def followed() -> bool:
+        sql = 'SELECT stream_id, ord, instance_name, row FROM "stream_orders" ORDER BY 1, 2'
+        return has(file, sql, database.rows())
+
+    anna, ben = writer("anna"), writer("ben")
+    follow = [f"--connect=tcp:127.0.0.1:{wire}", "--instance-name=copy"]
+    with Daemon(tmp_path, "worker", *follow, name="copy") as copy:
+        for daemon, row in ((ben, "b1"), (anna, "a1"), (ben, "b2")):
+            with daemon:
+                write(daemon, row, row)
+        with anna:
+            write(anna, "a2")
+            until(followed, "the copy has all")
+            database.back_up()
+            write(anna, "lost 1", "lost 2")
+            until(followed, "the copy has what will be lost")
+        copy.kill()
+        database.restore()
+        with ben:
+            write(ben, "b3", "b4", "b5")
+            with socket.create_connection(("127.0.0.1", wire)) as other:
+                other.sendall(b"REPLICATE orders\n")
+                lines = other.makefile("rb")
+                until(lambda: lines.readline() == b"POSITION orders anna 8 11\n", "the position is raised")
+                lines.close()
+            copy.start()
+            until(followed, "the copy goes back", 30)
+        with anna:
+            write(anna, "a3")
+            until(followed, "the copy follows", 30)
+        assert copy.log.count("went back") == 1
 
 
 def test_the_database_of_a_worker_that_writes_is_restored(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from twisted.logger import LogLevel
 from replication.errors import NotAWriterError, StoreError
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
+from replication.streams.history import Epoch
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.former_writers import ENDED_AFTER, find_left
@@ -121,6 +122,35 @@ class FormerWritersTests(SharedCase):
         self.assertNotIn("commit", self.store.asked)
         stopped = begin(master.stop())
         wire.read()
+        self.assertEqual(stopped, [None])
+
+    def test_f17_an_epoch_of_a_former_writer_is_stored_before_its_position_is_raised(self) -> None:
+        """Otherwise the position would hide that a restore has lost facts of that writer."""
+        definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
+        first = Epoch("first.a", Token(1), Token(1))
+        now(self.store.declare(definition))
+        now(self.store.store_histories(former, {definition.name: [first]}))
+        self.shared.others_write("notes", former, 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+
+        def epochs() -> list[tuple[str, int, int]]:
+            now(master.stream("notes").append([["a"]]))
+            self.net.pump([1.0] * 2)
+            history = now(self.store.history(definition.name, former))
+            return [(each.name, each.settled, each.start) for each in history]
+
+        begun = epochs()
+        name = begun[-1][0]
+        self.assertEqual(begun, [first, (name, 4, 5)])
+        self.assertRegex(name, r"raised-[0-9a-f]{8}\.[0-9a-f]{8}")
+        self.assertEqual(epochs(), [first, (name, 4, 6)])
+        other = Epoch("raised-other.b", Token(4), Token(6))
+        now(self.store.store_histories(former, {definition.name: [first, other]}))
+        *before, (later, settled, start) = epochs()
+        self.assertEqual((before, settled, start), ([first, other], 6, 7))
+        self.assertNotEqual(later, name)
+        stopped = begin(master.stop())
         self.assertEqual(stopped, [None])
 
     def test_f17_a_writer_publishes_positions_of_absent_writers_until_they_return(self) -> None:
