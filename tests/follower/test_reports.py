@@ -95,7 +95,7 @@ class TwoWritersTests(WorkerCase):
             for each in functions:
                 self.apply(each)
             begin(self.worker.start())
-            self.net.run(CHECK_INTERVAL)
+            self.net.run(CHECK_INTERVAL + 0.1)  # more, because the steps to random retries are rounded
         return process.reports[-1][1]
 
     def test_all_facts_of_a_stream_without_a_position_since_the_start_are_kept(self) -> None:
