@@ -13,7 +13,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.former_writers import ENDED_AFTER, find_left
 from replication.writer.publisher import NO_WRITER
 from tests.doubles import Wire, begin, connect, lines_of, logged, now
-from tests.serving import ORDERS, SharedCase
+from tests.serving import ORDERS, MasterCase, SharedCase
 
 REMOVED = InstanceName("removed")
 
@@ -359,3 +359,21 @@ class FormerWritersTests(SharedCase):
         self.assertNotIn("take over removed", self.store.asked)
         self.net.pump([1.0] * 2)
         self.assertEqual(self.new_lines(wire), ["POSITION notes removed 7 7"])
+
+
+class AloneTests(MasterCase):
+    """A database that one process has, such as an SQLite file."""
+
+    def test_f17_a_process_that_is_no_writer_any_more_publishes_its_own_position(self) -> None:
+        definition = StreamDefinition("notes", writers=("second",))
+        now(self.store.open())
+        now(self.store.declare(definition))
+        fact = Fact(Token(4), ("1",))
+        now(self.store.transaction().commit([Write(definition.name, REMOVED, Token(3), [fact])]))
+        self.master = self.make_master(instance_name="removed", streams=[definition])
+        now(self.master.start())
+        wire = self.connect("REPLICATE notes")
+        self.assertEqual(self.new_lines(wire)[2:], ["POSITION notes removed 4 4"])
+        page = now(self.master.served.page("notes", "removed", after=0, upto=None, limit=10))
+        self.assertEqual(([*page.facts], page.upto), ([fact], 4))
+        self.assertEqual(now(self.master.served.since("notes", "0", 10))[1], "4")
