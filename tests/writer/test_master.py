@@ -184,6 +184,15 @@ class StartTests(MasterCase):
         self.assertEqual(self.new_lines(wire)[0], "POSITION orders master 9 9")
         self.assertEqual(self.append("placed"), [10])
 
+    def test_a_restarted_master_is_no_former_writer_and_sends_its_position_once(self) -> None:
+        self.append("placed")
+        now(self.master.stop())
+        self.store.closed = False
+        self.master = self.make_master()
+        wire = self.greeted()
+        self.send(wire, "REPLICATE")
+        self.assertEqual(self.new_lines(wire), ["POSITION orders master 2 2", "POSITION caches master 1 1"])
+
     def test_trap_17_streams_that_share_their_ids_continue_at_their_largest_position(self) -> None:
         streams = [StreamDefinition("tags", shares="data"), StreamDefinition("data")]
         master = self.make_master(streams=streams)

@@ -218,7 +218,7 @@ class ServedTests(MasterCase):
         self.store.close_gate("commit")
         begin(reservation.__aexit__(ValueError, ValueError("no"), None))
         (writer,) = self.master.served.stream_statuses()[0].writers
-        self.assertEqual((writer.position, writer.published, writer.state), (2, 1, "writing"))
+        self.assertEqual((writer.position, writer.published, writer.state, writer.gone), (2, 1, "writing", 0))
         self.store.open_gate("commit")
         (writer,) = self.master.served.stream_statuses()[0].writers
         self.assertEqual((writer.position, writer.published), (2, 2))
