@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+import socket
+import subprocess
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 
-from replication.bench.cluster import CURE, Cluster, find_binaries
+from replication.bench.cluster import CURE, Cluster, find_binaries, free_ports
+from tests.system.daemons import until
 
 __all__ = ["HOW_TO_GET_IT", "PostgresServer", "find_binaries", "postgres"]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PGBOUNCER = "PgBouncer is missing: apt install pgbouncer (Debian, Ubuntu), or brew install pgbouncer"
 HOW_TO_GET_IT = f"PostgreSQL is missing: {CURE}"
+
+
+def _listens(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 class PostgresServer(Cluster):
@@ -79,6 +89,29 @@ class PostgresServer(Cluster):
                 os.chown(each, owner.st_uid, owner.st_gid)
             other.start()
             yield other
+
+    @contextmanager
+    def pooler(self, database: str, mode: str, *, sessions: int = 20) -> Iterator[str]:
+        """Start PgBouncer before the server, and yield the URL of a database; ``mode`` is its ``pool_mode``."""
+        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if program is None:
+            if os.environ.get("CI"):
+                pytest.fail(PGBOUNCER)
+            pytest.skip(PGBOUNCER)
+        (port,) = free_ports(1)
+        settings = self.folder / f"pgbouncer-{port}.ini"
+        settings.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self.port} user=postgres\n[pgbouncer]\nauth_type = any\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\npool_mode = {mode}\n"
+            f"default_pool_size = {sessions}\n"
+        )
+        process = subprocess.Popen([program, "--quiet", settings], stderr=subprocess.DEVNULL, **self._as)
+        try:
+            until(lambda: _listens(port), "PgBouncer listens")
+            yield f"postgresql://postgres@127.0.0.1:{port}/{database}"
+        finally:
+            process.kill()
+            process.wait()
 
     @contextmanager
     def database(self) -> Iterator[str]:

@@ -19,13 +19,15 @@ from uuid import uuid4
 
 from psycopg import errors
 
-from replication.errors import CommitsLostError
+from replication.errors import CommitsLostError, StoreError
+from replication.storage.postgres.pooling import POOLED, pools_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import psycopg
 
+    from replication.storage.postgres.address import Address
     from replication.wire.grammar import InstanceName
 
 MARKS: Final = """
@@ -82,11 +84,19 @@ class Holder:
         self.names: list[InstanceName] = []
         self.connected = False  # whether the process has had a session: its URL is right
         self.server = ""
+        self._keeps_sessions = False
         self.marks: dict[str, int] = {}
         self.table = 0
         self.lost: CommitsLostError | None = None
         self._on_lost = on_lost
         self._losing = Lock()
+
+    def refuse_transaction_pooling(self, connection: psycopg.Connection, address: Address) -> None:
+        """StoreError if a connection pooler gives each transaction another session of the server; checked once."""
+        if not self._keeps_sessions:
+            if pools_transactions(connection, address.conninfo):
+                raise StoreError(f"database {address.name!r}: {POOLED}")
+            self._keeps_sessions = True
 
     def lose(self, database: str) -> CommitsLostError:
         """Note that the database has lost commits of this process, and return the error."""

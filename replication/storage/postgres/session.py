@@ -346,10 +346,11 @@ class PostgresSession:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
+        *self._backend, server = connection.execute(_BACKEND).fetchall()[0]
+        self.holder.refuse_transaction_pooling(connection, self.address)
         found = connection.execute(_BOUND if self._reads_only else _OVERRIDE).fetchall()
         self._leftovers.after_reset = [(_OVERRIDE, ())] if found else []
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
-        *self._backend, server = connection.execute(_BACKEND).fetchone() or ("",)
         if self._reads_only:
             return  # it holds no name
         self._server = self.holder.server = server  # before it is verified: see ``commit``

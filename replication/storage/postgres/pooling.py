@@ -1,0 +1,60 @@
+"""Whether a connection pooler gives each transaction another server process (docs/operations.md#postgresql).
+
+Advisory locks, settings and prepared statements belong to a server process.  With such a pooler two processes could
+hold one lock, and other programs would get the settings of these sessions.
+"""
+
+from __future__ import annotations
+
+import select
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+POOLED: Final = (
+    "a connection pooler gives each transaction another session of the server, so locks do not last: let it pool by "
+    "session (PgBouncer: pool_mode = session), or name the server itself"
+)
+
+_PROCESS: Final = "SELECT pg_backend_pid()"
+_ATTEMPTS: Final = 5  # other clients of the pooler may take the server process in between
+_PATIENCE: Final = 2_000  # ms; a pooler by session lets the second session wait if its pool is full
+
+
+def pools_transactions(connection: Connection, conninfo: str) -> bool:
+    """Return whether ``connection`` keeps its server process only until a transaction ends.
+
+    A pooler gives its clients other numbers for server processes.  If they are the same, nothing else is asked.
+    Otherwise a second session begins a transaction: it must not get the process of the first, nor make the first get
+    another one.
+    """
+    ((process,),) = connection.execute(_PROCESS).fetchall()
+    if process == connection.info.backend_pid:
+        return False
+    with closing(psycopg.connect(conninfo, autocommit=True)) as other:
+        for _ in range(_ATTEMPTS):
+            second = _begin(other)
+            if second is None:
+                return False
+            ((first,),) = connection.execute(_PROCESS).fetchall()
+            if second == process or first != process:
+                return True
+            other.execute("ROLLBACK")
+    return False
+
+
+def _begin(connection: Connection) -> int | None:
+    """Begin a transaction, and return its server process; None if the pooler lets this session wait."""
+    connection.pgconn.send_query(f"BEGIN; {_PROCESS}".encode())
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if not poll.poll(_PATIENCE):
+        return None
+    value = None
+    while (result := connection.pgconn.get_result()) is not None:
+        value = result.get_value(0, 0)
+    return int(value) if value else None
