@@ -96,7 +96,10 @@ def hide_secrets(text: str) -> str:
 def hide_arguments() -> None:
     """Overwrite the secrets among this process's arguments, which ``ps`` shows to every user; on Linux only."""
     try:
-        start, end = (int(each) for each in Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_ARGUMENTS])
+        start, end = (
+            int(each)
+            for each in Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[_ARGUMENTS]
+        )
     except (OSError, ValueError):
         return
     if not 0 < start < end:

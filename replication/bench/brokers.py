@@ -130,7 +130,7 @@ class Broker:
         stat = Path(f"/proc/{self._process.pid}/stat")
         if not stat.exists():
             raise BenchError("CPU time of another program is read from /proc, which only Linux has")
-        user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+        user, system = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / sysconf("SC_CLK_TCK")
 
 

@@ -111,7 +111,7 @@ def resident(child: ChildProcess, which: str) -> int:
     status = Path(f"/proc/{child.pid}/status")
     if not status.exists():
         raise BenchError("idle: memory is read from /proc, which only Linux has; run the other scenarios by name")
-    found = re.search(rf"^{which}:\s*(\d+) kB", status.read_text(), re.MULTILINE)
+    found = re.search(rf"^{which}:\s*(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise BenchError(f"{status} has no {which}")
     return int(found[1]) * 1024

@@ -161,7 +161,7 @@ def _start(*, live_page: bool) -> tuple[float, float]:
     with TemporaryDirectory(prefix="replication-bench-") as folder:
         http, wire = free_ports(2)
         options = [f"--{each}=tcp:{port}:interface=127.0.0.1" for each, port in (("listen", wire), ("http", http))]
-        Path(folder, "master.toml").write_text(f"live_page = {str(live_page).lower()}\n")
+        Path(folder, "master.toml").write_text(f"live_page = {str(live_page).lower()}\n", encoding="utf-8")
         command = [sys.executable, "-c", TWISTD, "--nodaemon", "--pidfile=", "replication", "master", "--stream=events"]
         begin = time.monotonic()
         with subprocess.Popen(  # noqa: S603 (a constant command)
@@ -191,5 +191,5 @@ def _memory(pid: int) -> float:
     """Return the resident memory of a process, in bytes; 0 where it is not known."""
     if not MEMORY.exists():
         return 0.0
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
     return float(pages * os.sysconf("SC_PAGE_SIZE"))

@@ -148,5 +148,5 @@ def describe_machine() -> dict[str, str | int | float]:
 def _cpu() -> str:
     """Return the processor's name, on Linux from /proc/cpuinfo."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:(.*)", info.read_text(), re.MULTILINE) if info.exists() else None
+    found = re.search(r"^model name\s*:(.*)", info.read_text(encoding="utf-8"), re.MULTILINE) if info.exists() else None
     return found[1].strip() if found else platform.processor() or platform.machine()

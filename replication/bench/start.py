@@ -51,7 +51,7 @@ VARIANTS: Final[Mapping[str, Sequence[str]]] = {
 def measure(options: BenchOptions) -> Iterator[Series]:
     """Measure each start in every round."""
     with TemporaryDirectory(prefix="replication-bench-") as folder:
-        Path(folder, "nothing.tac").write_text(NOTHING)
+        Path(folder, "nothing.tac").write_text(NOTHING, encoding="utf-8")
         rounds = [{name: _start(name, folder) for name in VARIANTS} for _ in range(options.rounds + 1)]
     for name in VARIANTS:
         yield Series(name, "CPU of a start", "s", [each[name] for each in rounds[1:]])

@@ -332,6 +332,8 @@ class StreamFollower:
                 backoff.reset()
                 self.errors.pop(writer, None)
             step = None if self._lifetime.ended else self._step(writer)
+        if not self._lifetime.ended:
+            self.errors.pop(writer, None)  # the step that failed is not needed any more: the writer went back
 
     def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
         if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:

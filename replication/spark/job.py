@@ -203,7 +203,7 @@ def _start_silently(builder: Any, log: Path) -> SparkSession:
     try:
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise ConfigError(f"Spark does not start: {lines[-1] if lines else error}") from error
     finally:
         os.dup2(stderr, 2)

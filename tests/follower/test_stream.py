@@ -396,6 +396,14 @@ class ApplyTests(ApplyCase):
         self.process.clock.advance(0.5)
         self.assertEqual((self.seen, self.stored_position(), self.state()), ([[2]], 5, "live"))
 
+    def test_an_error_of_a_fetch_ends_when_the_writer_goes_back_to_the_applied_position(self) -> None:
+        self.at(5, 5)
+        self.assertEqual(self.state(), "stopped")
+        self.follower.connection_lost("link")
+        self.at(1, 1, link="next")
+        self.process.clock.advance(0.25)
+        self.assertEqual((self.state(), self.follower.status(MASTER).error), ("live", None))
+
     def test_a_page_out_of_order_is_not_applied(self) -> None:
         self.process.pages = [Page([fact(4), fact(3)], Token(5), limited=False)]
         with logged() as messages:

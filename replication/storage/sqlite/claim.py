@@ -83,7 +83,7 @@ def _remove_former(path: str, held: ExitStack) -> None:
     claim = Path(f"{path}-claim")
     while True:
         try:
-            file = held.enter_context(claim.open("r+"))
+            file = held.enter_context(claim.open("r+", encoding="utf-8"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file.fileno()), claim.stat()):
                 claim.unlink()
