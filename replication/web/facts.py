@@ -70,7 +70,8 @@ def open_lines(request: ApiRequest, name: str) -> LineStream:
 async def append_lines(request: ApiRequest, name: str) -> Answer:
     """Answer with the IDs of the lines that have not been answered, and end the answer."""
     if request.lines is None:
-        raise RequestError(400, f"lines of {name!r} are taken over HTTP 1.1 only")
+        cure = "a proxy in between must use it, too (nginx: proxy_http_version 1.1)"
+        raise RequestError(400, f"lines of {name!r} are taken over HTTP 1.1 only; {cure}")
     await request.lines.end()
     return Answer(200, b"", MEDIA_TYPE_OF_LINES, stream=Request.finish)
 

@@ -227,6 +227,7 @@ def _write(request: Request, answer: Answer, headers: Mapping[str, str]) -> None
 
 
 def _set_headers(request: Request, answer: Answer, headers: Mapping[str, str]) -> None:
+    """Set the headers of an answer that is sent in parts; a proxy must pass each part on at once."""
     for name, text in headers.items():
         request.setHeader(name, text)
     request.setResponseCode(answer.status)
@@ -234,6 +235,7 @@ def _set_headers(request: Request, answer: Answer, headers: Mapping[str, str]) -
     request.setHeader("date", _date(int(time.time())))
     request.setHeader("content-type", answer.content_type)
     request.setHeader("cache-control", "no-store")
+    request.setHeader("x-accel-buffering", "no")  # nginx would wait for 8 KiB
 
 
 @lru_cache(1)

@@ -100,6 +100,11 @@ class LineStreamTests(ApiTestCase):
         self.assertTrue(self.client.transport.value().endswith(b"0\r\n\r\n"))
         self.assertTrue(self.client.transport.disconnecting)
 
+    def test_a_proxy_is_asked_to_pass_on_each_answer_at_once(self) -> None:
+        self.send("a")
+        head, _, _ = self.client.transport.value().partition(b"\r\n\r\n")
+        self.assertIn(b"\r\nx-accel-buffering: no", head.lower())
+
     def test_lines_may_be_cut_anywhere_and_the_last_one_needs_no_end(self) -> None:
         for byte in b'{"rows":["a"]}\n\n \r\n{"rows":["b"]}\r\n{"rows":["c"]}':
             self.client.send(chunk(bytes([byte])))

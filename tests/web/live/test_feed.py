@@ -52,6 +52,7 @@ class EventsTests(ApiTestCase):
         head, _, body = client.transport.value().partition(b"\r\n\r\n")
         assert b"200 OK" in head, head
         assert b"text/event-stream" in head
+        assert b"x-accel-buffering: no" in head.lower()  # nginx passes each event on at once
         text = b"".join(re.split(rb"(?:^|\r\n)[0-9a-f]+\r\n", body)).decode()
         for each in text.split("\n\n"):
             if each.startswith(start := f"event: {name}\ndata: "):
