@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
 from replication import __version__
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         hide_arguments()
+        if isinstance(sys.stdout, TextIOWrapper):  # its encoding, if not UTF-8, lacks characters
+            sys.stdout.reconfigure(errors="backslashreplace")
     listing = "\n".join(f"  {name:10} {meaning}" for name, meaning in COMMANDS.items())
     parser = Parser(
         prog="replication",

@@ -162,5 +162,13 @@ def test_a_command_imports_only_what_it_needs(arguments: list[str], unused: set[
     assert loaded & unused == set()
 
 
+def test_a_character_that_the_locale_lacks_is_written_as_an_escape() -> None:
+    command = [sys.executable, "-m", "replication", "tail", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=_checkout())
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert rb"\u2026" in ended.stdout
+
+
 def _checkout() -> str:
     return os.path.dirname(os.path.dirname(replication.__file__))  # noqa: PTH120
