@@ -127,6 +127,10 @@ class PositionReports:
         return {**{name: {} for name in self._names}, **{each.name: each.positions() for each in stored}}
 
 
+def _not_passed_on(name: str, why: object) -> StoreError:
+    return StoreError(f"the report of {name!r} cannot be passed on: {why}", temporary=True)
+
+
 def _is_live(follower: StreamFollower) -> bool:
     return all(follower.status(each).state == "live" for each in follower.cursors)
 
@@ -136,7 +140,8 @@ class RelayedReports:
     """The reports of followers behind a relay: they are passed on to the writers, whose retention waits for them.
 
     Args:
-        processes: returns the HTTP of the writers.
+        processes: returns the HTTP of the writers that have sent a position since the start.
+        missing: returns the endpoints of the others: to them a report cannot be passed on yet.
         wall: seconds since 1970.
         own: keeps reports for the streams that this process writes; None if it writes none.
         writers: returns the known writers of a stream, None of an unknown stream: only their positions are kept here.
@@ -144,19 +149,22 @@ class RelayedReports:
     """
 
     _processes: Callable[[], Collection[HttpCatchUp]]
+    _missing: Callable[[], Collection[str]]
     _wall: Callable[[], float]
     _writers: WritersOf
     _own: IFollowers | None = None
     _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
 
     async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
-        """Pass a report on, and return the seconds to the next one; StoreError if a writer does not answer."""
+        """Pass a report on, and return the seconds to the next one; StoreError if it does not reach each writer."""
         instance = grammar.instance_name(name)
         following = [LATER if self._own is None else await self._own.report(name, positions)]
         try:
             answers = [await each.report(instance, positions) for each in self._processes()]
         except CatchUpError as error:
-            raise StoreError(f"the report of {name!r} cannot be passed on: {error}", temporary=True) from error
+            raise _not_passed_on(name, error) from error
+        if missing := self._missing():
+            raise _not_passed_on(name, f"no position was received from {', '.join(missing)} yet")
         self._known.pop(instance, None)
         self._known[instance] = KnownFollower(instance, only_known(positions, self._writers), self._wall())
         if len(self._known) > MAX_FOLLOWERS:

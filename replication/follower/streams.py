@@ -466,6 +466,12 @@ def http_of_writers(followed: FollowedStreams) -> list[HttpCatchUp]:
     return followed._sources.over_http_of(followed.endpoints.values())  # noqa: SLF001 (a function of this module)
 
 
+def silent_endpoints(followed: FollowedStreams) -> list[str]:
+    """Return the endpoints of writers and relays from which no position was received since the start."""
+    first = followed._first_positions.items()  # noqa: SLF001 (a function of this module)
+    return [client.endpoint for client, received in first if not received.called and not is_redis(client.endpoint)]
+
+
 def known_writers(followed: FollowedStreams, stream: StreamName) -> Collection[InstanceName] | None:
     """Return the writers of a stream that is followed, None of another one."""
     follower = followed.get(stream)

@@ -20,7 +20,13 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.streams import FollowedStreams, described_streams, http_of_writers, known_writers
+from replication.follower.streams import (
+    FollowedStreams,
+    described_streams,
+    http_of_writers,
+    known_writers,
+    silent_endpoints,
+)
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -434,6 +440,7 @@ class Worker(RegistersFunctions):
         if self._relay is not None:
             reports = RelayedReports(
                 processes=partial(http_of_writers, self._followed),
+                missing=partial(silent_endpoints, self._followed),
                 wall=wall,
                 writers=partial(known_writers, self._followed),
                 own=reports,

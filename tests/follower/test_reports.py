@@ -253,7 +253,7 @@ class RelayTests(GoneCase):
 
     def test_the_soonest_of_all_writers_decides_and_one_that_fails_is_an_error(self) -> None:
         writers = [Process(30.0, None, None), Process(100.0, None, CatchUpError("down"))]
-        reports = RelayedReports(processes=lambda: writers, wall=lambda: 7.5, writers=lambda _: [MASTER])  # type: ignore[arg-type, return-value]
+        reports = RelayedReports(processes=lambda: writers, missing=tuple, wall=lambda: 7.5, writers=lambda _: [MASTER])  # type: ignore[arg-type, return-value]
         positions = {ORDERS: {MASTER: Token(5)}}
         self.assertEqual([now(reports.report("worker1", positions)) for _ in range(2)], [30.0, LATER])
         self.assertEqual([each.reports for each in writers], [[("worker1", positions)] * 2] * 2)
@@ -262,10 +262,26 @@ class RelayTests(GoneCase):
             now(reports.report("worker1", positions))
         self.assertTrue(caught.exception.temporary)
 
+    def test_a_report_that_does_not_reach_each_writer_is_refused(self) -> None:
+        process, silent = Process(30.0, 30.0), ["tcp:127.0.0.1:9092"]
+        reports = RelayedReports(
+            processes=lambda: [process],  # type: ignore[list-item]
+            missing=lambda: silent,
+            wall=lambda: 7.5,
+            writers=lambda _: [MASTER],
+        )
+        positions = {ORDERS: {MASTER: Token(5)}}
+        with self.assertRaisesRegex(StoreError, "no position was received from tcp:127.0.0.1:9092 yet") as caught:
+            now(reports.report("worker1", positions))
+        self.assertTrue(caught.exception.temporary)
+        self.assertEqual(process.reports, [("worker1", positions)])
+        silent.clear()
+        self.assertEqual(now(reports.report("worker1", positions)), 30.0)
+
     def test_only_positions_of_known_streams_and_writers_are_kept_and_all_are_passed_on(self) -> None:
         process = Process(30.0)
         known = {ORDERS: [MASTER]}
-        reports = RelayedReports(processes=lambda: [process], wall=lambda: 7.5, writers=known.get)  # type: ignore[list-item]
+        reports = RelayedReports(processes=lambda: [process], missing=tuple, wall=lambda: 7.5, writers=known.get)  # type: ignore[list-item]
         positions = {ORDERS: {MASTER: Token(5), InstanceName("x"): Token(6)}, StreamName("y"): {MASTER: Token(7)}}
         now(reports.report("worker1", positions))
         self.assertEqual(process.reports, [("worker1", positions)])
@@ -288,7 +304,13 @@ class RelayTests(GoneCase):
                 noted.append(name)
 
         writers = [Process(30.0)]
-        reports = RelayedReports(processes=lambda: writers, wall=lambda: 7.5, writers=lambda _: [MASTER], own=Own())  # type: ignore[arg-type, return-value]
+        reports = RelayedReports(
+            processes=lambda: writers,  # type: ignore[arg-type, return-value]
+            missing=tuple,
+            wall=lambda: 7.5,
+            writers=lambda _: [MASTER],
+            own=Own(),
+        )
         self.assertEqual(now(reports.report("worker1", positions)), 5.0)
         newer = KnownFollower(InstanceName("worker1"), positions, 7.5)
         self.assertEqual(now(reports.followers()), [older[1], newer])
@@ -297,7 +319,7 @@ class RelayTests(GoneCase):
 
     def test_a_limited_number_is_listed(self) -> None:
         self.patch(module, "MAX_FOLLOWERS", 2)
-        reports = RelayedReports(processes=list, wall=lambda: 7.5, writers=lambda _: [MASTER])
+        reports = RelayedReports(processes=list, missing=tuple, wall=lambda: 7.5, writers=lambda _: [MASTER])
         for name in ("b", "c", "b", "a"):
             now(reports.report(name, {}))
         self.assertEqual([each.name for each in now(reports.followers())], ["a", "b"])
