@@ -35,17 +35,17 @@ _T = TypeVar("_T")
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
 
-# These override the server's configuration: a crash must not undo an acknowledged commit, and the session that holds a
-# name may be idle for long.
+# These override the server's configuration: a crash must not undo an acknowledged commit, the session that holds a name
+# may be idle for long, and a number keeps its digits.
 _OVERRIDE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off' "
     "UNION ALL SELECT set_config('idle_session_timeout', '0', false) "
-    "WHERE current_setting('idle_session_timeout', true) <> '0'"
+    "WHERE current_setting('idle_session_timeout', true) <> '0' "
+    "UNION ALL SELECT set_config('extra_float_digits', '1', false) WHERE current_setting('extra_float_digits')::int < 1"
 )
 # In a session that only reads: the database may belong to a program that must not wait for this process.
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
 _CONFIGURE: Final = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
-
 _LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '1s'"
 _BACKEND: Final = (
     "SELECT pid, extract(epoch FROM backend_start)::text, extract(epoch FROM pg_postmaster_start_time())::text "
@@ -346,7 +346,7 @@ class PostgresSession:
         version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
-        *self._backend, server = connection.execute(_BACKEND).fetchall()[0]
+        ((*self._backend, server),) = connection.execute(_BACKEND).fetchall()
         self.holder.refuse_transaction_pooling(connection, self.address)
         found = connection.execute(_BOUND if self._reads_only else _OVERRIDE).fetchall()
         self._leftovers.after_reset = [(_OVERRIDE, ())] if found else []

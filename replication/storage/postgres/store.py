@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 PAGES: Final[Mapping[str, str]] = {**dict.fromkeys(PAGING, "off"), "jit": "off", "lock_timeout": "2s"}
 READ_ONLY: Final[Mapping[str, str]] = {
     "default_transaction_read_only": "on",
+    "extra_float_digits": "1",  # the server may be configured to round numbers
     # To plan the queries for one event of a Synapse takes longer than to run them.
     "plan_cache_mode": "force_generic_plan",
     **PAGES,
