@@ -275,6 +275,10 @@ class FragileStore(MemoryStore):
         await self.operation("store histories")
         await super().store_histories(writer, histories, follower)
 
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        await self.operation("raise position")
+        await super().raise_position(write, history, former)
+
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
         await self.operation("recall")
         return await super().find_receipt(key)

@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from replication.errors import CommitsLostError, SchemaError, StoreError
+from replication.errors import CommitsLostError, PositionMovedError, SchemaError, StoreError
 from replication.storage.contract import UsedByOneProcess, ended, facts_gone, moved, undeclared
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
@@ -356,6 +356,13 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
     async def close(self) -> None:
         """Refuse every later call."""
         self.closed = True
+
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        """Store a position and a history together; PositionMovedError if either is not the expected one."""
+        if [*await self.history(write.stream, write.writer)] != [*former]:
+            raise PositionMovedError(f"the history of {write.writer!r} in stream {write.stream!r} has changed")
+        self.land([write], None)
+        await self.store_histories(write.writer, {write.stream: history})
 
     def land(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         """Store all of it, or nothing."""

@@ -15,7 +15,7 @@ from replication.storage.interactions import Interaction
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
-from replication.storage.tables.histories import get_histories, put_histories
+from replication.storage.tables.histories import get_histories, put_histories, replace_history
 from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
 from replication.storage.tables.known_followers import delete_follower, get_followers, put_follower
 from replication.storage.tables.skipped_facts import count_skipped, get_skipped
@@ -90,6 +90,10 @@ class HistoryStore:
     ) -> None:
         """Store the history of a writer in each of these streams."""
         await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
+
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        """Store a position and a history in one transaction; PositionMovedError if either is not the expected one."""
+        await run_transaction(self, lambda database: replace_history(database, write, history, former), [write])
 
 
 class SkippedFactsReader:

@@ -397,6 +397,13 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """Store the history of a writer in each of these streams, in one transaction; they need not be declared."""
         ...
 
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        """Store a position and the history of its writer, which is ``former`` now, in one transaction.
+
+        PositionMovedError: the position or the history is another one, so neither is stored.
+        """
+        ...
+
     async def skipped_facts(
         self,
         follower: InstanceName,

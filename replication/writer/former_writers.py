@@ -7,7 +7,7 @@ A process may be configured as a writer no more, and go on under its name.  The 
 its own position, as a writer without new facts does (``PublishedStream.publishes``).
 
 A position that is raised hides from followers that a restore has lost facts of that writer.  So an epoch of it is
-stored first (docs/protocol/following.md E7).
+stored in the same transaction (docs/protocol/following.md E7).
 
 A writer without a connection to the database may still run.  It may have IDs open below its newest row, and commit them
 when it is connected again.  So this process takes over its name before it publishes a position above the stored one.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from twisted.logger import Logger, LogLevel
 
-from replication.errors import StoreError
+from replication.errors import PositionMovedError, StoreError
 from replication.logs import TroubleLog
 from replication.session.encoder import encode_position
 from replication.streams.definitions import CACHES, StreamDefinition
@@ -235,24 +235,34 @@ class FormerWriters:
                 if position < upto and still and writer not in self._claimed[name]:
                     moves.append((name, writer, position))
         if moves:
-            await self._store_epochs(moves, reached)
-            await self._store.transaction().commit([Write(name, writer, reached[name]) for name, writer, _ in moves])
+            await self._raise_all(moves, reached)
+
+    async def _raise_all(
+        self, moves: Sequence[tuple[StreamName, InstanceName, Token]], reached: Mapping[StreamName, Token]
+    ) -> None:
+        """Store an epoch and the new position of each former writer in one transaction, and publish the position.
+
+        There is one epoch for each run of this process.  A writer that claims its name again after the claims are read
+        here begins its own epoch after these, or changes the history, so that nothing is stored here.
+        """
+        stored = await self._store.stored_positions()
+        histories = {(name, writer): await self._store.history(name, writer) for name, writer, _ in moves}
+        claimed = await self._store.claimed_elsewhere({writer for _, writer, _ in moves})
         for name, writer, position in moves:
-            upto = self._moved[name, writer] = reached[name]
+            if writer in claimed:
+                continue
+            upto, before = reached[name], stored.get(name, {}).get(writer, Token(0))
+            history, epoch = histories[name, writer], self._epochs.get((name, writer))
+            if epoch is None or not history or history[-1].name != epoch.name:
+                settled = min(position, before or INITIAL_POSITION)
+                epoch = Epoch(f"{RAISED}{secrets.token_hex(4)}.{secrets.token_hex(4)}", settled, position)
+            epoch = epoch._replace(start=upto)
+            write = Write(name, writer, upto, expected=before)
+            try:
+                await self._store.raise_position(write, raise_epoch(history, epoch, position), history)
+            except PositionMovedError:
+                continue  # another process raises it
+            self._epochs[name, writer], self._moved[name, writer] = epoch, upto
             if writer in self.of(name):
                 self._positions[name] = {**self.of(name), writer: upto}
             self._broadcast.publish(name, encode_position(name, writer, position, upto))
-
-    async def _store_epochs(
-        self, moves: Sequence[tuple[StreamName, InstanceName, Token]], reached: Mapping[StreamName, Token]
-    ) -> None:
-        """Store an epoch of each former writer before its position is raised; one for each run of this process."""
-        stored = await self._store.stored_positions()
-        for name, writer, position in moves:
-            history = await self._store.history(name, writer)
-            epoch = self._epochs.get((name, writer))
-            if epoch is None or not history or history[-1].name != epoch.name:
-                settled = min(position, stored.get(name, {}).get(writer, INITIAL_POSITION))
-                epoch = Epoch(f"{RAISED}{secrets.token_hex(4)}.{secrets.token_hex(4)}", settled, position)
-            epoch = self._epochs[name, writer] = epoch._replace(start=reached[name])
-            await self._store.store_histories(writer, {name: raise_epoch(history, epoch, position)})

@@ -639,6 +639,36 @@ class StreamStoreContract(KeptFactsContract):
         self.assertEqual({stream: [*each] for stream, each in own.items()}, {ORDERS: second, invoices: second})
         self.assertEqual(self.wait(self.store.histories(OTHER)), {})
 
+    def test_a_position_and_a_history_are_raised_together_or_not_at_all(self) -> None:
+        first, second, third = (Epoch(name, Token(at), Token(at)) for name, at in (("a", 1), ("b", 4), ("c", 5)))
+
+        def raise_to(upto: int, expected: int, history: list[Epoch], former: list[Epoch]) -> None:
+            self.wait(self.store.raise_position(write(upto, expected=expected), history, former))
+
+        def stored() -> tuple[dict[InstanceName, Token], list[Epoch]]:
+            return self.positions(), [*self.wait(self.store.history(ORDERS, ME))]
+
+        raise_to(4, 0, [first], [])  # the writer of an older version has no history
+        self.assertEqual(stored(), ({ME: 4}, [first]))
+        for expected, former in ((3, [first]), (4, [])):
+            with self.assertRaises(PositionMovedError):
+                raise_to(6, expected, [first, third], former)
+            self.assertEqual(stored(), ({ME: 4}, [first]))
+        both = [
+            self.begin(self.store.raise_position(write(upto, expected=4), [first, epoch], [first]))
+            for upto, epoch in ((5, second), (6, third))
+        ]
+        outcomes = []
+        for each in both:
+            try:
+                outcomes.append(self.wait(each))
+            except PositionMovedError as error:
+                outcomes.append(error)
+        self.assertEqual(sum(each is None for each in outcomes), 1)
+        self.assertIn(stored(), (({ME: 5}, [first, second]), ({ME: 6}, [first, third])))
+        raise_to(7, max(stored()[0].values()), [first], stored()[1])
+        self.assertEqual(stored(), ({ME: 7}, [first]))
+
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())
         self.assertEqual(self.positions(), {})

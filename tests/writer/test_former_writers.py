@@ -106,10 +106,10 @@ class FormerWritersTests(SharedCase):
             return [line for line in self.new_lines(wire) if "former" in line]
 
         self.assertEqual(append(), [])  # another process may move it
-        self.store.close_gate("commit")
+        self.store.close_gate("raise position")
         self.net.advance(1.0)
         self.assertEqual(self.new_lines(wire), [], "it is stored before it is sent")
-        self.store.open_gate("commit")
+        self.store.open_gate("raise position")
         self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5"])
         self.assertEqual(append(), ["POSITION notes former 5 6"])
         self.assertEqual(now(master.served.since("notes", "0", 10))[1], "6")
@@ -119,7 +119,7 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(append(), [])
         self.store.asked.clear()
         self.net.pump([1.0] * 5)
-        self.assertNotIn("commit", self.store.asked)
+        self.assertNotIn("raise position", self.store.asked)
         stopped = begin(master.stop())
         wire.read()
         self.assertEqual(stopped, [None])
@@ -150,6 +150,58 @@ class FormerWritersTests(SharedCase):
         *before, (later, settled, start) = epochs()
         self.assertEqual((before, settled, start), ([first, other], 6, 7))
         self.assertNotEqual(later, name)
+        stopped = begin(master.stop())
+        self.assertEqual(stopped, [None])
+
+    def test_f17_of_two_processes_that_raise_a_position_at_once_one_stores_its_epoch(self) -> None:
+        """Otherwise the epoch of one would be lost, and followers that have it would compare with another history."""
+        definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
+        first = Epoch("first.a", Token(1), Token(1))
+        now(self.store.declare(definition))
+        now(self.store.store_histories(former, {definition.name: [first]}))
+        self.shared.others_write("notes", former, 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        now(master.stream("notes").append([["a"]]))
+        self.net.advance(1.0)
+        self.store.close_gate("raise position")
+        self.net.advance(1.0)
+        self.assertIn("raise position", self.store.asked)
+        other = Epoch("raised-other.b", Token(4), Token(7))  # another process stores its epoch and position just now
+        now(self.store.store_histories(former, {definition.name: [first, other]}))
+        self.shared.others_write("notes", former, 7)
+        self.store.open_gate("raise position")
+        self.assertEqual([*now(self.store.history(definition.name, former))], [first, other])
+        self.assertEqual(now(self.store.stored_positions())[definition.name][former], 7)
+        stopped = begin(master.stop())
+        self.assertEqual(stopped, [None])
+
+    def test_f17_no_epoch_is_stored_for_a_writer_that_is_back(self) -> None:
+        """Its own epoch has begun: another one after that would send its followers back."""
+        definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
+        own = [Epoch("first.a", Token(1), Token(1)), Epoch("second.b", Token(4), Token(5))]
+        now(self.store.declare(definition))
+        now(self.store.store_histories(former, {definition.name: own[:1]}))
+        self.shared.others_write("notes", former, 4)
+        master = self.make_master(instance_name="second", streams=[definition])
+        now(master.start())
+        now(master.stream("notes").append([["a"]]))
+        self.net.advance(1.0)
+        history, back = self.store.history, False
+
+        async def begun(stream: StreamName, writer: InstanceName, follower: str = "") -> object:
+            nonlocal back
+            if not back:
+                back = True
+                self.shared.there = {former}
+                await self.store.store_histories(former, {definition.name: own})
+            return await history(stream, writer, follower)
+
+        self.store.history = begun  # type: ignore[method-assign, assignment]
+        now(master.stream("notes").append([["b"]]))
+        self.net.pump([1.0] * 3)
+        self.assertTrue(back)
+        self.assertEqual([*now(history(definition.name, former))], own)
         stopped = begin(master.stop())
         self.assertEqual(stopped, [None])
 

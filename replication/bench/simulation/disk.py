@@ -302,6 +302,9 @@ class SimulatedStore(UnheldStore):
     ) -> None:
         await self.ask("store histories", lambda: self.disk.store_histories(writer, histories, follower))
 
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        await self.ask("raise position", lambda: self.disk.raise_position(write, history, former))
+
     async def check(self) -> None:
         await self.ask("check", self.disk.check)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.history import History
-    from replication.streams.interfaces import IAllocation, IWatch
+    from replication.streams.interfaces import IAllocation, IWatch, Write
     from replication.wire.grammar import InstanceName, StreamName, Token
 
 _T = TypeVar("_T")
@@ -102,6 +102,12 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         """Store the history of a writer in each of these streams."""
         await super().store_histories(writer, histories, follower)
         await self._write(lambda connection: connection.known.note_histories(writer, histories, follower))
+
+    async def raise_position(self, write: Write, history: History, former: History) -> None:
+        """Store a position and a history in one transaction; PositionMovedError if either is not the expected one."""
+        await super().raise_position(write, history, former)
+        histories = {write.stream: history}
+        await self._write(lambda connection: connection.known.note_histories(write.writer, histories, ""))
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from replication.errors import StoreError
+from replication.errors import PositionMovedError, StoreError
 from replication.streams.history import encode_history, read_history
 from replication.wire.grammar import StreamName
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from replication.storage.contract import ISession
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor
+    from replication.streams.interfaces import ISqlExecutor, Write
     from replication.wire.grammar import InstanceName
 
 LOCK: Final = (
@@ -41,6 +41,11 @@ OWN: Final = "SELECT stream_name, epochs FROM stream_histories WHERE instance_na
 PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = excluded.epochs"
+)
+# Waits for another transaction that changes the row, and changes nothing.
+LOCK_ROW: Final = (
+    "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = stream_histories.epochs"
 )
 # Each promotion of a standby, and each recovery to a point in time, begins another one.
 TIMELINE: Final = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)"
@@ -75,12 +80,26 @@ def put_histories(
     database: ISqlExecutor, writer: InstanceName, histories: Mapping[StreamName, History], follower: str
 ) -> None:
     """Store the history of a writer in each of these streams."""
+    _create(database)
+    rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
+    database.executemany(_sql(database, PUT), rows)
+
+
+def replace_history(database: ISqlExecutor, write: Write, history: History, former: History) -> None:
+    """Store the history of the writer of ``write`` in place of ``former``; PositionMovedError if it is another one."""
+    stream, writer = write.stream, write.writer
+    _create(database)
+    database.execute(_sql(database, LOCK_ROW), (stream, writer, "", encode_history(())))
+    if [*get_history(database, stream, writer, "")] != [*former]:
+        raise PositionMovedError(f"another process has changed the history of {writer!r} in stream {stream!r}")
+    put_histories(database, writer, {stream: history}, "")
+
+
+def _create(database: ISqlExecutor) -> None:
     if not database.execute(EXISTS[database.dialect]):
         if database.dialect == "postgresql":
             database.execute(LOCK)
         database.execute(CREATE)
-    rows = [(stream, writer, follower, encode_history(each)) for stream, each in histories.items()]
-    database.executemany(_sql(database, PUT), rows)
 
 
 def _only(stream: StreamName, writer: InstanceName, rows: Sequence[tuple[str]]) -> History:
