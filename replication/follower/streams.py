@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
@@ -386,16 +386,19 @@ class FollowedStreams:
         try:
             return await self._sources.fetch(endpoint, stream, writer, step, limit, followed=followed)
         except FactsGoneError as error:
-            if not self._skip_gone or error.upto is None:
+            mode = self._followers[stream].mode
+            applies = mode is not FollowMode.POSITION_ONLY  # otherwise the application lacks nothing
+            if error.upto is None or (applies and not self._skip_gone):
                 raise
             upto = min(Token(error.upto), step.upto)
-            if self._followers[stream].mode is FollowMode.COPIED:  # those that read the copy must find out, too
+            if mode is FollowMode.COPIED:  # those that read the copy must find out, too
                 await self._store.forget_facts(stream, writer, upto, delete=False)
             if stream == CACHES:
                 self._caches.clear()  # any entry may be among those that were invalidated
             if self.relay is not None:
                 self.relay.left_out((stream, writer), upto)
-            self.log.error(
+            self.log.emit(
+                LogLevel.error if applies else LogLevel.info,
                 "{stream}: facts of {writer} after {after} up to {upto} are gone, and are left out here",
                 stream=stream,
                 writer=writer,

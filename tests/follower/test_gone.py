@@ -120,7 +120,15 @@ class CachesTests(GoneCase):
     """A worker with a cached function was disconnected, and the master has deleted the invalidations meanwhile."""
 
     def test_no_cached_value_is_older_than_what_is_left_out(self) -> None:
-        self.worker = Worker(database=FragileStore(), reactor=self.net, audit_interval=0, skip_gone=True)
+        """Without ``skip_gone``, too: whatever was invalidated, caches without entries are right."""
+        for skip_gone in (True, False):
+            with self.subTest(skip_gone=skip_gone):
+                self.check(skip_gone=skip_gone)
+            self.tearDown()
+            self.setUp()
+
+    def check(self, *, skip_gone: bool) -> None:
+        self.worker = Worker(database=FragileStore(), reactor=self.net, audit_interval=0, skip_gone=skip_gone)
         self.processes.append(self.worker)
         values = ["old"]
 
@@ -139,11 +147,33 @@ class CachesTests(GoneCase):
         token = self.master.token(CACHES).stream
         now(self.store.forget_facts(CACHES, MASTER, token))
         self.net.serving[WIRE] = wire
-        waiting = begin(self.worker.wait_for(CACHES, MASTER, token))
+        waiting = begin(self.worker.wait_for(CACHES, MASTER, token, timeout=60))
         with logged():
             self.net.run(20.0)
         self.assertEqual(waiting, [None])
         self.assertEqual(get_value("a"), "new")
+        (status,) = self.worker.served.stream_statuses(CACHES)
+        self.assertEqual([each.state for each in status.writers], ["live"])
+
+
+class UnusedTests(GoneCase):
+    """A stream with neither a function nor a copy: nothing is applied, so nothing is left out."""
+
+    def test_its_position_goes_on(self) -> None:
+        self.worker = Worker(database=FragileStore(), reactor=self.net, audit_interval=0)
+        self.processes.append(self.worker)
+        self.worker.on("caches")(lambda _facts, _txn: None)
+        begin(self.worker.start())
+        self.net.run(2.0)
+        wire = self.net.serving.pop(WIRE)
+        self.net.cut()
+        self.append(3)
+        now(self.store.forget_facts(ORDERS, MASTER, Token(8)))
+        self.net.serving[WIRE] = wire
+        with logged() as messages:
+            self.net.run(20.0)
+        self.assertEqual(self.state(), (9, "live", ""))
+        self.assertFalse([each for each in messages if "left out" in each])
 
 
 class RelayTests(GoneCase):
