@@ -12,7 +12,6 @@ from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
-from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from replication.presence.reporter import PresenceReporter
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.streams.merged_page import MergedPage
     from replication.streams.retention import SegmentChain
     from replication.web.followers import IFollowers
     from replication.web.skips import ISkips
@@ -147,8 +147,8 @@ class ServedStreams:
         copied, known = follower.mode is FollowMode.COPIED, follower.all_positions()
         positions = known if copied else follower.positions()  # a copy has the facts of writers that do not run
         all_known = self._followed.all_positions_received() and positions.keys() == known.keys()
-        page = await read_merged_page(self.page, follower.name, after, positions, limit=limit, all_known=all_known)
-        return page, await self._tokens.encode(page.upto)
+        options = {"limit": limit, "all_known": all_known}
+        return await self._tokens.merged_page(self.page, follower.name, after, positions, **options)
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts to a stream that is written here; NotAWriterError if none is."""

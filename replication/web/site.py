@@ -317,7 +317,9 @@ class Api:
     def refusal(error: errors.ReplicationError) -> RequestError:
         """Return the answer for an error."""
         if isinstance(error, errors.FactsGoneError):
-            return RequestError(410, str(error), gone_upto=error.upto)
+            begin = {"instance": error.writer, "since": error.since}
+            more: dict[str, Any] = {name: value for name, value in begin.items() if value is not None}
+            return RequestError(410, str(error), gone_upto=error.upto, **more)
         status = next(status for classes, status in STATUSES if isinstance(error, classes))
         return RequestError(status, str(error))
 

@@ -8,7 +8,6 @@ import attrs
 
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
-from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from replication.presence.tracker import PresenceTracker
     from replication.storage.tables.instances import TokenCodec
     from replication.streams.history import History
+    from replication.streams.merged_page import MergedPage
     from replication.streams.retention import SegmentChain
     from replication.web.skips import ISkips
     from replication.web.synapse_requests import SynapseRequests
@@ -100,8 +100,7 @@ class WrittenStreams:
         found = self._stream(stream)
         upto = await self._positions.complete(found)
         after = await self._tokens.read(token)
-        page = await read_merged_page(self.page, found.definition.name, after, upto, limit=limit)
-        return page, await self._tokens.encode(page.upto)
+        return await self._tokens.merged_page(self.page, found.definition.name, after, upto, limit=limit)
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows; see ``StreamWriter.append``."""

@@ -13,6 +13,7 @@ from replication.errors import (
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.streams import FollowedStreams
 from replication.net.access import Access
+from replication.storage.tables.instances import TokenCodec
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.history import Epoch
@@ -21,7 +22,7 @@ from replication.streams.positions import MultiWriterToken
 from replication.streams.retention import SegmentChain
 from replication.wire.grammar import InstanceName, Token
 from replication.writer.served import WrittenStreams
-from tests.doubles import begin, error_of, logged, now, shown_metrics
+from tests.doubles import FragileStore, begin, error_of, logged, now, shown_metrics
 from tests.follower.cases import HELLO, MASTER, ORDERS, WIRE, WorkerCase, fact, position, rdata
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import StreamName
 
 
-class NumberedTokens:
+class NumberedTokens(TokenCodec):
     """Texts of tokens, as a database with these writers has them."""
 
     NUMBERS: ClassVar = {InstanceName("one"): 1, InstanceName("two"): 2, InstanceName("new"): 3}
@@ -76,7 +77,7 @@ class SeveralWritersTests(WorkerCase):
         begin(self.worker.start())
         self.net.run()
         self.send(one, rdata(5, writer="one"), rdata(6, writer="one"))
-        self.worker.served._tokens = NumberedTokens()  # type: ignore[assignment]
+        self.worker.served._tokens = NumberedTokens(FragileStore())  # type: ignore[assignment]
         found, tokens = list[int](), ["0"]
         for _ in range(3):
             since, text = now(self.worker.served.since("orders", tokens[-1], 1000))

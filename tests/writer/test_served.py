@@ -8,6 +8,7 @@ from unittest.mock import patch
 import attrs
 
 from replication.errors import (
+    FactsGoneError,
     NotAWriterError,
     RowError,
     StoreError,
@@ -102,6 +103,23 @@ class SharedTests(SharedCase):
             return dict(zip(names, [5], strict=True))
 
         return patch.object(instances, "number_instances", number)
+
+    def test_where_facts_of_one_writer_are_gone_the_error_has_the_token_that_leaves_them_out(self) -> None:
+        other = InstanceName("other")
+        facts = [Fact(Token(each), ('["o","placed"]',)) for each in (3, 7)]
+        now(self.store.transaction().commit([Write(ORDERS.name, other, Token(7), facts)]))
+        now(self.store.forget_facts(ORDERS.name, other, Token(3)))
+        self.shared.last_value[ORDERS.name] = 7
+        self.append("placed")
+        self.net.advance(1.0)
+        with self.numbered():
+            with self.assertRaises(FactsGoneError) as raised:
+                now(self.master.served.since("orders", "1", 10))
+            error = raised.exception
+            self.assertEqual((error.writer, error.upto, error.since), ("other", 3, "m1~5.3"))
+            page, text = now(self.master.served.since("orders", "m1~5.3", 10))
+        self.assertEqual([(each.token, each.writer) for each in page.written], [(7, "other"), (8, "master")])
+        self.assertNotIn("5.3", text)
 
     def test_the_token_after_the_facts_has_the_writer_that_is_ahead_of_a_running_one(self) -> None:
         self.shared.others_write("orders", "other", 1)
