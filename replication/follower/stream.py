@@ -6,7 +6,7 @@ stored in one transaction.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -122,6 +122,10 @@ class StreamFollower:
     audit_known: bool = attrs.field(init=False, default=False)
     application: Application = attrs.field(init=False)
     lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
+    # Ranges without facts that a copy leaves out because they are gone, and after how many resets each was found.
+    _gone: dict[InstanceName, list[tuple[Token, Token, int]]] = attrs.field(
+        init=False, factory=lambda: defaultdict(list)
+    )
     # None: it begins just now.
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
     # None until they are read from the store.
@@ -357,6 +361,8 @@ class StreamFollower:
         if page.upto <= step.after:
             raise CatchUpError(f"the page for ({step.after}, {step.upto}] ends at {page.upto}")
         self.cursors[writer].fetched(step, page)
+        if page.gone and self.mode is FollowMode.COPIED:
+            self._gone[writer].append((step.after, page.upto, step.resets))
 
     async def _check(self, writer: InstanceName, step: Check) -> None:
         """Compare the histories; if nothing must be undone, store that of the writer.
@@ -389,6 +395,9 @@ class StreamFollower:
             parts = {writer: step}
             await self.application.apply(writer, step, parts, self._write, partial(self._note_parts, parts))
         self.cursors[writer].applied(step)
+        if writer in self._gone:
+            at = self.cursors[writer].position
+            self._gone[writer] = [each for each in self._gone[writer] if each[0] >= at and each[2] >= step.resets]
         if self.histories is not None:
             self.histories.applied(writer, step)
         if isinstance(step, Reset):
@@ -440,6 +449,7 @@ class StreamFollower:
         follower = None if copying else self._instance_name
         if isinstance(step, Reset):
             return Write(self.name, writer, step.to, reset=True, follower=follower)
-        return Write(
-            self.name, writer, step.upto, step.facts if copying else (), expected=step.after, follower=follower
-        )
+        found = self._gone.get(writer, ())
+        gone = max([upto for after, upto, resets in found if resets == step.resets and after < step.upto], default=None)
+        facts = step.facts if copying else ()
+        return Write(self.name, writer, step.upto, facts, expected=step.after, follower=follower, gone=gone)

@@ -391,8 +391,6 @@ class FollowedStreams:
             if error.upto is None or (applies and not self._skip_gone):
                 raise
             upto = min(Token(error.upto), step.upto)
-            if mode is FollowMode.COPIED:  # those that read the copy must find out, too
-                await self._store.forget_facts(stream, writer, upto, delete=False)
             if stream == CACHES:
                 self._caches.clear()  # any entry may be among those that were invalidated
             if self.relay is not None:
@@ -405,7 +403,7 @@ class FollowedStreams:
                 after=step.after,
                 upto=upto,
             )
-            return Page((), upto, limited=upto < step.upto)
+            return Page((), upto, limited=upto < step.upto, gone=True)
 
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
         for client in self._first_positions:

@@ -95,6 +95,8 @@ class _Stream:
                 raise StoreError(f"stream {write.stream!r} has a fact {token} already")
             else:
                 self.facts[token] = (write.writer, texts)
+        if write.gone is not None and write.gone > self.gone.get(write.writer, 0):
+            self.gone = {**self.gone, write.writer: write.gone}
         self.positions[write.writer] = upto
 
 

@@ -30,12 +30,14 @@ class Page:
     """A part of a range of facts.
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
-    may be more above ``upto`` (docs/protocol/traps.md 13 and 14).
+    may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``gone`` no source has the facts up to ``upto``
+    any more, and they are left out.
     """
 
     facts: Sequence[Fact]
     upto: Token
     limited: bool
+    gone: bool = False
 
 
 class ICatchUp(Protocol):
@@ -154,6 +156,7 @@ class Write:
             declared.  Where several processes share a database, ``IStreamStore.positions`` lacks this position.
         skipped: facts that ``follower`` leaves out, or takes up again.  With ``reset``, what is stored of facts above
             ``upto`` is deleted.
+        gone: facts up to this token may be gone, as ``forget_facts`` notes it; only with ``expected``.
     """
 
     stream: StreamName
@@ -164,6 +167,7 @@ class Write:
     reset: bool = False
     follower: InstanceName | None = None
     skipped: Sequence[SkippedFact] = ()
+    gone: Token | None = None
 
 
 @attrs.frozen

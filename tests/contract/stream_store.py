@@ -669,6 +669,19 @@ class StreamStoreContract(KeptFactsContract):
         raise_to(7, max(stored()[0].values()), [first], stored()[1])
         self.assertEqual(stored(), ({ME: 7}, [first]))
 
+    def test_what_is_left_out_is_noted_with_the_position_that_passes_it(self) -> None:
+        """A copy that is killed between the two would refuse facts that another source may still have."""
+        left_out = Write(ORDERS, ME, Token(7), (), expected=Token(3), gone=Token(6))
+        with self.assertRaises(PositionMovedError):
+            self.commit(left_out)
+        self.assertEqual(dict(self.wait(self.store.gone(ORDERS))), {})
+        self.commit(write(3, facts(2, 3)))
+        self.commit(left_out)
+        self.assertEqual((self.positions(), dict(self.wait(self.store.gone(ORDERS)))), ({ME: 7}, {ME: 6}))
+        self.assertRaises(FactsGoneError, self.page, after=5)
+        self.commit(write(4, reset=True))
+        self.assertEqual(dict(self.wait(self.store.gone(ORDERS))), {ME: 4})
+
     def test_check_returns_while_the_store_works(self) -> None:
         self.wait(self.store.check())
         self.assertEqual(self.positions(), {})

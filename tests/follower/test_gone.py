@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import FactsGoneError
+from replication.errors import FactsGoneError, StoreError
 from replication.follower.worker import Worker
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.web.site import make_site
@@ -98,6 +98,52 @@ class SkipTests(GoneCase):
         self.assertEqual(sorted(copy._streams[ORDERS].facts), [5, 6])
         with self.assertRaises(FactsGoneError):
             now(self.worker.served.page(ORDERS, MASTER, after=0, upto=6, limit=10))
+
+    def test_a_copy_that_is_killed_before_it_has_left_facts_out_refuses_nothing(self) -> None:
+        """Another source may have the facts at the next start."""
+        copy = FragileStore()
+        copy.close_gate("commit")
+        with logged():
+            self.follow(copy, skip_gone=True)
+        self.assertIn("commit", copy.asked)
+        self.assertEqual((dict(now(copy.gone(ORDERS))), copy._streams[ORDERS].positions), ({}, {}))
+        copy.open_gate("commit")
+        self.net.run(1.0)
+        self.assertEqual(dict(now(copy.gone(ORDERS))), {MASTER: 4})
+
+    def test_what_was_left_out_of_a_lost_history_is_not_refused(self) -> None:
+        """The master was restored after a copy has found that facts are gone, and before its position passed them."""
+        copy = FragileStore()
+        now(copy.open())
+        self.follow(copy, skip_gone=True)
+        begin(self.worker.stop())
+        self.net.run()
+        self.append(3)
+        now(self.store.forget_facts(ORDERS, MASTER, Token(8)))
+        copy.errors["commit"] = StoreError("away", temporary=True)
+        with logged():
+            self.follow(copy, skip_gone=True)
+        self.assertEqual((self.state()[0], dict(now(copy.gone(ORDERS)))), (6, {MASTER: 4}))
+        self.net.serving.pop(WIRE)
+        self.net.cut()
+        history = now(self.store.history(ORDERS, MASTER))
+        begin(self.master.stop())
+        self.net.run()
+        self.processes.remove(self.master)
+        now(self.store.open())
+        stream = self.store._streams[ORDERS]
+        stream.gone = {MASTER: Token(4)}  # the backup
+        stream.facts = {Token(each): (MASTER, ("[1]",)) for each in (5, 6)}
+        stream.positions = {MASTER: Token(6)}
+        now(self.store.store_histories(MASTER, {ORDERS: history[:1]}))
+        self.start_master()
+        self.append(4)
+        copy.errors.clear()
+        with logged():
+            self.net.run(20.0)
+        self.assertEqual(self.state(), (10, "live", ""))
+        self.assertEqual(dict(now(copy.gone(ORDERS))), {MASTER: 4})
+        self.assertEqual(sorted(copy._streams[ORDERS].facts), [*range(5, 11)])
 
     def test_a_function_receives_what_is_kept(self) -> None:
         seen: list[int] = []

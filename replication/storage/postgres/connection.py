@@ -21,7 +21,7 @@ from replication.storage.postgres.ids import CLAIMS, STATES, Allocations, create
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
-from replication.storage.tables.kept_facts import lower_gone
+from replication.storage.tables.kept_facts import lower_gone, put_gone
 from replication.storage.tables.skipped_facts import store_skipped
 from replication.streams.interfaces import Page
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -400,6 +400,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                     if write.skipped or write.reset:
                         store_skipped(self.session, write, batch.now)
                         lower_gone(self.session, write)
+                    if write.gone is not None:
+                        put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
         self._add(adding)
         receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
         if receipts:

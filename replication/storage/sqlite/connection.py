@@ -19,7 +19,7 @@ from replication.storage.sqlite.commits import VERSION, KnownCommits
 from replication.storage.sqlite.files import MOVED, DatabaseFiles, watched
 from replication.storage.sqlite.session import MEMORY, SqliteSession
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
-from replication.storage.tables.kept_facts import lower_gone
+from replication.storage.tables.kept_facts import lower_gone, put_gone
 from replication.storage.tables.skipped_facts import store_skipped
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -348,6 +348,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             if write.skipped or write.reset:
                 store_skipped(self.session, write, batch.now)
                 lower_gone(self.session, write)
+            if write.gone is not None:
+                put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))
