@@ -17,7 +17,6 @@ import replication.errors
 import replication.follower.merge
 import replication.session.encoder
 import replication.writer.publisher
-from replication.bench.simulation.disk import SimulatedStore
 from replication.bench.simulation.run import make_plan, run
 from replication.follower.application import Application
 from replication.follower.history import FollowedHistories
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_SEEDS = 600
-FORGET = SimulatedStore.forget_facts
 
 
 class Fault(NamedTuple):
@@ -155,11 +153,8 @@ async def needs_nothing(self: KnownFollowers, streams: Any, writer: Any) -> Any:
     return {}
 
 
-async def leave_no_mark(
-    self: SimulatedStore, stream: Any, writer: Any, upto: Any, *, delete: bool = True, right: Any = FORGET
-) -> None:
-    if delete:
-        await right(self, stream, writer, upto)
+def leave_no_mark(self: StreamFollower, writer: Any, step: Any, right: Any = StreamFollower._write) -> Any:
+    return attrs.evolve(right(self, writer, step), gone=None)
 
 
 async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token) -> Any:
@@ -224,7 +219,7 @@ FAULTS: dict[str, Fault] = {
         KnownFollowers, "needed", needs_nothing, "retention", seed=9
     ),
     "a copy has no mark for facts that it leaves out": Fault(
-        SimulatedStore, "forget_facts", leave_no_mark, "forced-retention", seed=9
+        StreamFollower, "_write", leave_no_mark, "forced-retention", seed=9
     ),
     # ---- segments
     "a part of a segment counts for all of it": Fault(_SegmentCursor, "page", whole_segment, "segments", seed=3),
