@@ -89,9 +89,12 @@ class FormerWriters:
         self._trouble = TroubleLog(self.log, LogLevel.warn)  # of takeovers
 
     async def find(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
-        """Find the former writers of a stream among the writers that have ``positions``."""
+        """Find the former writers of a stream among the writers that have ``positions``.
+
+        A process that does not publish a position of its own leaves them to the others.
+        """
         name, others = definition.name, positions.keys() - {self._instance_name, NO_WRITER}
-        if definition.in_tables:
+        if definition.in_tables or not (definition.written_by(self._instance_name) or self._instance_name in positions):
             return
         if definition.writers:
             self._removed[name] = {each for each in others if not definition.written_by(each)}

@@ -359,6 +359,26 @@ class FormerWritersTests(SharedCase):
         wire.read()
         self.assertEqual(stopped, [None])
 
+    def test_f17_a_process_that_publishes_no_position_takes_over_no_name_and_sends_no_other_position(self) -> None:
+        """It has the stream, but others write it: its followers would receive this position once, and nothing later."""
+        definition = StreamDefinition("notes", writers=("second",))
+        now(self.store.declare(definition))
+        self.shared.land([Write(definition.name, REMOVED, Token(4), [Fact(Token(7), ("1",))])], None)
+        self.shared.claimed = {REMOVED}
+        master = self.make_master(instance_name="fourth", streams=[ORDERS, definition])
+        now(master.start())
+        self.addCleanup(lambda: now(master.stop()))
+        wire = connect(master.factory())
+        self.addCleanup(wire.lose)
+        self.send(wire, "REPLICATE notes")
+        self.new_lines(wire)
+        self.net.pump([1.0] * 3 * ENDED_AFTER)
+        self.assertEqual(self.new_lines(wire), [])
+        self.assertNotIn("take over removed", self.store.asked)
+        self.assertEqual(now(self.store.stored_positions())[definition.name], {REMOVED: 4})
+        page = now(master.served.page("notes", "removed", after=0, upto=None, limit=10))
+        self.assertEqual(page.upto, 4, "facts above may be below an open ID")
+
     def test_f17_a_takeover_of_a_writer_that_is_connected_again_is_refused(self) -> None:
         wire = self.unsettled(ran=True)
         self.net.pump([1.0] * ENDED_AFTER)
