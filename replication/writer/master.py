@@ -30,7 +30,7 @@ from replication.writer.external_writers import ExternalWriters
 from replication.writer.former_writers import FormerWriters
 from replication.writer.known_followers import KnownFollowers
 from replication.writer.positions import Positions
-from replication.writer.publisher import INITIAL_POSITION, Publisher
+from replication.writer.publisher import INITIAL_POSITION, NO_WRITER, Publisher
 from replication.writer.reservation import OpenTransactions
 from replication.writer.retention import Retentions
 from replication.writer.served import WrittenStreams
@@ -39,7 +39,7 @@ from replication.writer.subscribers import Subscribers
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from twisted.internet.protocol import Factory
 
@@ -254,6 +254,7 @@ class Master:
             await self.store.open()
             await self.store.claim(self.instance_name)
             starts: dict[StreamName, Token] = {}
+            own_places: dict[StreamName, Token] = {}  # up to where this process may have published
             written: set[StreamName] = set()  # earlier or now, in the name of this process
             # One that counts up may have its rows in the same table as one that counts down, which the store must know.
             definitions = sorted(self.registry, key=lambda each: not each.negative)
@@ -270,6 +271,9 @@ class Master:
                         written.add(definition.name)
                     start = max([starts.get(definition.generator, INITIAL_POSITION), *found.values()])
                     starts[definition.generator] = start
+                    own = [found[each] for each in (self.instance_name, NO_WRITER) if each in found]
+                    place = max([own_places.get(definition.generator, INITIAL_POSITION), *own])
+                    own_places[definition.generator] = place
             for definition in self.registry:
                 outgoing = self.stream(definition.name).outgoing
                 outgoing.publishes = outgoing.may_write or definition.name in written
@@ -279,8 +283,8 @@ class Master:
                 if start == INITIAL_POSITION:
                     await publisher.find_first_facts()
             await self._external.begin(self._streams.values())
-            own = {each.name for each in self.registry if each.may_forget}
-            await begin_epochs(self.store, self.instance_name, self._starts(), own)
+            forgetful = {each.name for each in self.registry if each.may_forget}
+            await begin_epochs(self.store, self.instance_name, self._epoch_starts(own_places), forgetful)
             await self._positions.start()
         except Exception as error:  # noqa: BLE001 (every caller of start() receives it)
             await self._external.end()
@@ -324,10 +328,14 @@ class Master:
             self._transactions.check_not_stopping()
             yield definitions[at : at + PART_STREAMS]
 
-    def _starts(self) -> dict[StreamName, Token]:
-        """Return where each stream begins that this process publishes from a table, except with external writers."""
+    def _epoch_starts(self, own: Mapping[StreamName, Token]) -> dict[StreamName, Token]:
+        """Return where an epoch begins of each stream that this process publishes, except with external writers.
+
+        That is the last place of this process, also if other writers are ahead.  They may have written since a restore:
+        a follower that is above that place has facts of this writer that are lost.
+        """
         return {
-            name: writer.published
+            name: min(writer.published, own[writer.definition.generator]) if writer.shared else writer.published
             for name, writer in self._streams.items()
             if writer.outgoing.publishes and writer.outgoing.memory_log is None and writer.publisher.ids.horizon is None
         }

@@ -23,11 +23,13 @@ from replication.session.encoder import encode_position
 from replication.storage import open_store
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
+from replication.streams.history import Epoch, common_position
 from replication.streams.interfaces import Write
 from replication.wire.commands import UserSync
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import master as master_module
 from replication.writer.master import PART_STREAMS, Master
+from replication.writer.publisher import NO_WRITER
 from tests.doubles import Net, begin, error_of, lines_of, logged, now
 from tests.serving import ORDERS, POSITIONS, MasterCase, SharedCase
 from tests.storage.pump import Pump
@@ -39,6 +41,45 @@ if TYPE_CHECKING:
     from replication.session.encoder import EncodedLines
     from replication.wire.commands import Command
     from replication.writer.positions import IPositions
+
+
+SECOND = InstanceName("second")
+
+
+class SharedEpochTests(SharedCase):
+    """A writer of several begins its epoch at its own last place."""
+
+    def start(self) -> list[tuple[int, int]]:
+        """Start another process, and return where its epochs begin."""
+        second = self.make_master(instance_name="second")
+        now(second.start())
+        history = now(self.store.history(ORDERS.name, SECOND))
+        self.assertEqual(now(self.store.stored_positions())[ORDERS.name][SECOND], second.stream("orders").published)
+        now(second.stop())
+        now(self.store.open())
+        self.histories.append(history)
+        return [(each.settled, each.start) for each in history]
+
+    def test_a_follower_goes_back_to_the_backup_also_if_another_writer_was_started_before(self) -> None:
+        """Else a function would keep the facts that the restore has lost: others have passed them since."""
+        self.histories: list[Sequence[Epoch]] = []
+        fact = Fact(Token(4), ('["o","placed"]',))
+        self.shared.land([Write(ORDERS.name, SECOND, Token(4), [fact])], None)
+        self.assertEqual(self.start(), [(4, 4)])
+        self.shared.others_write("orders", "master", 20)  # since the restore; before it, this writer was at 11
+        self.assertEqual(self.start(), [(4, 4), (4, 4)])
+        before, since = self.histories
+        lost = Epoch("lost", Token(4), Token(4))  # the run from before the restore, of which the backup has nothing
+        self.assertEqual(common_position([*before, lost], since, Token(11)), 4)
+
+    def test_the_last_place_is_what_was_published(self) -> None:
+        """A fact without rows, an idle writer's position, and a stream that shares the IDs have moved it."""
+        self.histories = []
+        self.shared.others_write("orders", "second", 4)
+        self.shared.others_write("orders", NO_WRITER, 6)
+        self.shared.others_write("orders", "master", 20)
+        self.assertEqual(self.start(), [(4, 6)])
+        self.assertEqual(self.start()[-1], (20, 20), "the start has stored this position before it was published")
 
 
 class CommitTests(SharedCase):
