@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
@@ -185,6 +186,58 @@ def test_a_former_writer_has_lost_facts_and_its_position_was_raised_beyond_them(
             write(anna, "a3")
             until(followed, "the copy follows", 30)
         assert copy.log.count("went back") == 1
+
+
+def test_a_function_goes_back_where_another_writer_was_started_first_after_a_restore(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """The other one passes the lost IDs, and the function was started since: it kept the lost facts, and no error."""
+    app = """
+    def register(worker):
+        @worker.on("orders")
+        async def apply(facts, txn):
+            await txn.execute("CREATE TABLE IF NOT EXISTS seen (token INTEGER, writer TEXT, row TEXT)")
+            rows = [(each.token, txn.writer, each.texts[0]) for each in facts]
+            await txn.executemany("INSERT INTO seen VALUES (?, ?, ?)", rows)
+
+        @worker.on_reset("orders")
+        async def undo(writer, to, txn):
+            await txn.execute("DELETE FROM seen WHERE writer = ? AND token > ?", [writer, to])
+    """
+    (tmp_path / "seeing.py").write_text(dedent(app))
+    with ExitStack() as stack, postgres.database() as name:
+        database = PostgresDatabase(postgres, name)
+        stack.callback(postgres.sql, f"DROP DATABASE IF EXISTS {name}_backup WITH (FORCE)")
+        options = ("--stream=orders", f"--database={database.url}")
+        writers = {each: Daemon(tmp_path, "master", f"--instance-name={each}", *options, name=each) for each in "ab"}
+        at = {each: stack.enter_context(fixed_ports(daemon)) for each, daemon in writers.items()}
+        follow = [f"--connect=tcp:{wire}" for wire, _ in at.values()]
+        seeing = Daemon(tmp_path, "worker", "--instance-name=seeing", *follow, "--app=seeing", name="seeing")
+        stack.enter_context(seeing)
+
+        def write(writer: str, *rows: str) -> None:
+            writers[writer].address("HTTP")
+            append(at[writer][1], "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+        def followed() -> bool:
+            rows = [(token, writer, row) for token, _, writer, row in database.rows()]
+            return has(tmp_path / "replication-seeing.db", "SELECT token, writer, row FROM seen ORDER BY token", rows)
+
+        write("a", "a1", "a2")
+        write("b", "b1")
+        until(followed, "all is applied")
+        database.back_up()
+        write("a", "lost 1", "lost 2")
+        until(followed, "what will be lost is applied")
+        for each in (seeing, *writers.values()):
+            each.kill()
+        database.restore()
+        writers["b"].start()
+        write("b", *"new facts of b")
+        writers["a"].start()
+        write("a", "a3")
+        seeing.start()
+        until(followed, "the function goes back", 30)
 
 
 def test_the_database_of_a_worker_that_writes_is_restored(tmp_path: Path) -> None:
