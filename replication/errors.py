@@ -21,7 +21,7 @@
     ├── RoomError                 an event cannot be part of its room's graph
     │   └── UnknownRoomError      no such room, event or state group: room_id, event_id
     ├── CatchUpError              missed facts could not be fetched from a source: behind
-    │   └── FactsGoneError        the source has deleted them: stream, writer, upto
+    │   └── FactsGoneError        the source has deleted them: stream, writer, upto, since
     └── ConfigError               a configuration, option or endpoint that cannot work
 
 A message names what is wrong and, where there is one, the cure.  The attributes after a colon hold the same as values;

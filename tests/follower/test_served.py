@@ -77,7 +77,7 @@ class SeveralWritersTests(WorkerCase):
         begin(self.worker.start())
         self.net.run()
         self.send(one, rdata(5, writer="one"), rdata(6, writer="one"))
-        self.worker.served._tokens = NumberedTokens(FragileStore())  # type: ignore[assignment]
+        self.worker.served._tokens = NumberedTokens(FragileStore())
         found, tokens = list[int](), ["0"]
         for _ in range(3):
             since, text = now(self.worker.served.since("orders", tokens[-1], 1000))

@@ -220,7 +220,7 @@ def test_a_function_goes_back_where_another_writer_was_started_first_after_a_res
             append(at[writer][1], "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
 
         def followed() -> bool:
-            rows = [(token, writer, row) for token, _, writer, row in database.rows()]
+            rows: list[tuple[object, ...]] = [(token, writer, row) for token, _, writer, row in database.rows()]
             return has(tmp_path / "replication-seeing.db", "SELECT token, writer, row FROM seen ORDER BY token", rows)
 
         write("a", "a1", "a2")
