@@ -139,7 +139,7 @@ class ApplicationTables(StreamTable[_Session]):
         for query in self.queries:
             rows = [row for row in session.ask(query.newest, prepare=False) if row[1] is not None]
             for (writer, _), token in zip(rows, self.tokens(query, [row[1] for row in rows]), strict=True):
-                for each in everyone if writer is None else [InstanceName(writer)]:
+                for each in everyone if writer is None else [InstanceName(str(writer))]:  # SQLite stores any value
                     found[each] = max(found.get(each, Token(0)), token)
         return found
 

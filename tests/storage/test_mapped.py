@@ -56,5 +56,10 @@ def test_with_an_instance_column_each_writer_has_its_own() -> None:
     assert newest(SHARED, [("master", 3), ("worker2", 9), ("master", 5)], {}) == {ME: 5, OTHER: 9}
 
 
+def test_a_writer_that_is_no_text_is_shown_as_one() -> None:
+    """SQLite stores any value in any column."""
+    assert newest(SHARED, [("master", 3), (7, 9), (b"\xff", 5)], {}) == {ME: 3, "7": 9, "b'\\xff'": 5}
+
+
 def test_a_missing_index_is_named_with_the_statement_that_creates_it() -> None:
     assert EVENTS.missing_index(EVENTS.queries[0]).endswith('CREATE INDEX events_id ON "events" ("id")')

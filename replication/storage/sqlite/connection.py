@@ -125,13 +125,21 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         """Return the stored positions of one stream."""
         return {InstanceName(writer): Token(token) for writer, token in self.session.run(POSITIONS, (stream,))}
 
-    def poll(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token]]:
-        """Return the file's version and, if that is not ``known``, the last ID of each table."""
+    def poll(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
+        """Return the file's version and, if that is not ``known``, the last ID of each table, or why it has none."""
         ((version,),) = self.session.run(VERSION)
         if version == known:
             return version, {}
-        last = {each.definition.name: each.last_id(self.session) for each in tables}
+        last = {each.definition.name: self._last_id(each) for each in tables}
         return version, {stream: token for stream, token in last.items() if token is not None}
+
+    def _last_id(self, table: Table) -> Token | StoreError | None:
+        try:
+            return table.last_id(self.session)
+        except StoreError as error:
+            if getattr(error.__cause__, "sqlite_errorname", "SQLITE_ERROR") != "SQLITE_ERROR":
+                raise  # of the whole file
+            return error
 
     # ---- writing
 

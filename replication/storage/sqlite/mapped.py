@@ -119,14 +119,24 @@ class MappedTable(MappedRows[SqliteSession]):
 
     def rows(self, session: SqliteSession, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; StoreError names a column with a value that JSON cannot express."""
-        found = session.run(self._query.page, self._query.parameters(writer, after, upto, limit + 1))
+        found = self._page(session, self._query.parameters(writer, after, upto, limit + 1))
         tokens = self.tokens(self._query, [row[0] for row in found])
         rows = cut_rows(tokens, self.encode_rows(found), upto=upto, limit=limit)
         return rows or Rows.of_fact(tokens[0], self._whole(session, writer, tokens[0]), upto)
 
     def _whole(self, session: SqliteSession, writer: InstanceName, token: Token) -> list[str]:
         span = self._query.parameters(writer, Token(token - 1), token, ALL_ROWS)
-        return self.encode_rows(session.run(self._query.page, span))
+        return self.encode_rows(self._page(session, span))
+
+    def _page(self, session: SqliteSession, span: Sequence[object]) -> list[tuple[Any, ...]]:
+        try:
+            return session.run(self._query.page, span)
+        except StoreError as error:
+            wrong = session.find_undecoded(self._query.page, span)
+            if wrong is None or not wrong[1]:
+                raise
+            token, column, text = wrong
+            raise self.not_json(token, self._columns[column - 1], ValueError(f"{text[:80]!r} is not UTF-8")) from error
 
     def _values(self, text: str) -> list[Any]:
         row = self.parse(text)

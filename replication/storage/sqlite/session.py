@@ -92,6 +92,18 @@ class SqliteSession:
     ask = run
     execute = run
 
+    def find_undecoded(self, sql: str, parameters: Any = ()) -> tuple[Any, int, bytes] | None:
+        """Return the first text of a query that is not UTF-8: the first value of its row, its column, its bytes."""
+        self.database.text_factory = bytes
+        try:
+            for row in self.run(sql, parameters):
+                for column, value in enumerate(row):
+                    if isinstance(value, bytes) and not _is_utf8(value):
+                        return row[0], column, value
+        finally:
+            self.database.text_factory = str
+        return None
+
     def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement once per item of ``parameters``."""
         try:
@@ -131,3 +143,11 @@ class SqliteSession:
         of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
         kind = ValueRefusedError if of_values else StoreError
         return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
+from replication.errors import StoreError
 from replication.streams.interfaces import SequenceState
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from replication.wire.grammar import StreamName, Token
+    from replication.wire.grammar import StreamName
 
 
 class SqliteWatch:
     """An IWatch of ``streams``.
 
     ``read`` takes the last version of the file, and returns the present one and, if that differs, the last IDs.
+    A table whose last ID cannot be read has an error instead: the other streams go on.
     """
 
     def __init__(
         self,
         streams: Sequence[StreamName],
-        read: Callable[[int | None], Awaitable[tuple[int, Mapping[StreamName, Token]]]],
+        read: Callable[[int | None], Awaitable[tuple[int, Mapping[StreamName, Token | StoreError]]]],
     ) -> None:
         self.streams = streams
         self._read = read
@@ -36,5 +41,10 @@ class SqliteWatch:
     async def poll(self) -> Mapping[StreamName, SequenceState]:
         """Return the state of each mapped stream; for an unchanged file this reads one number."""
         self._version, last = await self._read(self._version)
-        self._states = {**self._states, **{stream: SequenceState(token, token) for stream, token in last.items()}}
+        self._states = {**self._states, **{stream: self._state(stream, each) for stream, each in last.items()}}
         return self._states
+
+    def _state(self, stream: StreamName, found: Token | StoreError) -> SequenceState:
+        if isinstance(found, StoreError):
+            return attrs.evolve(self._states.get(stream, SequenceState(None, Token(0))), error=str(found))
+        return SequenceState(found, found)

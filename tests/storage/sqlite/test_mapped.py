@@ -57,6 +57,15 @@ class MappedTests(UsesStore, SynchronousTestCase):
         )
         self.wait(transaction.commit([]))
 
+    def test_a_text_that_is_not_utf_8_is_named(self) -> None:
+        self.map_events()
+        self.sql("INSERT INTO events (id, name, size) VALUES (2, 'a\ufffd', 1), (3, 'b', CAST(x'41ff' AS TEXT))")
+        self.assertEqual(self.wait(self.store.facts(EVENTS, ME, after=Token(0), upto=Token(2), limit=10)).upto, 2)
+        with self.assertRaisesRegex(
+            StoreError, r"column 'size' of table 'events' has, at ID 3, .*'A\\xff' is not UTF-8"
+        ):
+            self.wait(self.store.facts(EVENTS, ME, after=Token(0), upto=Token(3), limit=10))
+
     def commit_events(self, *stored: Any, **options: Any) -> None:
         self.commit(write(stored[-1].token, stored, stream=EVENTS, **options))
 

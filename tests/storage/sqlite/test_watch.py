@@ -83,6 +83,28 @@ class SqliteWatchTests(SynchronousTestCase):
         self.sql("INSERT INTO events (name) VALUES ('a')")
         self.assertEqual(self.reached(watch), {"past": (7, 7), "both": (1, 1)})
 
+    def test_a_table_whose_last_id_cannot_be_read_stops_no_other_stream(self) -> None:
+        self.sql("CREATE TABLE odd (id, name TEXT)")
+        self.sql("CREATE TABLE gone (id INTEGER PRIMARY KEY, name TEXT)")
+        watch = self.watch(
+            StreamDefinition("odd", table="odd", id_column="id", row=["name"]),
+            StreamDefinition("gone", table="gone", id_column="id", row=["name"]),
+            StreamDefinition("events", table="events", id_column="id", row=["name"]),
+        )
+        self.sql("INSERT INTO odd VALUES (3, 'a')")
+        self.assertEqual(self.reached(watch)["odd"], (3, 3))
+        for wrong in ("3.5", "'zz'", "x'ff'", "CAST(x'ff' AS TEXT)"):
+            self.sql(f"INSERT INTO odd VALUES ({wrong}, 'b')")
+            self.sql("INSERT INTO events (name) VALUES ('a')")
+            states = self.pump.wait(watch.poll())
+            self.assertEqual((states[StreamName("odd")].settled, states[EVENTS].error), (3, None))
+            self.assertRegex(str(states[StreamName("odd")].error), "stream_id|not an integer|Could not decode")
+        self.assertEqual(states[EVENTS].settled, 5)
+        self.sql("DROP TABLE gone")
+        self.assertIn("no such table", str(self.pump.wait(watch.poll())[StreamName("gone")].error))
+        self.sql("DELETE FROM odd WHERE typeof(id) <> 'integer'")
+        self.assertEqual(self.pump.wait(watch.poll())[StreamName("odd")], SequenceState(Token(3), Token(3)))
+
     def test_an_unchanged_file_is_not_read(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
         self.assertIs(self.pump.wait(watch.poll())[EVENTS], self.pump.wait(watch.poll())[EVENTS])
