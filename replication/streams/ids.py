@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from replication.errors import SequenceRegressedError
+from replication.errors import SequenceRegressedError, StoreError
 from replication.streams.pending import PendingIds, regressed
 from replication.wire.grammar import Token
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from replication.streams.interfaces import ISequence
     from replication.wire.grammar import StreamName
+
+LARGEST: Final = 2**63 - 1
 
 
 class StreamIds:
@@ -68,9 +70,15 @@ class StreamIds:
         """Return ``count`` new IDs, which are open until they are completed.
 
         During an allocation, no ID settles that the sequence may return (docs/protocol/traps.md 36).
-        SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer.
+        SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer, or no ID is
+        left.
         """
         if self.sequence is None:
+            if self.pending.highest > LARGEST - count:
+                raise StoreError(
+                    f"no ID is left: {self.pending.highest} is used, and the largest is {LARGEST}; "
+                    "delete the row with that ID, and restart this process"
+                )
             return cast("list[Token]", self.pending.reserve(count))
         floor = self.pending.expect()
         try:

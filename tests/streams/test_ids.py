@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import SequenceRegressedError
+from replication.errors import SequenceRegressedError, StoreError
 from replication.streams.ids import Allocation, StreamIds
 from replication.wire.grammar import StreamName, Token
 
@@ -108,6 +108,19 @@ def test_without_a_sequence_the_process_counts_from_the_start() -> None:
     assert returned.value.value == [6, 7]
     ids.begin(Token(9), None)
     assert (ids.settled, ids.durable) == (9, 9)
+
+
+def test_there_is_no_id_above_64_bits() -> None:
+    """A program may have stored the largest one; a larger one is no value of any row that is at fault."""
+    ids = StreamIds(Token(2**63 - 2))
+    with pytest.raises(StoreError, match="no ID is left: 9223372036854775806 is used"):
+        ids.reserve(2).send(None)
+    with pytest.raises(StopIteration) as returned:
+        ids.reserve(1).send(None)
+    assert returned.value.value == [2**63 - 1]
+    with pytest.raises(StoreError, match="no ID is left"):
+        ids.reserve(1).send(None)
+    assert (ids.settled, ids.pending.highest) == (2**63 - 2, 2**63 - 1)
 
 
 class AllocationTests(SynchronousTestCase):

@@ -87,7 +87,7 @@ class SqliteSession:
         try:
             return (self._database or self.database).execute(sql, parameters).fetchall()
         except _ERRORS as error:
-            raise self.refusal(error) from error
+            raise self.refusal(error, sql) from error
 
     ask = run
     execute = run
@@ -136,11 +136,13 @@ class SqliteSession:
         if self.database.in_transaction:
             self.run("ROLLBACK")
 
-    def refusal(self, error: Exception) -> StoreError:
-        """Return the StoreError for an error of the driver."""
+    def refusal(self, error: Exception, sql: str = "") -> StoreError:
+        """Return the StoreError for an error of the driver; of a text that is not UTF-8, with the statement."""
         name = getattr(error, "sqlite_errorname", "")
         cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
         of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
+        if str(error).startswith("Could not decode"):
+            cure = f"; replace the text, which is not UTF-8, in: {sql[:500]}"
         kind = ValueRefusedError if of_values else StoreError
         return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))
 

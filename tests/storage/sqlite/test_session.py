@@ -32,6 +32,12 @@ class SessionTests(SynchronousTestCase):
         for value in (2**63, "\ud800", 0):
             self.assertRaises(ValueRefusedError, self.session.run, "INSERT INTO counted VALUES (?)", (value,))
 
+    def test_a_text_that_is_not_utf_8_is_refused_with_the_statement_that_reads_it(self) -> None:
+        self.session.run("CREATE TABLE shop (name TEXT)")
+        self.session.run("INSERT INTO shop VALUES ('ok'), (CAST(x'ff' AS TEXT))")
+        with self.assertRaisesRegex(StoreError, "replace the text, which is not UTF-8, in: SELECT name FROM shop"):
+            self.session.run("SELECT name FROM shop")
+
     def test_an_error_that_may_pass_is_temporary(self) -> None:
         """A lock of another process, a disk that is full; but not a file that is no database."""
         with TemporaryDirectory() as folder, closing(sqlite3.connect(f"{folder}/a.db", isolation_level=None)) as other:
