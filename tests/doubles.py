@@ -265,6 +265,10 @@ class FragileStore(MemoryStore):
         await self.operation("stored")
         return await super().stored_positions()
 
+    async def present(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token) -> set[Token]:
+        await self.operation("rows")
+        return await super().present(stream, writer, after=after, upto=upto)
+
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         await self.operation("facts")
         return await super().facts(stream, writer, after=after, upto=upto, limit=limit)

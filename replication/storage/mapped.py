@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from replication.errors import RowError, StoreError, ValueRefusedError
+from replication.errors import RemoteProtocolError, RowError, StoreError, ValueRefusedError
 from replication.storage.contract import MASTER, ISession
 from replication.storage.joined import ApplicationTables
 from replication.storage.names import quoted
@@ -15,7 +16,7 @@ from replication.wire import grammar
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _Session = TypeVar("_Session", bound=ISession)
 
@@ -87,6 +88,16 @@ class MappedRows(ApplicationTables[_Session]):
             f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
             f"{token}, what is no JSON: {error}"
         )
+
+    @contextmanager
+    def reading_again(self) -> Iterator[None]:
+        """Raise ValueRefusedError for a value that this process has stored, and that the column made no JSON."""
+        try:
+            yield
+        except StoreError as error:
+            if isinstance(error.__cause__, (RowError, RemoteProtocolError)):
+                raise ValueRefusedError(str(error)) from error
+            raise
 
     def own(self, writer: InstanceName) -> Sequence[InstanceName]:
         """Return the parameter for the instance column, if there is one."""

@@ -252,8 +252,9 @@ class Publisher:
     async def find_first_facts(self) -> None:
         """Read which streams have a fact at ID 1; to be called before ID 1 is published."""
         for stream in [each for each in self.streams if each.definition.in_tables]:
-            page = await self.page(stream, after=Token(0), upto=INITIAL_POSITION, limit=1)
-            stream.has_first_fact = bool(page.facts)
+            name, first = stream.definition.name, INITIAL_POSITION
+            found = await self._store.present(name, self._instance_name, after=Token(0), upto=first)
+            stream.has_first_fact = bool(found)
 
     def raise_horizon(self, upto: Token) -> None:
         """Note that no external writer can still commit an ID at or below ``upto``; publish what has settled.

@@ -291,7 +291,7 @@ class FirstRowTests(ExternalCase):
             self.master = self.make_master()
             self.greeted()
             self.next_poll(settled)
-            self.assertEqual(self.store.asked.count("facts"), pages)
+            self.assertEqual(self.store.asked.count("rows"), pages)
             self.wires.clear()
             stopped = begin(self.master.stop())
             self.net.pump([1.0] * 20)
@@ -355,11 +355,18 @@ class FirstRowTests(ExternalCase):
         self.store.state = SequenceState(None, Token(1))
         wire = self.greeted("REPLICATE orders")
         self.store.insert(1)
-        self.store.errors["facts"] = StoreError("disk I/O error")
+        self.store.errors["rows"] = StoreError("disk I/O error")
         self.next_poll(1)
         self.assertEqual(self.published_lines(wire), [])
-        del self.store.errors["facts"]
+        del self.store.errors["rows"]
         self.net.advance(RETRY_AFTER)
+        self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
+
+    def test_a_first_row_with_a_value_that_is_no_json_does_not_keep_a_master_from_starting(self) -> None:
+        self.insert_first()
+        self.store.errors["facts"] = StoreError("what is no JSON")
+        wire = self.greeted()
+        self.send(wire, "REPLICATE orders")
         self.assertEqual(self.published_lines(wire), ["POSITION orders master 2 1"])
 
     def test_the_position_of_a_first_row_is_stored(self) -> None:

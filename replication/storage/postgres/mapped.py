@@ -107,7 +107,8 @@ class MappedTable(MappedRows[PostgresSession]):
             rows = [self._parameters(writer, fact.token, text) for fact in missing for text in fact.texts]
             if rows:
                 session.executemany(self._insert, rows)
-                kept.update(self._read(session, writer, [fact.token for fact in missing]))
+                with self.reading_again():
+                    kept.update(self._read(session, writer, [fact.token for fact in missing]))
             for token, texts in facts:
                 if sorted(kept.get(token, [])) != sorted(texts):  # followers receive them in the order of the table
                     was_there = all(token != fact.token for fact in missing)

@@ -113,7 +113,8 @@ class MappedTable(MappedRows[SqliteSession]):
                     session.executemany(
                         self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
                     )
-                    kept = self._whole(session, writer, token)
+                    with self.reading_again():
+                        kept = self._whole(session, writer, token)
                 if kept != [*texts]:
                     raise differs(self.definition, token, texts, kept, was_there=was_there)
 

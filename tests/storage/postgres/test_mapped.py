@@ -128,6 +128,13 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.sql("UPDATE long SET value = '[]'")
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, "[[]]")])
 
+    def test_a_text_that_a_column_makes_no_json_is_refused_as_a_value(self) -> None:
+        """A later attempt cannot work, so the answer of HTTP is 400."""
+        self.sql("CREATE TABLE sizes (id bigint PRIMARY KEY, size float8)")
+        self.map_events(table="sizes", row=["size"])
+        with self.assertRaisesRegex(ValueRefusedError, "column 'size' of table 'sizes' has, at ID 2, what is no JSON"):
+            self.commit_events(fact(2, '["NaN"]'))
+
     def test_the_order_of_a_facts_rows_is_that_of_the_table(self) -> None:
         """The table may have had such rows before: followers receive them, and the stream is not refused."""
         self.map_events()

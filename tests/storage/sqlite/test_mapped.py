@@ -57,6 +57,13 @@ class MappedTests(UsesStore, SynchronousTestCase):
         )
         self.wait(transaction.commit([]))
 
+    def test_a_number_that_a_column_makes_no_json_is_refused_as_a_value(self) -> None:
+        """A later attempt cannot work, so the answer of HTTP is 400."""
+        self.sql("CREATE TABLE sizes (id INTEGER PRIMARY KEY, size REAL)")
+        self.map_events(table="sizes", row=["size"])
+        with self.assertRaisesRegex(ValueRefusedError, "column 'size' of table 'sizes' has, at ID 2, what is no JSON"):
+            self.commit_events(fact(2, '["1e999"]'))
+
     def test_a_text_that_is_not_utf_8_is_named(self) -> None:
         self.map_events()
         self.sql("INSERT INTO events (id, name, size) VALUES (2, 'a\ufffd', 1), (3, 'b', CAST(x'41ff' AS TEXT))")
