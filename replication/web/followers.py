@@ -46,6 +46,7 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True):
     positions: dict[StreamName, dict[InstanceName, Token]]
 
 
+LONGEST_REPORT: Final = 8 * 2**20  # bytes; the 64 MiB of other bodies would take seconds of one turn
 MAX_NOTES: Final = 1_000  # the oldest are forgotten first
 _AGENT: Final = re.compile(r"replication/(?P<version>[\w.+-]{1,40})")
 _decode: Final = msgspec.json.Decoder(_Report).decode
@@ -62,8 +63,11 @@ async def list_followers(request: ApiRequest) -> Answer:
 async def take_report(request: ApiRequest, name: str) -> Answer:
     """Answer with the seconds to the next report, once this one is stored."""
     read_query(request)
+    body = request.body()
+    if len(body) > LONGEST_REPORT:
+        raise RequestError(413, f"a report of more than {LONGEST_REPORT} bytes")
     try:
-        report = _decode(request.body())
+        report = _decode(body)
     except grammar.NOT_DECODED as error:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
     if why := request.rights.missing("read", report.positions):

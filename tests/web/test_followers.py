@@ -47,6 +47,10 @@ class FollowersTests(ApiTestCase):
             self.client.ask("PUT", f"/v1/followers/{name}", b'{"positions": {}}', [JSON])
         self.assertEqual([*self.site.resource.report_notes], ["a", "c"])
 
+    def test_a_report_that_would_take_seconds_is_refused(self) -> None:
+        body = b'{"positions": {%s"orders": {}}}' % (b" " * followers.LONGEST_REPORT)
+        self.assert_refused(self.client.ask("PUT", PATH, body, [JSON]), 413, "a report of more than 8388608 bytes")
+
     def test_a_wrong_report_is_refused(self) -> None:
         for body in (
             b"{}",

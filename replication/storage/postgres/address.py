@@ -27,6 +27,7 @@ _DEFAULTS: Final[Mapping[str, str | int]] = {
     "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
 }
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
+_SHOWN: Final = ("host", "port", "user", "dbname")  # parts of ``name``
 
 
 @attrs.frozen
@@ -59,4 +60,7 @@ class Address:
         defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
         known = {key: value for key, value in defaults.items() if key not in given}
         conninfo = make_conninfo(url, fallback_application_name=application, **known)
-        return cls(name, conninfo, [str(given[key]) for key in ("password", "sslpassword") if given.get(key)])
+        secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
+        # An error of the driver may quote an option.  Only with its quotes, because "on" is in many words.
+        options = [quote for key, text in given.items() if key not in _SHOWN for quote in (f'"{text}"', repr(text))]
+        return cls(name, conninfo, [*secrets, *options])

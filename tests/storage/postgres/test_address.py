@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from threading import Event
 
 import pytest
 
-from replication.errors import ConfigError
+from replication.errors import ConfigError, StoreError
 from replication.storage.postgres.address import Address
+from replication.storage.postgres.session import Holder, PostgresSession
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,16 @@ def test_an_address_is_shown_without_its_password(url: str, name: str) -> None:
     address = Address.parse(url)
     assert address.name == name
     assert "hunter2" not in repr(address)
+
+
+@pytest.mark.parametrize("option", ["service", "target_session_attrs", "sslmode", "connect_timeout"])
+def test_an_error_of_the_driver_does_not_quote_an_option(option: str) -> None:
+    address = Address.parse(f"postgresql://127.0.0.1:1/shop?{option}=hunter2")
+    session = PostgresSession(address, Event(), Holder())
+    with pytest.raises(StoreError) as refused:
+        session.connect()
+    assert "hunter2" not in str(refused.value)
+    assert "…" in str(refused.value)
 
 
 @pytest.mark.parametrize(
