@@ -9,7 +9,8 @@ import pytest
 
 from replication.errors import ConfigError, StoreError
 from replication.storage.postgres.address import Address
-from replication.storage.postgres.session import Holder, PostgresSession
+from replication.storage.postgres.holder import Holder
+from replication.storage.postgres.session import PostgresSession
 
 
 @pytest.mark.parametrize(
