@@ -28,7 +28,10 @@ InstanceName = NewType("InstanceName", str)
 
 MAX_NESTING: Final = 128  # arrays and objects of a row, one in the other
 
-MAX_VALUES: Final = 4_000_000  # of one fact: decoded, they take about 350 MiB at most
+MAX_VALUES: Final = 1_000_000  # of one fact: to decode and encode them takes about a second
+MAX_DIGITS: Final = (
+    1_000  # of a number in a body with more bytes than that: the time grows with the square of the digits
+)
 
 _TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,255}")
@@ -40,6 +43,7 @@ _decode_json = msgspec.json.Decoder(float_hook=float).decode
 _decode_tokens = msgspec.json.Decoder(list[Annotated[Token, msgspec.Meta(ge=0, le=2**63 - 1)]]).decode
 _SHALLOW: Final = 2 * MAX_NESTING + 1  # a text of so many characters is not too deep: each level takes two
 _QUOTED: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_LONG_NUMBER: Final = re.compile(rf"(?<![0-9])[0-9]{{{MAX_DIGITS + 1}}}")
 _TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and, as a signed byte, -1
 _NO_BRACKETS: Final = bytes({*range(256)} - {*b"[]{}"})
 _INFINITY: Final = re.compile(rf"{_QUOTED.pattern}|Infinity")
@@ -133,9 +137,14 @@ def count_values(text: str) -> int:
 
 
 def check_values(text: bytes) -> None:
-    """Raise RemoteProtocolError if a JSON text has too many values to decode it at once."""
-    if len(text) > MAX_VALUES and count_values(text.decode(errors="replace")) > MAX_VALUES:
+    """Raise RemoteProtocolError if a JSON text has too many values, or too long numbers, to decode it at once."""
+    if len(text) <= MAX_VALUES:
+        return
+    decoded = text.decode(errors="replace")
+    if count_values(decoded) > MAX_VALUES:
         raise RemoteProtocolError(f"JSON with more than {MAX_VALUES} values; send it in parts")
+    if _LONG_NUMBER.search(decoded) and _LONG_NUMBER.search(_QUOTED.sub("", decoded)):
+        raise RemoteProtocolError(f"JSON of {len(text)} bytes with a number of more than {MAX_DIGITS} digits")
 
 
 def json_texts(texts: list[str]) -> int:

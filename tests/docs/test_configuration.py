@@ -31,6 +31,7 @@ LIMITS = {
     "rows of one fact": "MAX_FACT_ROWS",
     "bytes of one fact in a page: for each row its text and 24 bytes more": "MAX_FACT_BYTES",
     "values of one fact, or of a JSON body: numbers, texts, arrays, objects, …": "MAX_VALUES",
+    "digits of a number, in a JSON body of more than 1,000,000 bytes": "MAX_DIGITS",
     "a line of a segment; a longer one is a POSITION in the file, whatever `line_limit` is": "MAX_LINE",
     "`manifest.json` or `histories.json` of a segments folder": "MAX_INDEX",
     "bytes of one answer that a worker, a command or the Spark source reads; a fact of a "

@@ -285,6 +285,15 @@ def test_more_values_than_the_limit_are_refused_before_they_are_decoded(monkeypa
     grammar.check_values(b",,,,")  # too short to have more
 
 
+def test_a_large_text_with_a_long_number_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "9" * 400
+    grammar.check_values(f'[{longest}0,"{longest}0"]'.encode())  # a small text
+    monkeypatch.setattr(grammar, "MAX_VALUES", 400)
+    grammar.check_values(f'[{longest},"{longest}0",-{longest}.5]'.encode())
+    with pytest.raises(RemoteProtocolError, match=r"^JSON of 405 bytes with a number of more than 400 digits$"):
+        grammar.check_values(f"[1,{longest}0]".encode())
+
+
 def test_without_the_c_encoder_the_text_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     row = ["é", {"k": [1.5, None, "\ud800"]}]
     expected = grammar.encode_row(row)
