@@ -87,11 +87,7 @@ def doubted_since(ours: History, theirs: History, position: Token) -> Token | No
     if not shared:
         return None
     later, state = theirs[shared[-1] + 1 :], _state(theirs[shared[-1]])
-    doubted = [
-        epoch.settled
-        for epoch in later
-        if epoch.settled < position <= epoch.start and "" != _state(epoch) != state != ""
-    ]
+    doubted = [epoch.settled for epoch in later if epoch.settled < position and "" != _state(epoch) != state != ""]
     return min(doubted, default=None)
 
 

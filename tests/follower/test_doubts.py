@@ -141,6 +141,18 @@ class CopyTests(DoubtsCase):
         self.at(8, 8, link="next")
         self.assertEqual((self.counted, self.process.asked), ([], [(4, 8)]))
 
+    def test_facts_below_the_start_are_in_doubt_also_if_a_position_above_it_was_received(self) -> None:
+        self.follow_to_eight()
+        self.at(8, 8, link="next")
+        self.at(13, 13, link="next")
+        self.assertEqual(self.process.asked, [(8, 13)])  # no source has that
+        self.follower.connection_lost("next")
+        self.found, self.published = 3, [FIRST, PROMOTED]
+        self.process.pages = [Page([*map(fact, (5, 7, 8))], Token(8), limited=False)]
+        self.at(8, 8, link="third")
+        self.process.clock.advance(1.0)
+        self.assertEqual((self.counted, self.tokens()), ([(4, 8)], [2, 3, 4, 5, 7, 8]))
+
     def test_facts_wait_while_no_source_can_be_counted(self) -> None:
         self.follow_to_eight()
         self.found = CatchUpError("down")

@@ -107,7 +107,7 @@ def test_ids_that_were_open_when_the_state_of_the_tables_changed_are_in_doubt() 
         ([first, promoted], 8, 4),
         ([first, promoted], 5, 4),
         ([first, promoted], 4, None),
-        ([first, promoted], 9, None),  # the histories differ below it
+        ([first, promoted], 9, 4),  # as of a follower that has applied up to 8, and received a POSITION 9
         ([first, epoch("b.1", 8, settled=4)], 8, None),  # the same tables
         ([first, epoch("b", 8, settled=4)], 8, None),  # of a version that stores no state
         ([epoch("a", 1), promoted], 8, None),
