@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import UserDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -71,17 +71,20 @@ class Operation(Generic[T]):
 
 
 class SharedDisk(MemoryStore):
-    """The database of several writers: each stream has a sequence.  ``holders`` has the last claim of each name."""
+    """The database of several writers: each stream has a sequence.
+
+    ``holders`` has the last claim of each name.  It is no dict, because a backup has the dicts of a disk.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.holders: dict[InstanceName, SimulatedStore] = {}
-        self._last_values: defaultdict[StreamName, int] = defaultdict(lambda: 1)
+        self.holders: UserDict[InstanceName, SimulatedStore] = UserDict()
+        self._last_values: dict[StreamName, int] = {}
 
     async def allocate(self, stream: StreamName, count: int) -> Sequence[int]:
         """Return the next IDs of the sequence."""
-        first = self._last_values[stream] + 1
-        self._last_values[stream] += count
+        first = self._last_values.get(stream, 1) + 1
+        self._last_values[stream] = first + count - 1
         return range(first, first + count)
 
 
@@ -280,7 +283,7 @@ class SimulatedStore(UnheldStore):
             self.disk.holders[instance] = self
 
     async def claimed_elsewhere(self, names: Collection[InstanceName]) -> Mapping[InstanceName, bool]:
-        holders = self.disk.holders if isinstance(self.disk, SharedDisk) else {}
+        holders: Mapping[InstanceName, SimulatedStore] = self.disk.holders if isinstance(self.disk, SharedDisk) else {}
         return {name: not (holders[name].killed or holders[name].closed) for name in names if name in holders}
 
     async def take_over(self, name: InstanceName) -> bool:

@@ -460,8 +460,8 @@ class WorkerHost(Host):
         self._orders_before = {stream: order.last for stream, order in self.orders.items()}
         return super()._saved()
 
-    def _restore(self, backup: bytes) -> None:
-        super()._restore(backup)
+    def disk_restored(self) -> None:
+        """Go back with what was applied."""
         for key, each in self.applied.items():
             position, facts = self._applied_before.get(key, (Token(0), []))
             each.position, each.facts = position, [*facts]

@@ -77,23 +77,35 @@ class Host(ABC):
 
     def save(self) -> None:
         """Take a backup of the disk."""
-        self.backup = self._saved()
+        backup = self._saved()
+        for each in self.sharing:
+            each.backup = backup
 
     def restore(self) -> None:
-        """Replace the disk by the backup, if there is one; the process is killed before, and started after."""
+        """Replace the disk by the backup, if there is one; its processes are killed before, and started after."""
         if self.backup is None:
             return
-        if self.running:
-            self.kill()
-        self._restore(self.backup)
-        self.restored = True
-        self.start()
+        for each in self.sharing:
+            if each.running:
+                each.kill()
+        vars(self.disk).update(pickle.loads(self.backup))  # noqa: S301 (its own)
+        for each in self.sharing:
+            each.disk_restored()
+            each.restored = True
+        for each in self.sharing:
+            each.start()
+
+    @property
+    def sharing(self) -> Sequence[Host]:
+        """The hosts that have this disk: this one first."""
+        return [self, *(each for each in self.world.hosts if each.disk is self.disk and each is not self)]
+
+    @abstractmethod
+    def disk_restored(self) -> None:
+        """Note what the disk has lost."""
 
     def _saved(self) -> bytes:
         return pickle.dumps({name: kept for name, kept in vars(self.disk).items() if isinstance(kept, dict)})
-
-    def _restore(self, backup: bytes) -> None:
-        vars(self.disk).update(pickle.loads(backup))  # noqa: S301 (its own)
 
     def _record(self, writes: Sequence[Write], notes: Sequence[Any]) -> None:
         try:

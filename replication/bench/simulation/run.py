@@ -48,7 +48,17 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
             "restores": True,
         },
     ),
-    # the same behind a relay
+    # the same with several writers of one stream
+    "restored-shared": (
+        2,
+        {
+            "masters": {"master": ("a",), "second": ("a",)},
+            "workers": {"copy": (None, ()), "apply": (None, ("a",))},
+            "restores": True,
+            "shared": True,
+        },
+    ),
+    # the same with one writer, behind a relay
     "restored-relay": (
         2,
         {

@@ -156,7 +156,7 @@ def back_up(world: World, which: int) -> None:
     A master whose backup has a stream without facts is not the one that was followed (docs/protocol/following.md E7).
     """
     for host in _pick(_restorable(world), which):
-        if not (isinstance(host, MasterHost) and host.lacks_facts()):
+        if not any(isinstance(each, MasterHost) and each.lacks_facts() for each in host.sharing):
             host.save()
 
 

@@ -194,8 +194,8 @@ class MasterHost(Host):
         self.jobs.append(job)
         return job
 
-    def _restore(self, backup: bytes) -> None:
-        super()._restore(backup)
+    def disk_restored(self) -> None:
+        """Forget what the disk has lost."""
         for stream, history in self.histories.items():
             position = finish(self.disk.positions(stream)).get(self.name, Token(0))
             history.restore(finish(self.disk.present(stream, self.name, after=Token(0), upto=position)), position)
