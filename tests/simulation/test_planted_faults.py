@@ -181,7 +181,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the stored position ignores open IDs": Fault(PendingIds, "settled_with", lambda self, ids: self.highest, seed=4),
     "a position is published and not stored (synapse#17226)": Fault(
-        Publisher, "_store_position", forget_to_store, seed=414
+        Publisher, "_store_position", forget_to_store, "copy", seed=13
     ),
     "a fact is published before its commit": Fault(FactTransaction, "commit", publish_first, seed=2),
     "facts beyond the limit of memory are lost": Fault(ReorderBuffer, "release", lose_spilled, seed=4),

@@ -82,7 +82,7 @@ class Host(ABC):
             each.backup = backup
 
     def restore(self) -> None:
-        """Replace the disk by the backup, if there is one; its processes are killed before, and started after."""
+        """Replace the disk by the backup, if there is one; its processes are killed before, and this one is started."""
         if self.backup is None:
             return
         for each in self.sharing:
@@ -92,8 +92,7 @@ class Host(ABC):
         for each in self.sharing:
             each.disk_restored()
             each.restored = True
-        for each in self.sharing:
-            each.start()
+        self.start()
 
     @property
     def sharing(self) -> Sequence[Host]:
