@@ -77,6 +77,10 @@ class GenericRows(StreamTable[_Session]):
             for place, text in enumerate(texts)
         ]
 
+    def present(self, session: _Session, writer: InstanceName, after: Token, upto: Token) -> set[Token]:  # noqa: ARG002
+        """Return nothing: the stream may have tables of an application, but none in a database of this kind."""
+        return set()
+
     def rows(self, session: _Session, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Rows:
         """Return a page; a shorter one if ``limit`` rows do not fit into one value of the database.
 
