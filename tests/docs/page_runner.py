@@ -41,7 +41,7 @@ READY = {  # the output of a command after which the next one may start
     "replication worker": "starting up",
 }
 FOLLOWS = re.compile(r"replication (worker|tail)\b")
-NOT_RUN = ("sh", "toml", "python", "sql", "yaml", "ini", "json", "mermaid")
+NOT_RUN = ("sh", "toml", "python", "sql", "yaml", "ini", "json", "mermaid", "nginx")
 
 
 @pytest.fixture
