@@ -70,13 +70,13 @@ class StreamIds:
         """Return ``count`` new IDs, which are open until they are completed.
 
         During an allocation, no ID settles that the sequence may return (docs/protocol/traps.md 36).
-        SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer, or no ID is
-        left.
+        SequenceRegressedError: the sequence returned a used ID.  StoreError: the database does not answer, or too few
+        IDs are left.
         """
         if self.sequence is None:
             if self.pending.highest > LARGEST - count:
                 raise StoreError(
-                    f"no ID is left: {self.pending.highest} is used, and the largest is {LARGEST}; "
+                    f"too few IDs are left: {self.pending.highest} is used, and the largest is {LARGEST}; "
                     "delete the row with that ID, and restart this process"
                 )
             return cast("list[Token]", self.pending.reserve(count))

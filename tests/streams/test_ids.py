@@ -111,14 +111,14 @@ def test_without_a_sequence_the_process_counts_from_the_start() -> None:
 
 
 def test_there_is_no_id_above_64_bits() -> None:
-    """A program may have stored the largest one; a larger one is no value of any row that is at fault."""
+    """A program may have stored the largest ID.  An append then fails, although its rows are right."""
     ids = StreamIds(Token(2**63 - 2))
-    with pytest.raises(StoreError, match="no ID is left: 9223372036854775806 is used"):
+    with pytest.raises(StoreError, match="too few IDs are left: 9223372036854775806 is used"):
         ids.reserve(2).send(None)
     with pytest.raises(StopIteration) as returned:
         ids.reserve(1).send(None)
     assert returned.value.value == [2**63 - 1]
-    with pytest.raises(StoreError, match="no ID is left"):
+    with pytest.raises(StoreError, match="too few IDs are left"):
         ids.reserve(1).send(None)
     assert (ids.settled, ids.pending.highest) == (2**63 - 2, 2**63 - 1)
 
