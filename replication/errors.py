@@ -203,7 +203,7 @@ class FactsGoneError(CatchUpError):
 
     Facts of ``writer`` in ``stream`` up to ``upto`` are gone from this source; all later ones are there.  ``upto`` is
     None if this source never has the missed facts: segments without that writer, or a source older than a restore.
-    ``since`` is the token of all writers that begins after them; None if the page was that of one writer.
+    ``since`` is the token of all writers with which to go on without them; None for a page of one writer.
     """
 
     stream: str | None = None

@@ -141,7 +141,7 @@ class RelayedReports:
 
     Args:
         processes: returns the HTTP of the writers that have sent a position since the start.
-        missing: returns the endpoints of the others: to them a report cannot be passed on yet.
+        missing: returns the endpoints of the other writers: no report can be passed on to them yet.
         wall: seconds since 1970.
         own: keeps reports for the streams that this process writes; None if it writes none.
         writers: returns the known writers of a stream, None of an unknown stream: only their positions are kept here.

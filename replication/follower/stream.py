@@ -122,7 +122,7 @@ class StreamFollower:
     audit_known: bool = attrs.field(init=False, default=False)
     application: Application = attrs.field(init=False)
     lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
-    # Ranges without facts that a copy leaves out because they are gone, and after how many resets each was found.
+    # Ranges that a copy leaves out because their facts are gone; each with the number of resets before it was found.
     _gone: dict[InstanceName, list[tuple[Token, Token, int]]] = attrs.field(
         init=False, factory=lambda: defaultdict(list)
     )
@@ -337,7 +337,7 @@ class StreamFollower:
                 self.errors.pop(writer, None)
             step = None if self._lifetime.ended else self._step(writer)
         if not self._lifetime.ended:
-            self.errors.pop(writer, None)  # the step that failed is not needed any more: the writer went back
+            self.errors.pop(writer, None)  # of a step that is not needed any more: the writer went back
 
     def _stopped(self, writer: InstanceName, step: Any, error: Exception, delay: float) -> None:
         if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:

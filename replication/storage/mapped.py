@@ -91,7 +91,7 @@ class MappedRows(ApplicationTables[_Session]):
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
-        """Raise ValueRefusedError for a value that this process has stored, and that the column made no JSON."""
+        """Raise ValueRefusedError if the column has changed a value just stored here into one that is no JSON."""
         try:
             yield
         except StoreError as error:

@@ -360,7 +360,7 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
         self.closed = True
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
-        """Store a position and a history together; PositionMovedError if either is not the expected one."""
+        """Store a position and a history; PositionMovedError if what is stored is not ``expected`` and ``former``."""
         if [*await self.history(write.stream, write.writer)] != [*former]:
             raise PositionMovedError(f"the history of {write.writer!r} in stream {write.stream!r} has changed")
         self.land([write], None)

@@ -92,7 +92,7 @@ class HistoryStore:
         await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
-        """Store a position and a history in one transaction; PositionMovedError if either is not the expected one."""
+        """Store a position and a history; PositionMovedError if what is stored is not ``expected`` and ``former``."""
         await run_transaction(self, lambda database: replace_history(database, write, history, former), [write])
 
 

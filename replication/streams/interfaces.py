@@ -31,7 +31,7 @@ class Page:
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
     may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``gone`` no source has the facts up to ``upto``
-    any more, and they are left out.
+    any more, so they are not here.
     """
 
     facts: Sequence[Fact]
@@ -156,7 +156,8 @@ class Write:
             declared.  Where several processes share a database, ``IStreamStore.positions`` lacks this position.
         skipped: facts that ``follower`` leaves out, or takes up again.  With ``reset``, what is stored of facts above
             ``upto`` is deleted.
-        gone: facts up to this token may be gone, as ``forget_facts`` notes it; only with ``expected``.
+        gone: the mark that is stored, as by ``forget_facts``: facts up to this token may be gone.  Only with
+            ``expected``.
     """
 
     stream: StreamName
@@ -402,9 +403,10 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         ...
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
-        """Store a position and the history of its writer, which is ``former`` now, in one transaction.
+        """Store a position and ``history``, the new history of its writer, in one transaction.
 
-        PositionMovedError: the position or the history is another one, so neither is stored.
+        PositionMovedError: the stored position is not ``write.expected``, or the stored history is not ``former``.
+        Then nothing is stored.
         """
         ...
 

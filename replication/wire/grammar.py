@@ -29,7 +29,7 @@ InstanceName = NewType("InstanceName", str)
 MAX_NESTING: Final = 128  # arrays and objects of a row, one in the other
 
 MAX_VALUES: Final = 1_000_000  # of one fact: to decode and encode them takes about a second
-MAX_DIGITS: Final = 400  # of a number in a body with more bytes than that: the time grows with their square
+MAX_DIGITS: Final = 400  # in a row, in a JSON body of more than MAX_VALUES bytes: decoding time grows with their square
 
 _TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,255}")
@@ -135,7 +135,7 @@ def count_values(text: str) -> int:
 
 
 def check_values(text: bytes) -> None:
-    """Raise RemoteProtocolError if a JSON text has too many values, or too long numbers, to decode it at once."""
+    """Raise RemoteProtocolError if a JSON text has too many values, or too long a number, to decode it at once."""
     if len(text) <= MAX_VALUES:
         return
     decoded = text.decode(errors="replace")

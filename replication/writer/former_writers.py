@@ -6,7 +6,7 @@ fetched.  So the processes that write its streams publish its position (docs/pro
 A process may be configured as a writer no more, and go on under its name.  The others leave it alone, so it publishes
 its own position, as a writer without new facts does (``PublishedStream.publishes``).
 
-A position that is raised hides from followers that a restore has lost facts of that writer.  So an epoch of it is
+A raised position would hide from followers that a restore has lost facts of that writer.  So an epoch of the writer is
 stored in the same transaction (docs/protocol/following.md E7).
 
 A writer without a connection to the database may still run.  It may have IDs open below its newest row, and commit them
@@ -91,7 +91,7 @@ class FormerWriters:
     async def find(self, definition: StreamDefinition, positions: Mapping[InstanceName, Token]) -> None:
         """Find the former writers of a stream among the writers that have ``positions``.
 
-        A process that does not publish a position of its own leaves them to the others.
+        A process that publishes no position of its own in the stream leaves them to the processes that do.
         """
         name, others = definition.name, positions.keys() - {self._instance_name, NO_WRITER}
         if definition.in_tables or not (definition.written_by(self._instance_name) or self._instance_name in positions):
@@ -243,10 +243,11 @@ class FormerWriters:
     async def _raise_all(
         self, moves: Sequence[tuple[StreamName, InstanceName, Token]], reached: Mapping[StreamName, Token]
     ) -> None:
-        """Store an epoch and the new position of each former writer in one transaction, and publish the position.
+        """Store an epoch and the new position of each former writer, and publish the position.
 
-        There is one epoch for each run of this process.  A writer that claims its name again after the claims are read
-        here begins its own epoch after these, or changes the history, so that nothing is stored here.
+        One transaction stores the two of one writer.  Each run of this process has one epoch a writer.  A writer may
+        claim its name again after the claims are read here.  Its own epoch then follows this one, or it has changed the
+        history, and nothing is stored here.
         """
         stored = await self._store.stored_positions()
         histories = {(name, writer): await self._store.history(name, writer) for name, writer, _ in moves}

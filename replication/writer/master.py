@@ -254,7 +254,7 @@ class Master:
             await self.store.open()
             await self.store.claim(self.instance_name)
             starts: dict[StreamName, Token] = {}
-            own_places: dict[StreamName, Token] = {}  # up to where this process may have published
+            own_places: dict[StreamName, Token] = {}  # the largest positions that this process may have published
             written: set[StreamName] = set()  # earlier or now, in the name of this process
             # One that counts up may have its rows in the same table as one that counts down, which the store must know.
             definitions = sorted(self.registry, key=lambda each: not each.negative)
@@ -329,10 +329,10 @@ class Master:
             yield definitions[at : at + PART_STREAMS]
 
     def _epoch_starts(self, own: Mapping[StreamName, Token]) -> dict[StreamName, Token]:
-        """Return where an epoch begins of each stream that this process publishes, except with external writers.
+        """Return where the epoch of each stream begins that this process publishes, except with external writers.
 
-        That is the last place of this process, also if other writers are ahead.  They may have written since a restore:
-        a follower that is above that place has facts of this writer that are lost.
+        ``own`` is the last position of this process in each sequence.  The epoch begins there, even if other writers
+        are ahead.  They may have written since a restore: then a follower above ``own`` has facts that are lost.
         """
         return {
             name: min(writer.published, own[writer.definition.generator]) if writer.shared else writer.published

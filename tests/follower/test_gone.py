@@ -166,7 +166,7 @@ class CachesTests(GoneCase):
     """A worker with a cached function was disconnected, and the master has deleted the invalidations meanwhile."""
 
     def test_no_cached_value_is_older_than_what_is_left_out(self) -> None:
-        """Without ``skip_gone``, too: whatever was invalidated, caches without entries are right."""
+        """Without ``skip_gone``, too: whatever was invalidated, an empty cache has no old value."""
         for skip_gone in (True, False):
             with self.subTest(skip_gone=skip_gone):
                 self.check(skip_gone=skip_gone)

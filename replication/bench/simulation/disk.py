@@ -73,7 +73,7 @@ class Operation(Generic[T]):
 class SharedDisk(MemoryStore):
     """The database of several writers: each stream has a sequence.
 
-    ``holders`` has the last claim of each name.  It is no dict, because a backup has the dicts of a disk.
+    ``holders`` has the last claim of each name.  It is a UserDict, because a restore replaces each dict of a disk.
     """
 
     def __init__(self) -> None:

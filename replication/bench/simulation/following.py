@@ -461,7 +461,7 @@ class WorkerHost(Host):
         return super()._saved()
 
     def disk_restored(self) -> None:
-        """Go back with what was applied."""
+        """Go back to what had been applied at the backup."""
         for key, each in self.applied.items():
             position, facts = self._applied_before.get(key, (Token(0), []))
             each.position, each.facts = position, [*facts]

@@ -82,7 +82,7 @@ class Host(ABC):
             each.backup = backup
 
     def restore(self) -> None:
-        """Replace the disk by the backup, if there is one; its processes are killed before, and this one is started."""
+        """Replace the disk by the backup, if there is one: kill the processes that have it, and start this one."""
         if self.backup is None:
             return
         for each in self.sharing:
@@ -96,7 +96,7 @@ class Host(ABC):
 
     @property
     def sharing(self) -> Sequence[Host]:
-        """The hosts that have this disk: this one first."""
+        """The hosts that have this disk; this host is the first."""
         return [self, *(each for each in self.world.hosts if each.disk is self.disk and each is not self)]
 
     @abstractmethod

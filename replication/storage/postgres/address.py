@@ -61,6 +61,6 @@ class Address:
         known = {key: value for key, value in defaults.items() if key not in given}
         conninfo = make_conninfo(url, fallback_application_name=application, **known)
         secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
-        # An error of the driver may quote an option.  Only with its quotes, because "on" is in many words.
+        # An error of the driver may quote an option.  It is hidden only with its quotes: "on" is a part of many words.
         options = [quote for key, text in given.items() if key not in _SHOWN for quote in (f'"{text}"', repr(text))]
         return cls(name, conninfo, [*secrets, *options])

@@ -92,7 +92,7 @@ class Holder:
         self._losing = Lock()
 
     def refuse_transaction_pooling(self, connection: psycopg.Connection, address: Address) -> None:
-        """StoreError if a connection pooler gives each transaction another session of the server; checked once."""
+        """Raise StoreError if a connection pooler gives each transaction another session of the server; check once."""
         if not self._keeps_sessions:
             if pools_transactions(connection, address.conninfo):
                 raise StoreError(f"database {address.name!r}: {POOLED}")

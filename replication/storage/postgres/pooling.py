@@ -1,6 +1,6 @@
 """Whether a connection pooler gives each transaction another server process (docs/operations.md#postgresql).
 
-Advisory locks, settings and prepared statements belong to a server process.  With such a pooler two processes could
+Advisory locks, settings and prepared statements belong to a server process.  Behind such a pooler, two daemons could
 hold one lock, and other programs would get the settings of these sessions.
 """
 
@@ -21,16 +21,16 @@ POOLED: Final = (
 )
 
 _PROCESS: Final = "SELECT pg_backend_pid()"
-_ATTEMPTS: Final = 5  # other clients of the pooler may take the server process in between
+_ATTEMPTS: Final = 5  # another client of the pooler may have the process that the first session had
 _PATIENCE: Final = 2_000  # ms; a pooler by session lets the second session wait if its pool is full
 
 
 def pools_transactions(connection: Connection, conninfo: str) -> bool:
     """Return whether ``connection`` keeps its server process only until a transaction ends.
 
-    A pooler gives its clients other numbers for server processes.  If they are the same, nothing else is asked.
-    Otherwise a second session begins a transaction: it must not get the process of the first, nor make the first get
-    another one.
+    At the start of a connection, a pooler sends a process number of its own.  If it is the number of the server
+    process, there is no pooler.  Otherwise a second session begins a transaction.  The pooler pools by transaction if
+    the second session gets the server process of the first, or if the first then gets another one.
     """
     ((process,),) = connection.execute(_PROCESS).fetchall()
     if process == connection.info.backend_pid:
@@ -48,7 +48,7 @@ def pools_transactions(connection: Connection, conninfo: str) -> bool:
 
 
 def _begin(connection: Connection) -> int | None:
-    """Begin a transaction, and return its server process; None if the pooler lets this session wait."""
+    """Begin a transaction, and return its server process; None if the pooler lets it wait, or refuses it."""
     connection.pgconn.send_query(f"BEGIN; {_PROCESS}".encode())
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)

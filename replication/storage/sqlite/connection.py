@@ -126,7 +126,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         return {InstanceName(writer): Token(token) for writer, token in self.session.run(POSITIONS, (stream,))}
 
     def poll(self, tables: Sequence[Table], known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
-        """Return the file's version and, if that is not ``known``, the last ID of each table, or why it has none."""
+        """Return the file's version and, if that is not ``known``, the last ID of each table, or its error."""
         ((version,),) = self.session.run(VERSION)
         if version == known:
             return version, {}
@@ -138,7 +138,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             return table.last_id(self.session)
         except StoreError as error:
             if getattr(error.__cause__, "sqlite_errorname", "SQLITE_ERROR") != "SQLITE_ERROR":
-                raise  # of the whole file
+                raise  # an error of the file, such as SQLITE_IOERR, concerns all tables
             return error
 
     # ---- writing

@@ -134,7 +134,7 @@ class MappedTable(MappedRows[SqliteSession]):
             return session.run(self._query.page, span)
         except StoreError as error:
             wrong = session.find_undecoded(self._query.page, span)
-            if wrong is None or not wrong[1]:
+            if wrong is None or not wrong[1]:  # column 0 is the ID
                 raise
             token, column, text = wrong
             raise self.not_json(token, self._columns[column - 1], ValueError(f"{text[:80]!r} is not UTF-8")) from error

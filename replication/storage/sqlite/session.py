@@ -93,7 +93,7 @@ class SqliteSession:
     execute = run
 
     def find_undecoded(self, sql: str, parameters: Any = ()) -> tuple[Any, int, bytes] | None:
-        """Return the first text of a query that is not UTF-8: the first value of its row, its column, its bytes."""
+        """Return the first text in the result that is not UTF-8: the first value of its row, its column, its bytes."""
         self.database.text_factory = bytes
         try:
             for row in self.run(sql, parameters):
@@ -137,12 +137,12 @@ class SqliteSession:
             self.run("ROLLBACK")
 
     def refusal(self, error: Exception, sql: str = "") -> StoreError:
-        """Return the StoreError for an error of the driver; of a text that is not UTF-8, with the statement."""
+        """Return the StoreError for an error of the driver; it names ``sql`` if a text is not UTF-8."""
         name = getattr(error, "sqlite_errorname", "")
         cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
         of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
         if str(error).startswith("Could not decode"):
-            cure = f"; replace the text, which is not UTF-8, in: {sql[:500]}"
+            cure = f"; replace the text that is not UTF-8; this statement reads it: {sql[:500]}"
         kind = ValueRefusedError if of_values else StoreError
         return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))
 

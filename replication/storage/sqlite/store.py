@@ -104,7 +104,7 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         await self._write(lambda connection: connection.known.note_histories(writer, histories, follower))
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
-        """Store a position and a history in one transaction; PositionMovedError if either is not the expected one."""
+        """Store a position and a history; PositionMovedError if what is stored is not ``expected`` and ``former``."""
         await super().raise_position(write, history, former)
         histories = {write.stream: history}
         await self._write(lambda connection: connection.known.note_histories(write.writer, histories, ""))

@@ -25,7 +25,7 @@ class SqliteWatch:
     """An IWatch of ``streams``.
 
     ``read`` takes the last version of the file, and returns the present one and, if that differs, the last IDs.
-    A table whose last ID cannot be read has an error instead: the other streams go on.
+    If the last ID of a table cannot be read, there is an error in its place.  The other streams go on.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ PUT: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = excluded.epochs"
 )
-# Waits for another transaction that changes the row, and changes nothing.
+# Locks the row, and creates it if it is missing: waits for another transaction that changes it.
 LOCK_ROW: Final = (
     "INSERT INTO stream_histories (stream_name, instance_name, follower_name, epochs) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (stream_name, instance_name, follower_name) DO UPDATE SET epochs = stream_histories.epochs"
@@ -86,7 +86,7 @@ def put_histories(
 
 
 def replace_history(database: ISqlExecutor, write: Write, history: History, former: History) -> None:
-    """Store the history of the writer of ``write`` in place of ``former``; PositionMovedError if it is another one."""
+    """Replace the history ``former`` of the writer of ``write``; PositionMovedError if another one is stored."""
     stream, writer = write.stream, write.writer
     _create(database)
     database.execute(_sql(database, LOCK_ROW), (stream, writer, "", encode_history(())))

@@ -84,9 +84,9 @@ class TokenCodec:
         positions: Mapping[InstanceName, Token],
         **options: Any,
     ) -> tuple[MergedPage, str]:
-        """Return a page of all writers and its token, as ``read_merged_page``.
+        """Return a page of all writers, as ``read_merged_page``, and the token at its end.
 
-        FactsGoneError has the token with which to go on without the facts that are gone.
+        FactsGoneError: facts are gone; its ``since`` is the token with which to go on without them.
         """
         try:
             page = await read_merged_page(fetch, stream, after, positions, **options)

@@ -128,8 +128,8 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.sql("UPDATE long SET value = '[]'")
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, "[[]]")])
 
-    def test_a_text_that_a_column_makes_no_json_is_refused_as_a_value(self) -> None:
-        """A later attempt cannot work, so the answer of HTTP is 400."""
+    def test_a_text_that_the_column_changes_into_a_value_without_json_is_refused(self) -> None:
+        """No later attempt can work, so the error is of the value: HTTP answers 400."""
         self.sql("CREATE TABLE sizes (id bigint PRIMARY KEY, size float8)")
         self.map_events(table="sizes", row=["size"])
         with self.assertRaisesRegex(ValueRefusedError, "column 'size' of table 'sizes' has, at ID 2, what is no JSON"):

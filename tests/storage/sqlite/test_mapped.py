@@ -57,8 +57,8 @@ class MappedTests(UsesStore, SynchronousTestCase):
         )
         self.wait(transaction.commit([]))
 
-    def test_a_number_that_a_column_makes_no_json_is_refused_as_a_value(self) -> None:
-        """A later attempt cannot work, so the answer of HTTP is 400."""
+    def test_a_text_that_the_column_changes_into_a_number_without_json_is_refused(self) -> None:
+        """No later attempt can work, so the error is of the value: HTTP answers 400."""
         self.sql("CREATE TABLE sizes (id INTEGER PRIMARY KEY, size REAL)")
         self.map_events(table="sizes", row=["size"])
         with self.assertRaisesRegex(ValueRefusedError, "column 'size' of table 'sizes' has, at ID 2, what is no JSON"):
