@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import attrs
 import numpy as np
@@ -29,6 +29,7 @@ from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from replication.segments.folders import Folder
     from replication.segments.run import SegmentOptions, StreamRange, WriterRange
@@ -43,8 +44,10 @@ SPACE: Final = 32
 NOT_ASCII: Final = 128  # the smallest byte that is not ASCII
 
 
-def export_range(database_url: str | Url, folder: Folder, part: StreamRange, options: SegmentOptions) -> list[Segment]:
-    """Write the segments of a range, each under :func:`staged_name`, and return their entries.
+def export_range(
+    database_url: str | Url, folder: Folder, part: StreamRange, options: SegmentOptions, work: str
+) -> list[Segment]:
+    """Write the segments of a range, each under :func:`staged_name` in ``work``, and return their entries.
 
     StoreError if the database or the folder fails; then no file is left.
     """
@@ -55,7 +58,7 @@ def export_range(database_url: str | Url, folder: Folder, part: StreamRange, opt
             stack.callback(gc.enable)
         table = open_table(database, definition)
         exports = [
-            stack.enter_context(_WriterExport(folder, definition, each, number, options))
+            stack.enter_context(_WriterExport(_TaskFolder(folder, work), definition, each, number, options))
             for number, each in enumerate(part.writers)
         ]
         hide = _without_access_tokens if definition.name == CACHES and not options.access_tokens else iter
@@ -184,6 +187,22 @@ class LastFacts:
         return grammar.encode_row([row[place] for place in self._fields])
 
 
+@attrs.frozen
+class _TaskFolder:
+    """The folder ``work`` of one task, in a folder of segments."""
+
+    _folder: Folder
+    _work: str
+
+    def create(self, instance: InstanceName, after: Token) -> AbstractContextManager[BinaryIO]:
+        """Begin the segment of ``instance`` after an ID."""
+        return self._folder.create(staged_name(self._work, instance, after))
+
+    def size(self, instance: InstanceName, after: Token) -> int:
+        """Return the bytes of a segment's file."""
+        return self._folder.size(staged_name(self._work, instance, after)) or 0
+
+
 class _WriterExport(ExitStack):
     """The segments of one writer in a range; the stack has the files that are being written.
 
@@ -191,7 +210,7 @@ class _WriterExport(ExitStack):
     """
 
     def __init__(
-        self, folder: Folder, definition: StreamDefinition, part: WriterRange, number: int, options: SegmentOptions
+        self, folder: _TaskFolder, definition: StreamDefinition, part: WriterRange, number: int, options: SegmentOptions
     ) -> None:
         """Begin the first segment; ``number`` is the writer's number in :class:`Columns`."""
         super().__init__()
@@ -269,14 +288,14 @@ class _WriterExport(ExitStack):
 
     def _open(self, after: Token) -> None:
         self._after = after
-        sink = self.enter_context(self._folder.create(staged_name(self._stream, self._range.instance, after)))
+        sink = self.enter_context(self._folder.create(self._range.instance, after))
         self._writer = SegmentWriter(self.enter_context(compress(sink, self._options.compression)))
 
     def _close(self, upto: Token) -> None:
         writer, instance = self._writer, self._range.instance
         writer.end()
         self.close()
-        size = self._folder.size(staged_name(self._stream, instance, self._after)) or 0
+        size = self._folder.size(instance, self._after)
         compression, compacted = self._options.compression, self._last_facts is not None
         segment = Segment(self._stream, instance, self._after, upto, *writer.summary(), size, compression, compacted)
         self._finished.append(segment)

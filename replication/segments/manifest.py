@@ -117,9 +117,9 @@ def instance_folder(instance: InstanceName) -> str:
     return name.replace(".", "%2E", 1) if name.startswith(".") else name
 
 
-def staged_name(stream: StreamName, instance: InstanceName, after: Token) -> str:
-    """Return the path of a segment until its run has finished."""
-    return f"{WORK}/{stream}/{instance_folder(instance)}/{after:020}"
+def staged_name(work: str, instance: InstanceName, after: Token) -> str:
+    """Return the path of a segment until its run has finished; ``work`` is the folder of its task."""
+    return f"{work}/{instance_folder(instance)}/{after:020}"
 
 
 _RANGE: Final = re.compile(r"[0-9]{20}-[0-9]{20}")  # of a segment, in its name

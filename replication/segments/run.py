@@ -303,9 +303,14 @@ class Task:
     options: SegmentOptions
 
     @property
+    def work(self) -> str:
+        """The folder of its files.  No other task has it: a task of a killed run may write for some time on."""
+        return _work_of(self.checksum)
+
+    @property
     def receipt(self) -> str:
         """The path of the receipt, which lists the segments that were written."""
-        return f"{WORK}/{self.range.definition.name}/{self.range.after:020}-{self.range.upto:020}.json"
+        return f"{self.work}/receipt.json"
 
     @property
     def checksum(self) -> str:
@@ -317,11 +322,15 @@ class Task:
         from replication.segments.export import export_range  # noqa: PLC0415 (needs an extra)
 
         folder = open_folder(self.out)
-        segments = export_range(self.database, folder, self.range, self.options)
+        segments = export_range(self.database, folder, self.range, self.options, self.work)
         receipt = msgspec.json.encode({"task": self.checksum, "segments": [each.to_json() for each in segments]})
         with folder.create(self.receipt) as sink:
             sink.write(receipt)
         return receipt
+
+
+def _work_of(checksum: str) -> str:
+    return f"{WORK}/{checksum}"
 
 
 def read_receipt(receipt: bytes) -> list[Segment]:
@@ -341,21 +350,24 @@ class Run:
     def __init__(self, folder: Folder, manifest: Manifest, tasks: Sequence[Task]) -> None:
         self.manifest = manifest
         self._folder = folder
+        self._staged: dict[str, str] = {}  # by the names of segments, where tasks have written them
         adopted = {task: self._adopt(task) for task in tasks}
         self.tasks = [task for task, segments in adopted.items() if segments is None]
         self.done = [each for segments in adopted.values() if segments is not None for each in segments]
-        keep = [*[each.name for each in self.done], *[_staged(each) for each in self.done], *[t.receipt for t in tasks]]
-        remove_leftovers(folder, manifest, keep)
+        remove_leftovers(folder, manifest, [each.name for each in self.done])
+        for work in {"/".join(name.split("/")[:2]) for name in folder.names(WORK)} - {task.work for task in tasks}:
+            folder.remove(work)
 
     def finish(self, receipts: Iterable[bytes]) -> list[Segment]:
         """Move the segments into place, replace the manifest, and return the new segments."""
-        new = [*self.done, *[segment for receipt in receipts for segment in read_receipt(receipt)]]
+        new = [*self.done, *[segment for receipt in receipts for segment in self._read(receipt)]]
         manifest = Manifest([*self.manifest.segments, *new])
         if faults := manifest.faults():
             raise StoreError(f"{self._folder.url}: {faults[0]}; nothing was added")
         for each in new:
-            if self._folder.size(_staged(each)) is not None:  # else an interrupted run has moved it
-                self._folder.move(_staged(each), each.name)
+            staged = self._staged[each.name]
+            if self._folder.size(staged) is not None:  # else an interrupted run has moved it
+                self._folder.move(staged, each.name)
         self._folder.flush([each.name for each in new])
         if new or self._folder.size(MANIFEST) is None:
             write_manifest(self._folder, manifest)
@@ -369,15 +381,17 @@ class Run:
             receipt = read_index(self._folder, task.receipt)
             if msgspec.json.decode(receipt)["task"] != task.checksum:
                 return None
-            segments = read_receipt(receipt)
+            segments = self._read(receipt)
         except (OSError, *NOT_AN_ENTRY):
             return None  # the task is done again
-        sizes = [self._folder.size(_staged(each)) or self._folder.size(each.name) for each in segments]
+        sizes = [self._folder.size(self._staged[each.name]) or self._folder.size(each.name) for each in segments]
         return segments if sizes == [each.stored_size for each in segments] else None
 
-
-def _staged(segment: Segment) -> str:
-    return staged_name(segment.stream, segment.instance, segment.after)
+    def _read(self, receipt: bytes) -> list[Segment]:
+        """Return the segments of a receipt, and note where they are."""
+        segments, work = read_receipt(receipt), _work_of(msgspec.json.decode(receipt)["task"])
+        self._staged |= {each.name: staged_name(work, each.instance, each.after) for each in segments}
+        return segments
 
 
 @contextmanager

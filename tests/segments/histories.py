@@ -11,7 +11,7 @@ import attrs
 from replication.segments.compression import compress
 from replication.segments.files import SegmentWriter, verify
 from replication.segments.folders import LocalFolder
-from replication.segments.manifest import Manifest, Segment, read_manifest, staged_name, write_manifest
+from replication.segments.manifest import WORK, Manifest, Segment, read_manifest, staged_name, write_manifest
 from replication.segments.run import ReplayRequest, SegmentOptions, StreamRange, WriterRange
 from replication.session.encoder import encode_facts
 from replication.storage.migrations import upgrade
@@ -164,9 +164,9 @@ def export(
     from replication.segments.export import export_range  # it needs an extra
 
     part = StreamRange.of(definition or StreamDefinition(STREAM), writers, exclusive=exclusive)
-    segments = export_range(database, folder, part, options or SegmentOptions(compression="none"))
+    segments = export_range(database, folder, part, options or SegmentOptions(compression="none"), WORK)
     for each in segments:
-        folder.move(staged_name(each.stream, each.instance, each.after), each.name)
+        folder.move(staged_name(WORK, each.instance, each.after), each.name)
     return segments
 
 

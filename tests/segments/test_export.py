@@ -21,6 +21,7 @@ from replication.segments.databases import open_database
 from replication.segments.export import LineEncoder, export_range
 from replication.segments.files import verify_segment
 from replication.segments.folders import LocalFolder
+from replication.segments.manifest import WORK
 from replication.segments.run import CACHES_DEFINITION, SegmentOptions, StreamRange
 from replication.segments.tables import open_table
 from replication.streams.definitions import StreamDefinition
@@ -154,7 +155,7 @@ def test_facts_of_a_single_writer_outside_its_range_are_not_written(tmp_path: Pa
     database = write_database(tmp_path / "m.db", {MASTER: facts})
     folder = LocalFolder(tmp_path / "out")
     part = StreamRange(StreamDefinition(STREAM), Token(0), Token(7), (writer_range(2, 4),))
-    (segment,) = export_range(database, folder, part, SegmentOptions(compression="none"))
+    (segment,) = export_range(database, folder, part, SegmentOptions(compression="none"), WORK)
     assert (segment.after, segment.upto, segment.rows) == (2, 4, 1)
 
 

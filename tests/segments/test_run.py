@@ -182,9 +182,13 @@ def test_only_complete_work_of_the_same_request_is_adopted(database: str, tmp_pa
     ):
         with start_run(asked) as run:
             assert run.done == []
+        with start_run(request(database, tmp_path)) as run:
+            assert len(run.tasks) == tasks  # the run between them has removed the work
+            for task in run.tasks:
+                task.do()
     with start_run(request(database, tmp_path)) as run:
         assert len(run.tasks) == 0
-    (first, *_) = (each for each in (tmp_path / "out/.replay/orders/master").iterdir() if each.is_file())
+    (first, *_) = (each for each in (tmp_path / "out/.replay").rglob("master/*"))
     first.write_bytes(first.read_bytes()[:-1])
     damaged = sorted({each.receipt for each in plan(database, tmp_path)})
     for receipt, text in zip(damaged, ("{", "[" * 100_000), strict=False):
@@ -193,6 +197,23 @@ def test_only_complete_work_of_the_same_request_is_adopted(database: str, tmp_pa
         assert 0 < len(run.tasks) < tasks
         run.finish([task.do() for task in run.tasks])
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("killed", [{"rows": 100, "upto": int(FACTS[14].token)}, {"rows": 7}])
+def test_a_task_of_a_killed_run_that_writes_on_does_not_damage_the_next_run(
+    tmp_path: Path, killed: dict[str, Any]
+) -> None:
+    """The executors of a cluster may live on for a while after their driver was killed."""
+    database = write_database(tmp_path / "m.db", {MASTER: FACTS[:30]})
+    with start_run(request(database, tmp_path, **killed)) as run:
+        late = run.tasks
+    with start_run(request(database, tmp_path, rows=100)) as run:
+        receipts = [task.do() for task in run.tasks]
+        for each in late:
+            each.do()
+        run.finish(receipts)
+    assert [fault for _, fault in verify(LocalFolder(tmp_path / "out")) if fault] == []
+    assert chain_lines(tmp_path / "out") == live_lines(FACTS[:30])
 
 
 def test_a_receipt_whose_entry_is_wrong_lets_its_task_be_done_again(database: str, tmp_path: Path) -> None:
