@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from replication.wire.commands import UserSync
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from replication.wire.commands import UserSync
 
 MAX_SYNCING_BYTES: Final = 64 * 2**20  # of memory for all users: 350,000 with common IDs
 _USER_BYTES: Final = 150  # of a user at one process, beside the ID (CPython 3.11, 64 bits)
@@ -21,6 +21,7 @@ SILENCE_LIMIT: Final = 300.0  # seconds (docs/protocol/traps.md 11)
 class _Process:
     users: dict[str, int] = attrs.field(factory=dict)  # the time of each user's last sync, in ms since 1970
     received_at: float = 0.0
+    doubted: dict[str, float] = attrs.field(factory=dict)  # since when, for users that a new connection has not named
 
 
 @attrs.define(eq=False)
@@ -29,6 +30,9 @@ class SyncingUsers:
 
     ``changed(user_id, syncing)`` is called when a user begins to sync at a first process, and when the user syncs at no
     process any more.  The users of a process that was silent for SILENCE_LIMIT seconds are cleared by ``expire``.
+
+    A process repeats its users over a new connection.  Those that it has not repeated for so long stopped between the
+    two connections: ``expire_doubted`` removes them.
 
     All users take ``max_bytes`` bytes at most.  Further ones do not count; ``refused`` is how often that happened.
     """
@@ -68,21 +72,26 @@ class SyncingUsers:
             if process is None:
                 process = self._processes[instance_id] = _Process()
             process.users[user_id] = command.last_sync_ms
+            process.doubted.pop(user_id, None)
             process.received_at = now
             if not known:
                 self._count(instance_id, user_id, +1)
         elif process is not None:
             process.received_at = now
-            if process.users.pop(user_id, None) is not None:
-                if not process.users:
-                    del self._processes[instance_id]
-                self._count(instance_id, user_id, -1)
+            self._remove(instance_id, user_id)
 
     def clear(self, instance_id: str) -> None:
         """Remove all users of a process."""
         process = self._processes.pop(instance_id, None)
         for user_id in process.users if process is not None else ():
             self._count(instance_id, user_id, -1)
+
+    def doubt(self, instance_id: str, now: float) -> None:
+        """Note that a process has a new connection: it repeats the users that still sync."""
+        process = self._processes.get(instance_id)
+        if process is not None:
+            for user_id in process.users:
+                process.doubted.setdefault(user_id, now)
 
     def alive(self, instance_id: str, received_at: float) -> None:
         """Note when any command of a process was received, in seconds of the caller's clock."""
@@ -97,6 +106,27 @@ class SyncingUsers:
         for instance_id in silent:
             self.clear(instance_id)
         return silent
+
+    def expire_doubted(self, now: float) -> list[UserSync]:
+        """Remove the users that were in doubt for SILENCE_LIMIT seconds, and return the end of each."""
+        oldest = now - SILENCE_LIMIT
+        ends = [
+            UserSync(instance_id, user_id, syncing=False, last_sync_ms=process.users[user_id])
+            for instance_id, process in self._processes.items()
+            for user_id, since in process.doubted.items()
+            if since <= oldest
+        ]
+        for each in ends:
+            self._remove(each.instance_id, each.user_id)
+        return ends
+
+    def _remove(self, instance_id: str, user_id: str) -> None:
+        process = self._processes[instance_id]
+        process.doubted.pop(user_id, None)
+        if process.users.pop(user_id, None) is not None:
+            if not process.users:
+                del self._processes[instance_id]
+            self._count(instance_id, user_id, -1)
 
     def _count(self, instance_id: str, user_id: str, step: int) -> None:
         self._bytes += step * _size(instance_id, user_id)

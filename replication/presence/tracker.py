@@ -34,7 +34,7 @@ class PresenceTracker:
 
     ``acknowledged(instance, token)`` is called for each FEDERATION_ACK.  Without ``last_seen``, USER_IP is not stored
     here.  A relay has ``forward(peer, command)``, which is called with each command of a follower, and with the
-    CLEAR_USER_SYNC of a silent process, which has no peer.
+    CLEAR_USER_SYNC of a silent process and the end of a user in doubt, which have no peer.
     """
 
     log = Logger()
@@ -70,9 +70,11 @@ class PresenceTracker:
         self.forward(peer, command)
         match command:
             case UserSync(instance_id):
+                known = self._instance_ids.setdefault(peer, set())
+                if instance_id not in known:
+                    self.syncing.doubt(instance_id, self._clock.seconds())
                 self.syncing.receive(command, self._clock.seconds())
                 self._log_refused()
-                known = self._instance_ids.setdefault(peer, set())
                 (known.add if self.syncing.knows(instance_id) else known.discard)(instance_id)
             case ClearUserSync(instance_id):
                 self.syncing.clear(instance_id)
@@ -117,6 +119,8 @@ class PresenceTracker:
                 seconds=SILENCE_LIMIT,
             )
             self.forward(None, ClearUserSync(instance_id))
+        for end in self.syncing.expire_doubted(self._clock.seconds()):
+            self.forward(None, end)
         if self.last_seen is None:
             return None
         writing = Deferred.fromCoroutine(self.last_seen.flush())

@@ -65,6 +65,24 @@ def test_one_user_at_many_processes_takes_memory_at_each() -> None:
     assert users.changes == ["+@user"]
 
 
+def test_a_user_in_doubt_is_removed_300_s_after_the_first_new_connection_that_does_not_name_it() -> None:
+    users = Recorded()
+    users.doubt("one", 0.0)
+    users.send("one @u start 5")
+    users.send("one @v start 6")
+    users.doubt("one", 100.0)
+    users.send("one @u start 7", 100.0)
+    users.doubt("one", 300.0)
+    assert users.expire_doubted(399.0) == []
+    assert users.expire_doubted(400.0) == [UserSync("one", "@v", syncing=False, last_sync_ms=6)]
+    users.send("one @u start 8", 401.0)
+    assert users.expire_doubted(900.0) == []
+    users.doubt("one", 900.0)
+    users.send("one @u end 9", 901.0)
+    assert users.changes == ["+@u", "+@v", "-@v", "-@u"]
+    assert users.expire_doubted(1_900.0) == []
+
+
 def test_clear_removes_all_users_of_a_process() -> None:
     users = Recorded()
     users.send("one @u start 5")

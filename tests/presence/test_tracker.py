@@ -57,6 +57,24 @@ class SyncingTests(MasterCase):
         self.net.run(200)
         self.assertEqual(self.changes, [("@u:h", True)])
 
+    def test_a_user_that_stopped_while_the_connection_was_lost_is_cleared_after_300_s(self) -> None:
+        forwarded: list[object] = []
+        self.master._presence.forward = lambda peer, command: forwarded.append(command) if peer is None else None
+        names = [f"USER_SYNC abcde @{each}:h start 5" for each in "uvw"]
+        first = self.connect(*names)
+        second = self.connect(*names[:2])
+        first.lose()
+        for _ in range(6):
+            self.assertIn("@w:h", self.master.syncing)
+            self.net.run(51)
+            self.send(second, "USER_SYNC abcde @u:h start 9", "PING 1")
+        self.assertEqual(self.changes[3:], [("@w:h", False)])
+        self.assertEqual(forwarded, [UserSync(instance_id="abcde", user_id="@w:h", syncing=False, last_sync_ms=5)])
+        for _ in range(6):
+            self.send(second, "PING 1")
+            self.net.run(51)
+        self.assertEqual(self.master.syncing.processes(), {"abcde": {"@u:h": 9, "@v:h": 5}})
+
     def test_a_process_that_pings_is_not_cleared_and_a_silent_one_is(self) -> None:
         wire = self.connect("USER_SYNC abcde @u:h start 5", "PING 1")
         self.connect("USER_SYNC other @v:h start 5")
