@@ -22,6 +22,7 @@ from replication.logs import TroubleLog
 from replication.net.endpoints import describe_connect_error, describe_endpoint_error
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
+from replication.net.tls import check_key_of
 from replication.session.backoff import Backoff
 from replication.session.connection import Fault, Received, Role
 from replication.urls import Url
@@ -107,6 +108,7 @@ class WriterClient(Factory):
         self._backoff = Backoff(FIRST_DELAY, MAX_DELAY, math.e)
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
         try:
+            check_key_of(self.endpoint)
             client: IStreamClientEndpoint = clientFromString(self._reactor, self.endpoint)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")

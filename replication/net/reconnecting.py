@@ -12,6 +12,8 @@ from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClie
 from twisted.logger import Logger, LogPublisher
 from zope.interface import implementer
 
+from replication.net.tls import check_key_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,7 +49,12 @@ class FreshEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
         """Connect; an error of the parser fails the attempt."""
-        return maybeDeferred(lambda: clientFromString(self.reactor, self.description).connect(protocolFactory))
+        return maybeDeferred(self._connect, protocolFactory)
+
+    def _connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
+        check_key_of(self.description)
+        connecting: Deferred[IProtocol] = clientFromString(self.reactor, self.description).connect(factory)
+        return connecting
 
 
 class SilentClientService(ClientService):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from replication.net.endpoints import split_endpoint
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,15 +43,37 @@ class RefusedCertificate:
 def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnectionCreator:
     """Return what checks the certificate of ``host``, and shows the certificate and private key in ``files``.
 
-    The files are read now.  ImportError without the extra; OSError or an error of OpenSSL if they cannot be used.
+    The files are read now.  ImportError without the extra; OSError, ValueError or an error of OpenSSL if they cannot be
+    used.
     """
     from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
 
     if files is None:
         return optionsForClientTLS(host)
+    check_key(files[1])
     certificate, private_key = (Path(each).read_bytes() for each in files)
     own = PrivateCertificate.fromCertificateAndKeyPair(Certificate.loadPEM(certificate), KeyPair.load(private_key, 1))
     return optionsForClientTLS(host, clientCertificate=own)
+
+
+def check_key(file: str) -> None:
+    """Raise ValueError if the private key in a file has a password: OpenSSL would ask a terminal, and block."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 (an extra)
+
+    try:
+        load_pem_private_key(Path(file).read_bytes(), None)
+    except TypeError as error:
+        raise ValueError(
+            f"the private key in {file} has a password: write it without one, with openssl pkey -in {file} -out FILE"
+        ) from error
+    except Exception:  # noqa: BLE001, S110 (OpenSSL reads the file next, and has the better words)
+        pass
+
+
+def check_key_of(endpoint: str) -> None:
+    """Raise ValueError if the private key that a client's endpoint names has a password."""
+    if key := split_endpoint(endpoint)[1].get("privateKey"):
+        check_key(key)
 
 
 def describe_tls_error(error: BaseException | None, transport: Any) -> str | None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest.mock import patch
 
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from OpenSSL import SSL
+from twisted.internet.protocol import Factory
 
-from replication.net.tls import describe_tls_error
+from replication.errors import ConfigError
+from replication.net.reconnecting import FreshEndpoint
+from replication.net.tls import check_key_of, client_tls, describe_tls_error
 from tests.certificates import DAY, Authority
+from tests.doubles import now
 from tests.net.handshakes import TlsCase
 
 
@@ -55,6 +66,23 @@ class TlsTests(TlsCase):
     def test_tls_to_a_plain_port_names_it(self) -> None:
         self.serve_plain()
         self.assert_refused("the port does not answer with TLS", at_master="connects with TLS, this port has none")
+
+    def test_a_private_key_with_a_password_is_refused_and_openssl_asks_no_terminal(self) -> None:
+        mine = self.authority.issue("mine", "worker1")
+        key = load_pem_private_key(mine.key.read_bytes(), None)
+        locked = BestAvailableEncryption(b"secret")
+        mine.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+        endpoint = f"tls:127.0.0.1:1{mine.show()}"
+        with patch("OpenSSL.crypto.load_privatekey", side_effect=AssertionError("it would ask")):
+            for function, *given in (
+                (client_tls, "127.0.0.1", mine.files),
+                (check_key_of, endpoint),
+                (now, FreshEndpoint(self.net, endpoint).connect(Factory())),
+            ):
+                with self.assertRaisesRegex(ValueError, "has a password: write it without one, with openssl pkey"):
+                    function(*given)
+            with self.assertRaisesRegex(ConfigError, "has a password"):
+                self.follow(shown=mine)
 
     def test_an_error_of_another_kind_is_none_of_tls(self) -> None:
         for error in (None, ValueError("x")):
