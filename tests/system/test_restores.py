@@ -171,6 +171,8 @@ def test_a_former_writer_has_lost_facts_and_its_position_was_raised_beyond_them(
             database.back_up()
             write(anna, "lost 1", "lost 2")
             until(followed, "the copy has what will be lost")
+            known = "SELECT count(*) FROM stream_histories WHERE instance_name = 'anna' AND stream_name = 'orders'"
+            until(lambda: has(file, known, [(1,)]), "the copy knows the history")  # from anna, while it runs
         copy.kill()
         database.restore()
         with ben:

@@ -199,7 +199,9 @@ class ErrorTests(ApiTestCase):
             received = self.get(f"{UPDATES}?{query}")
             self.assertEqual((received.json["instance"], received.json.get("since")), ("master", since))
             self.assertEqual((received.code, received.json["error"], received.json["gone_upto"]), (410, "Gone", 7))
-            self.assertIn("facts of orders by master up to 7 are gone", received.json["detail"])
+            cure = "begin after 7" if since is None else "go on with since=m0~1.7"
+            gone = f"facts of orders by master up to 7 are gone: get them from segments, or {cure}"
+            self.assertEqual(received.json["detail"], gone)
 
     def test_a_bug_is_logged_and_answered_and_the_next_request_is_fine(self) -> None:
         self.served.error = RuntimeError("hidden from clients")

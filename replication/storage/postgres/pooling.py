@@ -40,21 +40,25 @@ def pools_transactions(connection: Connection, conninfo: str) -> bool:
             second = _begin(other)
             if second is None:
                 return False
+            if second == process:
+                return True
             ((first,),) = connection.execute(_PROCESS).fetchall()
-            if second == process or first != process:
+            if first != process:
                 return True
             other.execute("ROLLBACK")
     return False
 
 
 def _begin(connection: Connection) -> int | None:
-    """Begin a transaction, and return its server process; None if the pooler lets it wait, or refuses it."""
+    """Begin a transaction, and return its server process; None if the pooler lets it wait."""
     connection.pgconn.send_query(f"BEGIN; {_PROCESS}".encode())
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if not poll.poll(_PATIENCE):
         return None
-    value = None
+    value, error = None, ""
     while (result := connection.pgconn.get_result()) is not None:
-        value = result.get_value(0, 0)
-    return int(value) if value else None
+        value, error = result.get_value(0, 0), error or result.get_error_message()
+    if value is None:
+        raise psycopg.OperationalError(error)
+    return int(value)

@@ -48,6 +48,15 @@ class PoolingTests(HasDatabase, SynchronousTestCase):
                 each.execute("SELECT 1")
             self.assertTrue(pools_transactions(self.connect(url), url))
 
+    def test_a_pooler_by_transaction_with_one_session_is_refused_at_once(self) -> None:
+        with self.server.pooler(self.database, "transaction", sessions=1) as url:
+            self.assertTrue(pools_transactions(self.connect(url), url))
+
+    def test_a_pooler_by_statement_is_refused_with_its_own_error(self) -> None:
+        with self.server.pooler(self.database, "statement") as url:
+            message = str(self.assertRaises(StoreError, self.make_session(url).run, "SELECT 1"))
+            self.assertIn("statement pooling", message)
+
     def test_a_pooler_by_session_is_accepted_and_asked_once(self) -> None:
         with self.server.pooler(self.database, "session") as url:
             session = self.make_session(url)
