@@ -28,7 +28,7 @@ InstanceName = NewType("InstanceName", str)
 
 MAX_NESTING: Final = 128  # arrays and objects of a row, one in the other
 
-MAX_VALUES: Final = 1_000_000  # of one fact: to decode and encode them takes about a second
+MAX_VALUES: Final = 1_000_000  # of one fact: no other request is answered while they are decoded
 MAX_DIGITS: Final = 400  # in a row, in a JSON body of more than MAX_VALUES bytes: decoding time grows with their square
 
 _TOKEN = re.compile(r"0|-?[1-9][0-9]{0,18}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from twisted.logger import LogLevel
 
 from replication.errors import NotAWriterError, StoreError
@@ -16,6 +18,9 @@ from tests.doubles import Wire, begin, connect, lines_of, logged, now
 from tests.serving import ORDERS, MasterCase, SharedCase
 
 REMOVED = InstanceName("removed")
+
+if TYPE_CHECKING:
+    from replication.writer.master import Master
 
 
 class FormerWritersTests(SharedCase):
@@ -124,8 +129,8 @@ class FormerWritersTests(SharedCase):
         wire.read()
         self.assertEqual(stopped, [None])
 
-    def test_f17_an_epoch_of_a_former_writer_is_stored_before_its_position_is_raised(self) -> None:
-        """Otherwise the position would hide that a restore has lost facts of that writer."""
+    def start_second(self) -> tuple[StreamDefinition, InstanceName, Epoch, Master]:
+        """Start a writer of a stream whose former writer is at 4, with one epoch."""
         definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
         first = Epoch("first.a", Token(1), Token(1))
         now(self.store.declare(definition))
@@ -133,6 +138,11 @@ class FormerWritersTests(SharedCase):
         self.shared.others_write("notes", former, 4)
         master = self.make_master(instance_name="second", streams=[definition])
         now(master.start())
+        return definition, former, first, master
+
+    def test_f17_an_epoch_of_a_former_writer_is_stored_before_its_position_is_raised(self) -> None:
+        """Otherwise the position would hide that a restore has lost facts of that writer."""
+        definition, former, first, master = self.start_second()
 
         def epochs() -> list[tuple[str, int, int]]:
             now(master.stream("notes").append([["a"]]))
@@ -155,13 +165,7 @@ class FormerWritersTests(SharedCase):
 
     def test_f17_of_two_processes_that_raise_a_position_at_once_one_stores_its_epoch(self) -> None:
         """Otherwise the epoch of one would be lost, and followers that have it would compare with another history."""
-        definition, former = StreamDefinition("notes", writers=("second", "third")), InstanceName("former")
-        first = Epoch("first.a", Token(1), Token(1))
-        now(self.store.declare(definition))
-        now(self.store.store_histories(former, {definition.name: [first]}))
-        self.shared.others_write("notes", former, 4)
-        master = self.make_master(instance_name="second", streams=[definition])
-        now(master.start())
+        definition, former, first, master = self.start_second()
         now(master.stream("notes").append([["a"]]))
         self.net.advance(1.0)
         self.store.close_gate("raise position")
