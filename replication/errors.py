@@ -192,7 +192,8 @@ class UnknownRoomError(RoomError):
 class CatchUpError(ReplicationError):
     """Missed facts could not be fetched from a source (docs/protocol/following.md E5).
 
-    ``behind``: a database answered that does not have them yet, such as a standby.
+    ``behind``: that ends by itself. A database answered that does not have them yet, such as a standby; or the
+    connection on which they were announced was lost.
     """
 
     behind: bool = False

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from replication.errors import ReplicationError, StreamError
@@ -15,7 +16,7 @@ from replication.streams.history import common_position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from twisted.python.failure import Failure
 
@@ -60,7 +61,7 @@ class FollowedHistories:
     checks: int = attrs.field(init=False, default=0)
     mismatches: int = attrs.field(init=False, default=0)
     _followed: dict[InstanceName, History] = attrs.field(init=False, factory=dict)
-    _learning: set[InstanceName] = attrs.field(init=False, factory=set)
+    _learning: dict[InstanceName, Deferred[None]] = attrs.field(init=False, factory=dict)
 
     async def followed(self, writer: InstanceName) -> History:
         """Return the history that was followed; empty if none was stored."""
@@ -69,18 +70,22 @@ class FollowedHistories:
             self._followed[writer] = stored
         return self._followed[writer]
 
-    async def compare(self, writer: InstanceName, after: Token, upto: Token) -> tuple[Token, History]:
+    async def compare(
+        self, writer: InstanceName, after: Token, upto: Token, is_open: Callable[[], Awaitable[bool]]
+    ) -> tuple[Token, History]:
         """Return the token up to which our facts are of the writer's history, and that history.
 
         Facts up to ``after`` are applied, facts up to ``upto`` are received.  If only facts above ``after`` may be of
         another history, the result is at least ``after``: these facts are fetched again, and nothing is undone.
 
         If no history was stored, as for a Synapse or an in-memory stream, the facts are trusted.  The history is then
-        stored once a source has it.  CatchUpError: no source answers now.  StreamError: no epoch is in common.
+        stored once a source has it, if the connection ``is_open`` then.
+
+        CatchUpError: no source answers now.  StreamError: no epoch is in common.
         """
         ours = await self.followed(writer)
         if not ours:
-            self._learn_later(writer)
+            self._learn_later(writer, is_open)
             return upto, ()
         self.checks += 1
         theirs = await self._lifetime.add(Deferred.fromCoroutine(self._fetch(self._stream, writer)))
@@ -130,26 +135,26 @@ class FollowedHistories:
             "follow this one"
         )
 
-    def _learn_later(self, writer: InstanceName) -> None:
-        if writer not in self._learning:
-            self._learning.add(writer)
-            learning = self._lifetime.add(Deferred.fromCoroutine(self._learn(writer)))
-            learning.addErrback(self._not_learned)
+    def _learn_later(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> None:
+        """Learn the history of a writer for its newest connection, no more for an earlier one."""
+        if writer in self._learning:
+            self._learning[writer].cancel()
+        learning = self._learning[writer] = Deferred.fromCoroutine(self._learn(writer, is_open))
+        self._lifetime.add(learning).addErrback(self._not_learned)
 
     def _not_learned(self, failure: Failure) -> None:
-        if not failure.check(CancelledError):  # that is the end of the process
+        if not failure.check(CancelledError):  # that is the end of the process, or of the connection
             self.log.failure("reading the history of {stream}", failure, stream=self._stream)
 
-    async def _learn(self, writer: InstanceName) -> None:
+    async def _learn(self, writer: InstanceName, is_open: Callable[[], Awaitable[bool]]) -> None:
         """Fetch the history of a writer and store it; retry while no source answers."""
         backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        try:
-            while not self._lifetime.ended:
-                try:
-                    await self.store(writer, await self._fetch(self._stream, writer))
-                except ReplicationError:  # a fetch of facts reports it
-                    await self._lifetime.sleep(backoff.next())
-                else:
-                    return
-        finally:
-            self._learning.discard(writer)
+        while not self._lifetime.ended:
+            try:
+                history = await self._fetch(self._stream, writer)
+            except ReplicationError:  # a fetch of facts reports it
+                await self._lifetime.add(deferLater(self._lifetime.clock, backoff.next()))
+            else:
+                if await is_open():  # else the next connection learns it
+                    await self.store(writer, history)
+                return

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, succeed
 from twisted.logger import Logger
 
 from replication.errors import CatchUpError, ReplicationError, StoreError
@@ -76,6 +76,7 @@ class StreamFollower:
             begin or end the audit.  None if no connection can be to a relay.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
         on_failed: the application's, for a fact that ``function`` cannot take.
+        is_open: that of ``IWriterLink``, for the connection that is its argument.
         first: is called with a writer and a step before the step is applied, outside its transaction
             (docs/protocol/traps.md 30).
         begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first
@@ -104,6 +105,7 @@ class StreamFollower:
     _function: Callable[..., object] | None = None
     _undo: Callable[..., object] | None = None
     _on_failed: FailedFactFunction | None = None
+    _is_open: Callable[[Any], Deferred[bool]] = lambda _: succeed(True)
     _first: Callable[[InstanceName, Apply | Reset], None] | None = None
     _begin: Callable[[Position], Token] = lambda command: min(command.prev, command.new)
     _access_tokens: bool = False
@@ -372,9 +374,12 @@ class StreamFollower:
         assert self.histories is not None  # noqa: S101 - else the cursor returns no Check
         if self._confirm_audit is not None:
             await self._confirm_audit(self, writer)
-        common, history = await self.histories.compare(writer, step.after, step.upto)
+        cursor = self.cursors[writer]
+        is_open = partial(self._is_open, cursor.link)
+        common, history = await self.histories.compare(writer, step.after, step.upto, is_open)
+        if not await is_open():
+            raise CatchUpError("the connection was lost: this may be the history of a later start", behind=True)
         async with self.lock:
-            cursor = self.cursors[writer]
             if cursor.position == step.after and cursor.compared(step, common):
                 await self.histories.store(writer, history)
                 cursor.checked(step)

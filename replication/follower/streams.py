@@ -354,6 +354,7 @@ class FollowedStreams:
             audited=compared and self._audit_interval > 0,
             fetches_whole=compared and over_redis and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,
+            is_open=lambda client: client.is_open(),
             first=self._invalidate_step if name == CACHES else None,
             access_tokens=self._access_tokens,
             relay=self.relay,

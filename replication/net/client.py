@@ -13,12 +13,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import ConfigError
 from replication.logs import TroubleLog
+from replication.net.echo import Echo
 from replication.net.endpoints import describe_connect_error, describe_endpoint_error
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
@@ -32,7 +34,6 @@ from replication.wire.commands import Error as ErrorCommand
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress, IDelayedCall, IStreamClientEndpoint
     from twisted.python.failure import Failure
 
@@ -105,6 +106,7 @@ class WriterClient(Factory):
         self._reported = False  # whether that connection has a trouble in the log
         self._server_timer: IDelayedCall | None = None  # None once SERVER has been received
         self._pause_timer: IDelayedCall | None = None  # None while reading is not paused
+        self._echo: Echo | None = None  # None if the writer is not known to answer
         self._backoff = Backoff(FIRST_DELAY, MAX_DELAY, math.e)
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
         try:
@@ -165,6 +167,10 @@ class WriterClient(Factory):
         if self.peer is not None:
             self.peer.send(Replicate(tuple(self._streams)))
 
+    def is_open(self) -> Deferred[bool]:
+        """Fire with True once the writer has answered, or at once if it never does; with False if it is lost before."""
+        return succeed(True) if self._echo is None else self._echo.request()
+
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
         """Return a protocol in the role of a worker."""
         return ReplicationProtocol(
@@ -211,11 +217,13 @@ class WriterClient(Factory):
             self.log.info("lost {name} at {endpoint}", name=peer.name, endpoint=self.endpoint)
         elif not self._reported and self.state != "stopping":
             self._report(f"the writer at {self.endpoint}: {peer.tls_error or self._describe_early_end()}; retrying")
-        self.peer = None
+        self.peer, self._echo, echo = None, None, self._echo
         self._cancel_server_timer()
         self.resume_reading()
         self.state = "not connected"
         self._on_lost(self)
+        if echo is not None:
+            echo.lost()
 
     def transport_closed(self, peer: ReplicationProtocol) -> None:
         """Do nothing: ClientService connects again."""
@@ -236,6 +244,11 @@ class WriterClient(Factory):
             self._report(f"the writer at {self.endpoint} {event}")
         elif self._server_timer is not None:
             return "a writer sends SERVER before anything else"
+        elif isinstance(command, Ping):
+            if self._echo is None and command.text.endswith(Ping.ECHO):
+                self._echo = Echo(peer.send)
+            elif self._echo is not None:
+                self._echo.received(command)
         return None
 
     def _pass_on(self, received: Sequence[Received]) -> None:

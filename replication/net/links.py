@@ -73,5 +73,11 @@ class IWriterLink(Hashable, Protocol):
     def position_missing(self) -> None:
         """Note that rows of a writer were received, and no POSITION of it."""
 
+    def is_open(self) -> Deferred[bool]:
+        """Fire with True once the other end has answered a command that is sent now, with False if that is too late.
+
+        It is too late once the connection is lost.  An end that answers no such command counts as open, at once.
+        """
+
     def request_positions(self) -> None:
         """Have the writers send their positions again, now or later; nothing while there is no connection."""

@@ -145,6 +145,11 @@ class Cursor:
         self._reset_to = _MAX_TOKEN  # facts that were applied above this are from before a reset
 
     @property
+    def link(self) -> Hashable:
+        """The link that is followed; None if there is none."""
+        return self._link
+
+    @property
     def linked(self) -> bool:
         """Whether a link is followed."""
         return self._link is not None

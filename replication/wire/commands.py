@@ -65,10 +65,15 @@ class Error(_TextCommand):
 
 @attrs.frozen
 class Ping(_TextCommand):
-    """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out."""
+    """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out.
+
+    If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it
+    (docs/protocol/connection.md B2).
+    """
 
     WORD: ClassVar[str] = "PING"
     SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
+    ECHO: ClassVar[str] = "echo"
     text: str
 
 

@@ -203,7 +203,7 @@ class Subscribers(Factory):
             peer.fail(Fault(UNNAMED, "no right"))
             return
         peer.rights = rights
-        peer.send(Server(self._server_name), Ping(str(int(self._wall() * 1000))))
+        peer.send(Server(self._server_name), Ping(f"{int(self._wall() * 1000)} {Ping.ECHO}"))
         self._broadcast.add(peer, _readable(peer, ()))
         if self._bounds.handshake_timeout:
             if len(self._silent) + len(self._watching) >= MAX_QUICK_SILENT:
@@ -270,8 +270,8 @@ class Subscribers(Factory):
                         self._answer(peer, streams)
                 case Name(name):
                     self._peer_log.named(peer, name[:NAME_LENGTH])
-                case Ping():
-                    self._peer_log.pinged(peer)
+                case Ping(text):
+                    self._pinged(peer, text)
                 case Error(Error.STOPPING):
                     self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
                 case Error(text):
@@ -282,6 +282,12 @@ class Subscribers(Factory):
                 self._received[command.WORD] += 1
                 self._presence.receive(peer, command)
                 self._functions.receive(peer, command)
+
+    def _pinged(self, peer: ReplicationProtocol, text: str) -> None:
+        if text.startswith(Ping.ECHO):
+            peer.send(Ping(text[:NAME_LENGTH]))
+        else:
+            self._peer_log.pinged(peer)
 
     def _forget_silence(self, peer: ReplicationProtocol) -> None:
         self._broadcast.speed_up(peer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 
 from replication.deferreds import share
 from replication.errors import CatchUpError, StoreError
@@ -44,6 +44,7 @@ class HistoryCase(FollowerCase):
         self.published: History | Exception = [A, B]
         self.asked = 0
         self.changed: list[tuple[StreamName, InstanceName]] = []
+        self.answer: Deferred[bool] | None = None  # of the writer, which shows that the link is open
         super().setUp()
 
     def make_follower(
@@ -59,7 +60,11 @@ class HistoryCase(FollowerCase):
             changed=lambda *which: self.changed.append(which),
         )
         arguments: dict[str, Any] = {**self.process.arguments, "histories": self.histories, "undo": self.undo}
+        arguments["is_open"] = self.is_open
         return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
+
+    def is_open(self, link: str) -> Deferred[bool]:
+        return succeed(True) if self.answer is None else self.answer
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         self.asked += 1
@@ -92,6 +97,48 @@ class CopyTests(HistoryCase):
         self.assertEqual((self.stored_history(), self.asked), (["a"], 2))
         self.assertEqual(self.changed, [(ORDERS, MASTER)])
 
+    def test_a_first_history_is_fetched_for_the_newest_connection_at_once(self) -> None:
+        """What an earlier connection brought may be of another start of the writer."""
+        self.published = CatchUpError("refused")
+        self.at(0, 1, link="one")
+        self.published, self.gate = [A], Deferred()
+        self.process.clock.advance(FIRST_RETRY)
+        self.follower.connection_lost("one")
+        self.at(1, 1, link="two")
+        self.published = [A, B]
+        self.gate.callback(None)
+        self.assertEqual((self.stored_history(), self.asked), (["a", "b"], 3))
+        self.process.clock.advance(10_000)
+        self.assertEqual(self.asked, 3)
+
+    def test_a_first_history_of_a_lost_connection_is_not_stored(self) -> None:
+        self.answer = succeed(False)
+        self.at(0, 1, link="one")
+        self.follower.connection_lost("one")
+        self.assertEqual((self.stored_history(), self.asked), ([], 1))
+        self.answer = None
+        self.at(1, 1, link="two")
+        self.process.clock.advance(1.0)
+        self.assertEqual((self.stored_history(), self.asked), (["a", "b"], 2))
+
+    def test_facts_of_a_connection_that_is_not_confirmed_are_not_applied(self) -> None:
+        """The writer was restored and started again, and the last lines of the old connection are read only now."""
+        self.follow_to_eleven()
+        self.published = [A, B, epoch("c", 11), epoch("d", 11)]
+        answer: Deferred[bool] = Deferred()
+        self.answer = answer
+        self.at(11, 11, link="old")
+        self.rows(fact(12), link="old")
+        self.assertEqual((self.stored()[1], self.stored_history()), (11, ["a", "b"]))
+        self.follower.connection_lost("old")
+        self.answer = None
+        answer.callback(False)
+        self.process.pages = [Page([fact(12, '"new"')], Token(12), limited=False)]
+        self.at(12, 12, link="new")
+        with logged() as messages:
+            self.process.clock.advance(1.0)
+        self.assertEqual((self.stored(), messages), (([*map(fact, range(2, 12)), fact(12, '"new"')], 12), []))
+
     def test_a_writer_without_a_history_is_asked_once_per_connection(self) -> None:
         self.published = ()
         for link in ("one", "two"):
@@ -112,7 +159,8 @@ class CopyTests(HistoryCase):
     def test_received_facts_of_the_same_history_need_not_be_fetched_again(self) -> None:
         self.follow_to_eleven()
         self.published = [A, B, epoch("c", 8)]
-        self.assertEqual(now(self.histories.compare(MASTER, Token(4), Token(11))), (8, self.published))
+        compared = self.histories.compare(MASTER, Token(4), Token(11), lambda: succeed(True))
+        self.assertEqual(now(compared), (8, self.published))
 
     def test_a_restored_writer_that_has_passed_the_follower_is_followed_from_the_backup(self) -> None:
         """At 11; the backup ends at 6; 7 to 14 are new facts."""

@@ -127,6 +127,31 @@ class ClientCase(SynchronousTestCase):
 
 
 class ConversationTests(ClientCase):
+    def test_a_writer_that_answers_pings_is_asked_whether_the_connection_is_open(self) -> None:
+        writer = self.serve(GOOD.replace(b"PING 1", b"PING 1 echo"))
+        self.client.start()
+        self.net.run()
+        answers: list[bool] = []
+        self.client.is_open().addCallback(answers.append)
+        self.net.run()
+        self.assertEqual(lines_of(writer.connections[0].received)[-1], "PING echo 1")
+        self.assertEqual(answers, [])
+        writer.connections[0].transport.write(b"PING echo 1\n")
+        self.net.run()
+        self.assertEqual(answers, [True])
+        self.client.is_open().addCallback(answers.append)
+        writer.connections[0].transport.loseConnection()
+        self.net.run()
+        self.assertEqual(answers, [True, False])
+
+    def test_a_writer_that_answers_no_pings_is_not_asked(self) -> None:
+        writer = self.serve(GOOD)
+        self.client.start()
+        self.net.run()
+        self.assertTrue(now(self.client.is_open()))
+        self.net.run()
+        self.assertEqual(lines_of(writer.connections[0].received)[-1], "REPLICATE ")
+
     def test_it_sends_its_first_lines_without_waiting_for_the_writers(self) -> None:
         writer = self.serve(b"")
         self.client.start()

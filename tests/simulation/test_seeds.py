@@ -61,6 +61,17 @@ def test_no_follower_goes_back_when_another_process_sends_the_position_of_a_kill
     assert run(Plan.decode(KILLED_WHILE_IT_FOLLOWS)).failure == ""
 
 
+# A follower reads lines of its first connection only after the writer was restored and has started again.
+READ_AFTER_A_RESTORE = (
+    '[30000987,"restored-shared",[["back_up",5],["new_connections_become",false,true],["restore",1],'
+    '["advance",11.0],["spike",2,2,false],["restore",1],["spike",0,6,false],["heal",0.3]]]'
+)
+
+
+def test_lines_of_an_old_connection_are_not_taken_for_those_of_a_restored_writer() -> None:
+    assert run(Plan.decode(READ_AFTER_A_RESTORE)).failure == ""
+
+
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     """Whatever the order of a set of texts is there."""
     seeds = [2, 3, 5, 7, 11, 13]

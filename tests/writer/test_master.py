@@ -118,7 +118,7 @@ class StartTests(MasterCase):
         """The follower can check the server name, and does not time out during a long start."""
         self.store.close_gate("positions")
         early, gone = self.connect("NAME early", "PING 1", "REPLICATE orders"), self.connect("REPLICATE")
-        self.assertEqual(self.new_lines(early), ["SERVER example.com", "PING 1700500"])
+        self.assertEqual(self.new_lines(early), ["SERVER example.com", "PING 1700500 echo"])
         gone.lose()
         self.store.open_gate("positions")
         self.assertEqual(self.new_lines(early), ["POSITION orders master 1 1"])
@@ -655,4 +655,4 @@ class ClockTests(MasterCase):
         wire = self.connect()
         self.net.advance(5.0)
         pings = [line for line in lines_of(wire.read()) if line.startswith("PING")]
-        self.assertEqual(pings, ["PING 1700500"] * 2)
+        self.assertEqual(pings, ["PING 1700500 echo", "PING 1700500"])

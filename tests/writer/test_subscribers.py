@@ -42,6 +42,13 @@ class FactoryTests(MasterCase):
             self.master.send(Error("x" * 1_024))
         self.assertEqual(self.new_lines(wire), [])
 
+    def test_a_ping_is_sent_back_if_that_is_requested(self) -> None:
+        wire = self.connect("PING 7")
+        lines = self.new_lines(wire)
+        self.assertRegex(lines[1], r"^PING \d+ echo$")
+        self.send(wire, "PING echo 1", "PING 8", "PING echo " + "x" * 900)
+        self.assertEqual(self.new_lines(wire), ["PING echo 1", "PING echo " + "x" * 250])
+
     def test_it_does_not_log_each_connection(self) -> None:
         self.assertFalse(self.master.factory().noisy)
 
@@ -252,7 +259,7 @@ class RightsTests(MasterCase):
 class SubscribersTests(MasterCase):
     def test_a_new_connection_receives_server_and_ping_at_once(self) -> None:
         wire = self.connect()
-        self.assertEqual(self.new_lines(wire), ["SERVER example.com", "PING 1700500"])
+        self.assertEqual(self.new_lines(wire), ["SERVER example.com", "PING 1700500 echo"])
 
     def test_replicate_is_answered_at_once_with_a_position_per_stream(self) -> None:
         wire = self.greeted()
