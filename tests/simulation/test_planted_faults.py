@@ -173,7 +173,7 @@ FAULTS: dict[str, Fault] = {
         MergingFollower, "connection_lost", forget_writers, "linear", seed=46
     ),
     "a known writer is not waited for after a start": Fault(
-        MergingFollower, "open", StreamFollower.open, "linear-relay", seed=534
+        MergingFollower, "open", StreamFollower.open, "linear-relay", seed=16101
     ),
     # ---- publishing
     "a position passes an open ID (synapse#11045)": Fault(
