@@ -2,16 +2,17 @@
 
 The histories alone do not show that.  So where the state of the tables has changed, the facts that a follower has
 applied in the range in doubt are counted, and compared with those of the writer.  A copy has its facts.  A function
-keeps none: there, the facts of the last seconds are counted as they are applied.
+keeps none: there, the facts of the last seconds are counted as they are applied.  The numbers are stored with the
+position, so they outlive the process.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import attrs
+import msgspec
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.streams.cursor import Reset
@@ -19,7 +20,7 @@ from replication.streams.history import doubted_since
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore, Page
 
-SLOT: Final = 0.25  # seconds
-SLOTS: Final = 40  # of one writer: ten seconds.  A writer stores its position once a second
+SLOT: Final = 1.25  # seconds
+SLOTS: Final = 8  # of one writer: ten seconds.  A writer stores its position once a second
 PAGE_ROWS: Final = 10_000
 
 
@@ -54,41 +55,56 @@ async def count_facts(page_of: Callable[..., Coroutine[Deferred[Any], Any, Page]
     return count
 
 
-@attrs.define
-class _Slot:
+class Slot(NamedTuple):
+    """The number of facts above ``after`` that were applied, up to the next slot."""
+
     after: Token
-    began: float
-    count: int = 0
+    count: int
 
 
+@attrs.frozen
 class RecentFacts:
-    """Counts the facts of one writer that were applied lately."""
+    """How many facts of one writer were applied lately, up to the position ``upto``; the last slot is the newest.
 
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._slots: deque[_Slot] = deque(maxlen=SLOTS)
-        self._upto = Token(0)
+    ``began`` is when the last slot began, in seconds.
+    """
 
-    def note(self, step: Apply | Reset) -> None:
-        """Count the facts of a step that was applied."""
-        if isinstance(step, Reset) or step.after != self._upto:
-            self._slots.clear()
+    upto: Token
+    slots: tuple[Slot, ...]
+    began: float
+
+    def with_step(self, step: Apply | Reset, now: float) -> RecentFacts:
+        """Return what is known once a step is applied; facts below the position, which came late, do not count."""
         if isinstance(step, Reset):
-            return
-        now = self._clock.seconds()
-        if not self._slots or now - self._slots[-1].began >= SLOT:
-            self._slots.append(_Slot(step.after, now))
-        self._slots[-1].count += len(step.facts)
-        self._upto = step.upto
+            return RecentFacts(step.to, (), now)
+        if step.upto == step.after:
+            return self
+        count, slots = len(step.facts), self.slots if step.after == self.upto else ()
+        if not slots or now - self.began >= SLOT:
+            return RecentFacts(step.upto, (*slots, Slot(step.after, count))[-SLOTS:], now)
+        last = Slot(slots[-1].after, slots[-1].count + count)
+        return RecentFacts(step.upto, (*slots[:-1], last), self.began)
 
-    def above(self, token: Token) -> tuple[Token, int] | None:
+    def above(self, token: Token) -> Slot | None:
         """Return a place at or below ``token``, and the number of facts above it; None if that is not known."""
         count = 0
-        for slot in reversed(self._slots):
+        for slot in reversed(self.slots):
             count += slot.count
             if slot.after <= token:
-                return slot.after, count
+                return Slot(slot.after, count)
         return None
+
+    def encode(self) -> str:
+        """Return the position and the slots as JSON, ``[upto,[[after,count],…]]``."""
+        return msgspec.json.encode((self.upto, self.slots)).decode()
+
+    @classmethod
+    def decode(cls, text: str, now: float) -> RecentFacts | None:
+        """Return what ``encode`` has encoded, as if the last slot began now; None if the text has another form."""
+        try:
+            return cls(*msgspec.json.decode(text, type=tuple[Token, tuple[Slot, ...]]), now)
+        except msgspec.MsgspecError:
+            return None
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -109,13 +125,23 @@ class Doubts:
     _count: ICountsFacts
     _recent: dict[InstanceName, RecentFacts] = attrs.field(init=False, factory=dict)
 
+    def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
+        """Go on from stored texts; one that belongs to another position is ignored: an older program has moved that."""
+        for writer, text in stored.items():
+            recent = RecentFacts.decode(text, self._clock.seconds())
+            if recent is not None and recent.upto == positions.get(writer):
+                self._recent[writer] = recent
+
+    def after(self, writer: InstanceName, step: Apply | Reset) -> str | None:
+        """Return the text that is stored with a step; None for a copy, or if the position stays."""
+        if self._copies is not None or (not isinstance(step, Reset) and step.upto == step.after):
+            return None
+        return self._with_step(writer, step).encode()
+
     def note(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Note that a step was applied."""
         if self._copies is None:
-            recent = self._recent.get(writer)
-            if recent is None:
-                recent = self._recent[writer] = RecentFacts(self._clock)
-            recent.note(step)
+            self._recent[writer] = self._with_step(writer, step)
 
     async def common(
         self, writer: InstanceName, ours: History, theirs: History, *, after: Token, upto: Token
@@ -142,3 +168,8 @@ class Doubts:
             return after, await count_facts(partial(self._copies.facts, self._stream, writer), after=after, upto=upto)
         except FactsGoneError:
             return None
+
+    def _with_step(self, writer: InstanceName, step: Apply | Reset) -> RecentFacts:
+        now = self._clock.seconds()
+        recent = self._recent.get(writer) or RecentFacts(Token(0), (), now)
+        return recent.with_step(step, now)

@@ -16,7 +16,7 @@ from replication.streams.history import common_position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from twisted.python.failure import Failure
 
@@ -109,6 +109,15 @@ class FollowedHistories:
             self._followed[writer] = history
             if self._changed is not None:
                 self._changed(self._stream, writer)
+
+    def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
+        """Go on counting facts from the texts that ``counts_after`` has returned, at the stored positions."""
+        if self._doubts is not None:
+            self._doubts.resume(stored, positions)
+
+    def counts_after(self, writer: InstanceName, step: Apply | Reset) -> str | None:
+        """Return the text that is stored with a step; None if none is, as for a writer without a history."""
+        return self._doubts.after(writer, step) if self._doubts is not None and self._followed.get(writer) else None
 
     def applied(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Note that a step was applied."""

@@ -276,7 +276,10 @@ class StreamFollower:
             return {}
         if self.mode is FollowMode.APPLIED:
             await self.application.failing.load(self._store, self._instance_name)
-            return dict(await self._store.applied_positions(self.name, self._instance_name))
+            positions = dict(await self._store.applied_positions(self.name, self._instance_name))
+            if positions and self.histories is not None:
+                self.histories.resume(await self._store.applied_counts(self.name, self._instance_name), positions)
+            return positions
         await self._store.declare(StreamDefinition(self.name))
         await self._store.claim_tables([self.name], self._instance_name, copy=True)
         return dict(await self._store.positions(self.name))
@@ -452,9 +455,12 @@ class StreamFollower:
         """Return what a step stores beside what the application's function does."""
         copying = self.mode is FollowMode.COPIED
         follower = None if copying else self._instance_name
+        counts = None if self.histories is None else self.histories.counts_after(writer, step)
         if isinstance(step, Reset):
-            return Write(self.name, writer, step.to, reset=True, follower=follower)
+            return Write(self.name, writer, step.to, reset=True, follower=follower, counts=counts)
         found = self._gone.get(writer, ())
         gone = max([upto for after, upto, resets in found if resets == step.resets and after < step.upto], default=None)
         facts = step.facts if copying else ()
-        return Write(self.name, writer, step.upto, facts, expected=step.after, follower=follower, gone=gone)
+        return Write(
+            self.name, writer, step.upto, facts, expected=step.after, follower=follower, gone=gone, counts=counts
+        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from replication.errors import SchemaError
 from replication.storage.contract import Batch, ISession
 from replication.storage.pages import check_limit, collect_positions
+from replication.storage.tables.applied_counts import prepare_counts, put_counts
 from replication.storage.tables.histories import EXISTS, find_history
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from replication.storage.table import StreamTable
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
-    from replication.streams.interfaces import ISqlExecutor, Page
+    from replication.streams.interfaces import ISqlExecutor, Page, Write
 
 _T = TypeVar("_T")
 _Session = TypeVar("_Session", bound=ISession)
@@ -49,6 +50,7 @@ class SqlConnection(Generic[_Session]):
         self.transactions = 0
         self._read_only = read_only
         self._has_histories = False  # whether the table was found; it is never dropped
+        self._has_counts: bool | None = None  # whether there is the table ``applied_counts``; None: not known
 
     def close(self) -> None:
         """End the session."""
@@ -142,6 +144,7 @@ class SqlConnection(Generic[_Session]):
 
     def rollback(self) -> None:
         """Undo all statements since the last commit."""
+        self._has_counts = None  # one of them may have created it
         self.session.rollback()
 
     @contextmanager
@@ -166,6 +169,13 @@ class SqlConnection(Generic[_Session]):
             raise SchemaError(f"database {self.session.name!r}: {error}") from error
 
     # ---- inside
+
+    def _put_counts(self, write: Write) -> None:
+        """Store the text of a follower that counts facts; do nothing without the right to create its table."""
+        if self._has_counts is None:
+            self._has_counts = prepare_counts(self.session)
+        if self._has_counts:
+            put_counts(self.session, write)
 
     def _begin(self) -> None:
         """Begin a transaction unless there is one."""

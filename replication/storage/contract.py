@@ -91,6 +91,10 @@ class ISession(ISqlExecutor, Protocol):
         """Run a statement that only reads; it runs again if the session was lost before."""
         ...
 
+    def add(self, sql: str, parameters: Sequence[object]) -> object:
+        """Run a statement of the transaction, now or together with a later one; its rows are not needed."""
+        ...
+
     def begin(self, how: str = "") -> None:
         """Begin a transaction."""
         ...

@@ -101,12 +101,13 @@ class _Stream:
 
 
 class _MemoryNotes:
-    """What a store has beside facts: histories, and the facts that followers leave out."""
+    """What a store has beside facts: histories, what followers count, and the facts that they leave out."""
 
     def __init__(self, clock: ReceiptClock) -> None:
         self.clock = clock
         self.closed = True
         self._histories: dict[tuple[StreamName, InstanceName, str], History] = {}
+        self._counts: dict[tuple[StreamName, InstanceName], str] = {}
         self._skipped: dict[tuple[InstanceName, StreamName, tuple[InstanceName, Token]], SkippedFact] = {}
         self._known_followers: dict[InstanceName, KnownFollower] = {}
 
@@ -135,6 +136,11 @@ class _MemoryNotes:
         self.check_open()
         for stream, history in histories.items():
             self._histories[stream, writer, follower] = history
+
+    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:  # noqa: ARG002 (the only one)
+        """Return, per writer, the text that ``Write.counts`` has stored."""
+        self.check_open()
+        return {writer: text for (of, writer), text in self._counts.items() if of == stream}
 
     async def known_followers(self) -> Sequence[KnownFollower]:
         """Return what followers have reported, by name."""
@@ -181,8 +187,10 @@ class _MemoryNotes:
         if self.closed:
             raise StoreError("the memory store is not open")
 
-    def note_skipped(self, write: Write, follower: InstanceName) -> None:
-        """Store what a write skips, or forget what it goes back from."""
+    def note_applied(self, write: Write, follower: InstanceName) -> None:
+        """Store what a follower counts and skips, or forget what it goes back from."""
+        if write.counts is not None:
+            self._counts[write.stream, write.writer] = write.counts
         if write.reset:
             lost = [
                 key
@@ -384,7 +392,7 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
         self._streams.update(streams)
         for write in writes:
             if write.follower is not None:
-                self.note_skipped(write, write.follower)
+                self.note_applied(write, write.follower)
 
     def _stream(self, stream: StreamName) -> _Stream:
         self.check_open()

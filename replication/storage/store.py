@@ -15,6 +15,7 @@ from replication.storage.interactions import Interaction
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
+from replication.storage.tables.applied_counts import get_counts
 from replication.storage.tables.histories import get_histories, put_histories, replace_history
 from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
 from replication.storage.tables.known_followers import delete_follower, get_followers, put_follower
@@ -69,7 +70,7 @@ class ApplicationReader:
 
 
 class HistoryStore:
-    """Stores the histories of writers; ``SqlStore`` has the rest."""
+    """Stores the histories of writers, and reads what followers count; ``SqlStore`` has the rest."""
 
     read: Callable[..., Awaitable[Any]]
     _read: Callable[..., Awaitable[Any]]
@@ -90,6 +91,11 @@ class HistoryStore:
     ) -> None:
         """Store the history of a writer in each of these streams."""
         await run_transaction(self, lambda database: put_histories(database, writer, histories, follower))
+
+    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:
+        """Return, per writer, the text that ``Write.counts`` has stored for ``follower``."""
+        found: Mapping[InstanceName, str] = await self.read(lambda database: get_counts(database, stream, follower))
+        return found
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
         """Store a position and a history; PositionMovedError if what is stored is not ``expected`` and ``former``."""

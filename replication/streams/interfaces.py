@@ -158,6 +158,8 @@ class Write:
             ``upto`` is deleted.
         gone: the mark that is stored, as by ``forget_facts``: facts up to this token may be gone.  Only with
             ``expected``.
+        counts: the text that replaces what ``applied_counts`` returns; None leaves that as it is.  Only with
+            ``follower``.
     """
 
     stream: StreamName
@@ -169,6 +171,7 @@ class Write:
     follower: InstanceName | None = None
     skipped: Sequence[SkippedFact] = ()
     gone: Token | None = None
+    counts: str | None = None
 
 
 @attrs.frozen
@@ -360,6 +363,13 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
 
     async def applied_positions(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, Token]:
         """Return, per writer, the applied position of ``follower``; the stream need not be declared."""
+        ...
+
+    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:
+        """Return, per writer, the text that ``Write.counts`` has stored; the stream need not be declared.
+
+        It may be older than the position.  On PostgreSQL nothing is stored if the user may not create the table.
+        """
         ...
 
     async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:

@@ -61,10 +61,11 @@ def write(
     expected: int | None = None,
     reset: bool = False,
     follower: InstanceName | None = None,
+    counts: str | None = None,
 ) -> Write:
     """Return a Write; by default of the stream ``orders`` and the writer ``master``."""
     before = None if expected is None else Token(expected)
-    return Write(StreamName(stream), writer, Token(upto), stored, before, reset, follower)
+    return Write(StreamName(stream), writer, Token(upto), stored, before, reset, follower, counts=counts)
 
 
 class UsesStore(_Case):
@@ -583,6 +584,27 @@ class StreamStoreContract(KeptFactsContract):
             self.commit(write(10, stream="copied", expected=5, follower=FOLLOWER))
         self.commit(write(3, stream="copied", reset=True, follower=FOLLOWER))
         self.assertEqual(self.applied(), {ME: 3, OTHER: 7})
+
+    def test_what_a_follower_counts_is_stored_with_its_position(self) -> None:
+        def counts() -> dict[InstanceName, str]:
+            return dict(self.wait(self.store.applied_counts(StreamName("copied"), FOLLOWER)))
+
+        self.assertEqual(counts(), {})
+        of = {"stream": "copied", "follower": FOLLOWER}
+        with self.assertRaises(PositionMovedError):
+            self.commit(write(5, expected=3, counts="never", **of))
+        self.assertEqual(counts(), {})
+        self.commit(
+            write(5, expected=0, counts="first", **of), write(7, writer=OTHER, expected=0, counts="[7,[]]", **of)
+        )
+        self.assertEqual(counts(), {ME: "first", OTHER: "[7,[]]"})
+        with self.assertRaises(PositionMovedError):
+            self.commit(write(6, expected=5, counts="lost", **of), write(9, writer=OTHER, expected=3, **of))
+        self.commit(write(9, expected=5, counts="next", **of))
+        self.commit(write(12, expected=9, **of))  # of an older program
+        self.assertEqual(counts(), {ME: "next", OTHER: "[7,[]]"})
+        self.commit(write(3, reset=True, counts="back", **of))
+        self.assertEqual((counts(), self.applied()), ({ME: "back", OTHER: "[7,[]]"}, {ME: 3, OTHER: 7}))
 
     def applied(self, follower: InstanceName | None = None) -> Mapping[InstanceName, Token]:
         return self.wait(self.store.applied_positions(StreamName("copied"), follower or FOLLOWER))

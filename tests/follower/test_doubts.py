@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import CatchUpError
+from replication.errors import CatchUpError, StoreError
 from replication.follower.catch_up import CatchUpSources
-from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts
+from replication.follower.doubts import SLOT, SLOTS, Doubts, RecentFacts, Slot
 from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import Apply, Reset
 from replication.streams.history import Epoch
-from replication.streams.interfaces import Page
+from replication.streams.interfaces import Page, Write
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import logged, now
 from tests.follower.cases import HELLO, MASTER, ORDERS, FollowerCase, WorkerCase, fact, position, rdata
@@ -168,10 +167,13 @@ class CopyTests(DoubtsCase):
 class FunctionTests(DoubtsCase):
     mode = FollowMode.APPLIED
 
+    def setUp(self) -> None:
+        self.applied: list[int] = []
+        super().setUp()
+
     def make_follower(
         self, function: Callable[..., object] | None = None, first: First | None = None
     ) -> StreamFollower:
-        self.applied: list[int] = []
         self.undo = self.forget
         return super().make_follower(self.apply, first)
 
@@ -188,15 +190,79 @@ class FunctionTests(DoubtsCase):
         self.come_back(PROMOTED)
         self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
 
-    def test_a_function_that_was_started_since_is_trusted(self) -> None:
+    def start_again(self) -> None:
+        """Start another process on the same store."""
+        self.follower = self.make_follower()
+        now(self.follower.open())
+
+    def counts(self) -> str | None:
+        return now(self.store.applied_counts(ORDERS, InstanceName("worker1"))).get(MASTER)
+
+    def test_facts_that_an_earlier_process_applied_are_counted(self) -> None:
         self.follow_to_eight()
-        self.follower._positions = {MASTER: Token(8)}
-        self.follower.cursors.clear()
+        self.assertEqual(self.counts(), "[8,[[0,3],[4,4]]]")
+        self.start_again()
+        self.found = 3
+        self.process.pages = [Page([*map(fact, (5, 7, 8, 9))], Token(9), limited=False)]
+        self.assertIn("master went back from 8 to 4 on orders", self.come_back(PROMOTED)[0])
+        self.assertEqual((self.counted, self.applied), ([(4, 8)], [2, 3, 4, 5, 7, 8, 9]))
+        self.assertEqual(self.counts(), "[9,[[4,4]]]")
+
+    def test_a_new_process_adds_to_the_stored_number(self) -> None:
+        self.at(0, 1)
+        self.rows(*map(fact, range(2, 5)))
+        self.follower.connection_lost("link")
+        self.start_again()
+        self.at(4, 4)
+        self.rows(*map(fact, range(5, 9)))
+        self.follower.connection_lost("link")
+        self.start_again()
+        self.found, self.process.pages = 6, [Page([*map(fact, range(2, 10))], Token(9), limited=False)]
+        self.come_back(PROMOTED)
+        self.assertEqual((self.counted, self.position(), self.process.asked), ([(0, 8)], 9, [(4, 9)]))
+
+    def test_a_transaction_that_is_repeated_is_counted_once(self) -> None:
+        self.at(0, 1)
+        self.store.errors["commit"] = StoreError("locked")
+        self.rows(*map(fact, range(2, 5)))
+        self.assertEqual(self.counts(), "[1,[[0,0]]]")
+        self.store.errors.clear()
+        self.process.clock.advance(1.0)
+        self.assertEqual(self.counts(), "[4,[[0,3]]]")
+
+    def test_without_the_number_at_the_position_the_writer_is_trusted(self) -> None:
+        """An older program stores none, and moves the position."""
+        moved = Write(ORDERS, MASTER, Token(9), expected=Token(8), follower=InstanceName("worker1"))
+        cases: list[tuple[Callable[[], object], int]] = [
+            (lambda: self.store._counts.clear(), 8),
+            (lambda: now(self.store.commit([moved])), 9),
+            (lambda: self.store._counts.update({(ORDERS, MASTER): '{"upto":8}'}), 8),
+        ]
+        for change, at in cases:
+            self.setUp()
+            self.follow_to_eight()
+            change()
+            self.start_again()
+            self.found = 3
+            self.process.pages = [Page([fact(10)], Token(10), limited=False)]
+            self.published = [FIRST, Epoch("b.00000002", Token(4), Token(9))]
+            self.at(10, 10, link="next")
+            self.assertEqual((self.counted, self.process.asked), ([], [(at, 10)]))
+
+    def test_a_fact_that_is_applied_again_is_not_counted_again(self) -> None:
+        self.follow_to_eight()
         assert self.follower.histories is not None
-        assert self.follower.histories._doubts is not None
-        self.follower.histories._doubts._recent.clear()
-        self.process.pages = [Page([fact(9)], Token(9), limited=False)]
-        self.assertEqual((self.come_back(PROMOTED), self.counted, self.applied[-1]), ([], [], 9))
+        again = Apply([fact(5)], Token(8), Token(8))
+        self.assertIsNone(self.follower.histories.counts_after(MASTER, again))
+        self.follower.histories.applied(MASTER, again)
+        self.assertEqual(
+            self.follower.histories.counts_after(MASTER, Apply([], Token(8), Token(9))), "[9,[[0,3],[4,4]]]"
+        )
+
+    def test_nothing_is_stored_for_a_writer_without_a_history(self) -> None:
+        self.published = ()
+        self.follow_to_eight()
+        self.assertEqual((self.position(), self.counts()), (8, None))
 
 
 class LinearTests(DoubtsCase):
@@ -242,15 +308,18 @@ class LinearTests(DoubtsCase):
                 for each in answer:
                     each.callback(None)
             self.assertEqual((messages, self.applied, self.position()), ([], [2, 3, 4, 5, 6, 7, 8], 8))
+            self.assertEqual(
+                now(self.store.applied_counts(ORDERS, InstanceName("worker1"))), {MASTER: "[8,[[0,7]]]"}
+            )
 
 
 class RecentFactsTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.clock = Clock()
-        self.recent = RecentFacts(self.clock)
+        self.time = 0.0
+        self.recent = RecentFacts(Token(0), (), self.time)
 
     def note(self, after: int, *tokens: int) -> None:
-        self.recent.note(Apply([*map(fact, tokens)], Token(after), Token(max(tokens))))
+        self.recent = self.recent.with_step(Apply([*map(fact, tokens)], Token(after), Token(max(tokens))), self.time)
 
     def above(self, token: int) -> tuple[int, int] | None:
         return self.recent.above(Token(token))
@@ -258,24 +327,36 @@ class RecentFactsTests(SynchronousTestCase):
     def test_a_place_at_or_below_the_token_is_found(self) -> None:
         self.note(0, 2, 3)
         self.note(3, 5)
-        self.clock.advance(SLOT)
+        self.time += SLOT
         self.note(5, 6, 9)
         self.assertEqual([self.above(token) for token in (0, 4, 5, 7)], [(0, 5), (0, 5), (5, 2), (5, 2)])
 
     def test_older_facts_are_forgotten(self) -> None:
         for token in range(2, SLOTS + 4):
             self.note(token - 1, token)
-            self.clock.advance(SLOT)
+            self.time += SLOT
         self.assertEqual((self.above(2), self.above(3)), (None, (3, SLOTS)))
 
     def test_a_reset_or_a_gap_begins_anew(self) -> None:
         self.note(0, 2, 3)
-        self.recent.note(Reset(Token(3), Token(2)))
+        self.recent = self.recent.with_step(Reset(Token(3), Token(2)), self.time)
         self.assertIsNone(self.above(3))
         self.note(2, 3)
         self.assertEqual((self.above(2), self.above(1)), ((2, 1), None))
         self.note(7, 8)
         self.assertEqual((self.above(7), self.above(2)), ((7, 1), None))
+
+    def test_a_text_is_read_as_if_its_last_slot_began_now(self) -> None:
+        self.note(0, 2, 3)
+        self.time += SLOT
+        self.note(3, 5)
+        self.assertEqual(self.recent.encode(), "[5,[[0,2],[3,1]]]")
+        found = RecentFacts.decode(self.recent.encode(), 100.0)
+        self.assertEqual(found, RecentFacts(Token(5), (Slot(Token(0), 2), Slot(Token(3), 1)), 100.0))
+
+    def test_a_text_of_another_form_is_not_read(self) -> None:
+        for text in ("", "[5]", "[5,[[0]]]", '{"upto":5}'):
+            self.assertIsNone(RecentFacts.decode(text, 0.0))
 
 
 class WorkerTests(WorkerCase):

@@ -72,6 +72,17 @@ def test_lines_of_an_old_connection_are_not_taken_for_those_of_a_restored_writer
     assert run(Plan.decode(READ_AFTER_A_RESTORE)).failure == ""
 
 
+# A restore loses the facts 3 and 4, which were open at the backup, and the worker with a function is started again.
+STARTED_AFTER_A_LOSS = (
+    '[251006,"restored",[["reserve",4,[[4,0],[4,0]],["x"]],["spike",1,3,false],["back_up",6],["heal",0.3],'
+    '["restore",6],["stop",2],["heal",0.3]]]'
+)
+
+
+def test_a_function_that_is_started_again_goes_back_from_facts_that_a_restore_lost() -> None:
+    assert run(Plan.decode(STARTED_AFTER_A_LOSS)).failure == ""
+
+
 def test_a_seed_gives_the_same_trace_in_another_process() -> None:
     """Whatever the order of a set of texts is there."""
     seeds = [2, 3, 5, 7, 11, 13]

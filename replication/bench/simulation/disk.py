@@ -135,6 +135,9 @@ class UnheldStore:
     async def histories(self, writer: InstanceName) -> Mapping[StreamName, History]:
         return await self.disk.histories(writer)
 
+    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:
+        return await self.disk.applied_counts(stream, follower)
+
     async def mark_truncated(
         self, writer: InstanceName, published: Mapping[StreamName, Token]
     ) -> Mapping[StreamName, Mapping[InstanceName, Token]]:

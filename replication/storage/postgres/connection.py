@@ -402,6 +402,8 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                         lower_gone(self.session, write)
                     if write.gone is not None:
                         put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
+                    if write.counts is not None:
+                        self._put_counts(write)
         self._add(adding)
         receipts = [(batch.receipt, batch.now) for batch in batches if batch.receipt is not None]
         if receipts:

@@ -358,6 +358,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                 lower_gone(self.session, write)
             if write.gone is not None:
                 put_gone(self.session, write.stream, write.writer, write.gone, len(STEPS))
+            if write.counts is not None:
+                self._put_counts(write)
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))

@@ -90,6 +90,7 @@ class SqliteSession:
             raise self.refusal(error, sql) from error
 
     ask = run
+    add = run
     execute = run
 
     def find_undecoded(self, sql: str, parameters: Any = ()) -> tuple[Any, int, bytes] | None:
