@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 Needed: TypeAlias = "Mapping[str, Token]"  # names for messages, and up to where each has the facts
 INTERVAL: Final = 10.0  # seconds between two rounds
 SLICE_ROWS: Final = 2_000  # that one transaction deletes; appends may wait for it for some milliseconds
+SMALL_LIMIT: Final = (
+    "retention: facts are deleted in slices of about {slice} rows, so up to {more} rows more than these limits are "
+    "kept: {limits}"
+)
 SHARES: Final = 100  # a fact is deleted at most one share of the age after it is due
 TIME_INTERVAL: Final = 600.0  # seconds between two writes of the running time: a crash loses as much at most
 
@@ -150,12 +154,20 @@ class Retentions:
     _trouble: TroubleLog = attrs.field(init=False, factory=lambda: TroubleLog(Retentions.log))
 
     def start(self, writers: Iterable[StreamWriter]) -> None:
-        """Begin to delete old facts of the streams that this process writes into tables of this package."""
+        """Begin to delete old facts of the streams that this process writes into tables of this package.
+
+        Warn of limits that are smaller than a slice.
+        """
+        small = []
         for writer in writers:
             definition, stream = writer.definition, writer.outgoing
             limits = Retention.parse(definition.retention or self.default)
             if limits is not None and definition.may_forget and stream.may_write:
                 self._streams[definition.name] = StreamRetention(stream, self._writer, self._store, limits)
+                if limits.rows is not None and limits.rows < SLICE_ROWS:
+                    small.append(f"{definition.name} ({limits.rows} rows)")
+        if small:
+            self.log.warn(SMALL_LIMIT, slice=SLICE_ROWS, more=2 * SLICE_ROWS, limits=", ".join(sorted(small)))
         if self._streams:
             Deferred.fromCoroutine(self._run()).addErrback(
                 lambda failure: self.log.failure("retention has ended: nothing more is deleted", failure)

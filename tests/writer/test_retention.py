@@ -109,6 +109,32 @@ class LimitTests(RetentionCase):
         self.assertEqual(shown["kept_rows stream=orders writer=master"], 4)
         self.assertNotIn("gone stream=caches writer=master", shown)
 
+    def test_a_limit_below_a_slice_keeps_less_than_two_slices_more(self) -> None:
+        self.start("1 rows")
+        for count, kept in ((1, 1), (1, 2), (1, 3), (1, 2), (1, 3), (1, 2)):
+            self.append(count)
+            self.rounds()
+            self.assertEqual(len(self.tokens()), kept)
+
+    def test_each_start_warns_once_of_limits_of_rows_below_a_slice(self) -> None:
+        self.patch(retention, "SLICE_ROWS", 100)
+        for limits, small in (("99 rows", ["caches (3 rows)", "orders (99 rows)"]), ("100 rows", ["caches (3 rows)"])):
+            master = self.start(limits)
+            master.retention.default = "3 rows, 1d"
+            with logged(LogLevel.warn) as messages:
+                begin(master.start())
+                self.append(1)
+                self.rounds(3)
+            text = "retention: facts are deleted in slices of about 100 rows, so up to 200 rows more than these limits"
+            self.assertEqual(messages, [f"{text} are kept: {', '.join(small)}"])
+            self.stop(self.masters.pop())
+        for limits in ("100 rows", "1h", "1 kB", "all"):
+            master = self.start(limits)
+            with logged(LogLevel.warn) as messages:
+                begin(master.start())
+            self.assertEqual(messages, [], limits)
+            self.stop(self.masters.pop())
+
     def test_the_bytes_of_the_newest_rows_are_kept(self) -> None:
         self.start("6 kB")
         for _ in range(10):
