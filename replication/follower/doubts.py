@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from replication.streams.history import History
     from replication.streams.interfaces import IStreamStore, Page
 
-SLOT: Final = 1.25  # seconds
-SLOTS: Final = 8  # of one writer: ten seconds.  A writer stores its position once a second
+SLOT: Final = 1.5  # seconds
+SLOTS: Final = 8  # of one writer: ten seconds, without the newest.  A writer stores its position once a second
 PAGE_ROWS: Final = 10_000
 
 

@@ -137,7 +137,7 @@ class _MemoryNotes:
         for stream, history in histories.items():
             self._histories[stream, writer, follower] = history
 
-    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:  # noqa: ARG002 (the only one)
+    async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:
         """Return, per writer, the text that ``Write.counts`` has stored."""
         self.check_open()
         return {writer: text for (of, writer), text in self._counts.items() if of == stream}

@@ -234,7 +234,7 @@ class FunctionTests(DoubtsCase):
         """An older program stores none, and moves the position."""
         moved = Write(ORDERS, MASTER, Token(9), expected=Token(8), follower=InstanceName("worker1"))
         cases: list[tuple[Callable[[], object], int]] = [
-            (lambda: self.store._counts.clear(), 8),
+            (lambda: self.store._counts.pop((ORDERS, MASTER)), 8),
             (lambda: now(self.store.commit([moved])), 9),
             (lambda: self.store._counts.update({(ORDERS, MASTER): '{"upto":8}'}), 8),
         ]
@@ -308,9 +308,7 @@ class LinearTests(DoubtsCase):
                 for each in answer:
                     each.callback(None)
             self.assertEqual((messages, self.applied, self.position()), ([], [2, 3, 4, 5, 6, 7, 8], 8))
-            self.assertEqual(
-                now(self.store.applied_counts(ORDERS, InstanceName("worker1"))), {MASTER: "[8,[[0,7]]]"}
-            )
+            self.assertEqual(now(self.store.applied_counts(ORDERS, InstanceName("worker1"))), {MASTER: "[8,[[0,7]]]"})
 
 
 class RecentFactsTests(SynchronousTestCase):

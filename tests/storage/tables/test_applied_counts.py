@@ -1,4 +1,4 @@
-"""The table of what functions count, where name and rights of the follower count; the contract of stores has the rest."""
+"""The table of what functions count, for the names and rights of followers; the contract of stores has the rest."""
 
 from __future__ import annotations
 
