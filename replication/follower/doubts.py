@@ -62,16 +62,15 @@ class Slot(NamedTuple):
     count: int
 
 
-@attrs.frozen
-class RecentFacts:
+class RecentFacts(NamedTuple):
     """How many facts of one writer were applied lately, up to the position ``upto``; the last slot is the newest.
 
     ``began`` is when the last slot began, in seconds.
     """
 
     upto: Token
-    slots: tuple[Slot, ...]
-    began: float
+    slots: tuple[Slot, ...] = ()
+    began: float = 0.0
 
     def with_step(self, step: Apply | Reset, now: float) -> RecentFacts:
         """Return what is known once a step is applied; facts below the position, which came late, do not count."""
@@ -107,6 +106,9 @@ class RecentFacts:
             return None
 
 
+_NONE: Final = RecentFacts(Token(0))
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Doubts:
     """Compares the facts of one stream with those of its writers after a start of the writer.
@@ -124,6 +126,8 @@ class Doubts:
     _clock: IReactorTime
     _count: ICountsFacts
     _recent: dict[InstanceName, RecentFacts] = attrs.field(init=False, factory=dict)
+    # What is noted once the transaction of the step has ended.
+    _stored: dict[InstanceName, tuple[Apply | Reset, RecentFacts]] = attrs.field(init=False, factory=dict)
 
     def resume(self, stored: Mapping[InstanceName, str], positions: Mapping[InstanceName, Token]) -> None:
         """Go on from stored texts; one that belongs to another position is ignored: an older program has moved that."""
@@ -136,12 +140,15 @@ class Doubts:
         """Return the text that is stored with a step; None for a copy, or if the position stays."""
         if self._copies is not None or (not isinstance(step, Reset) and step.upto == step.after):
             return None
-        return self._with_step(writer, step).encode()
+        recent = self._with_step(writer, step)
+        self._stored[writer] = step, recent
+        return recent.encode()
 
     def note(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Note that a step was applied."""
         if self._copies is None:
-            self._recent[writer] = self._with_step(writer, step)
+            stored, recent = self._stored.pop(writer, (None, None))
+            self._recent[writer] = recent if recent is not None and stored is step else self._with_step(writer, step)
 
     async def common(
         self, writer: InstanceName, ours: History, theirs: History, *, after: Token, upto: Token
@@ -170,6 +177,4 @@ class Doubts:
             return None
 
     def _with_step(self, writer: InstanceName, step: Apply | Reset) -> RecentFacts:
-        now = self._clock.seconds()
-        recent = self._recent.get(writer) or RecentFacts(Token(0), (), now)
-        return recent.with_step(step, now)
+        return self._recent.get(writer, _NONE).with_step(step, self._clock.seconds())

@@ -314,7 +314,7 @@ class LinearTests(DoubtsCase):
 class RecentFactsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.time = 0.0
-        self.recent = RecentFacts(Token(0), (), self.time)
+        self.recent = RecentFacts(Token(0))
 
     def note(self, after: int, *tokens: int) -> None:
         self.recent = self.recent.with_step(Apply([*map(fact, tokens)], Token(after), Token(max(tokens))), self.time)

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 LOCK: Final = (
     "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
 )
-CREATE: Final = """
+_CREATE: Final = """
     CREATE TABLE IF NOT EXISTS applied_counts (
         stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, follower_name TEXT NOT NULL, counts TEXT NOT NULL,
         PRIMARY KEY (stream_name, instance_name, follower_name)
     )
 """
+CREATE: Final[Mapping[str, str]] = {"sqlite": f"{_CREATE} WITHOUT ROWID", "postgresql": _CREATE}
 # Whether the table exists, and whether this user may create it.
 STATE: Final[Mapping[str, str]] = {
     "sqlite": "SELECT count(*) > 0, 1 FROM sqlite_master WHERE type = 'table' AND name = 'applied_counts'",
@@ -64,7 +65,7 @@ def prepare_counts(database: ISqlExecutor) -> bool:
     if not exists and may_create:
         if database.dialect == "postgresql":
             database.execute(LOCK)
-        database.execute(CREATE)
+        database.execute(CREATE[database.dialect])
     return bool(exists or may_create)
 
 
