@@ -59,7 +59,7 @@ class Slot(NamedTuple):
     """The number of facts above ``after`` that were applied, up to the next slot."""
 
     after: Token
-    count: int
+    facts: int
 
 
 class RecentFacts(NamedTuple):
@@ -81,20 +81,20 @@ class RecentFacts(NamedTuple):
         count, slots = len(step.facts), self.slots if step.after == self.upto else ()
         if not slots or now - self.began >= SLOT:
             return RecentFacts(step.upto, (*slots, Slot(step.after, count))[-SLOTS:], now)
-        last = Slot(slots[-1].after, slots[-1].count + count)
+        last = Slot(slots[-1].after, slots[-1].facts + count)
         return RecentFacts(step.upto, (*slots[:-1], last), self.began)
 
     def above(self, token: Token) -> Slot | None:
         """Return a place at or below ``token``, and the number of facts above it; None if that is not known."""
         count = 0
         for slot in reversed(self.slots):
-            count += slot.count
+            count += slot.facts
             if slot.after <= token:
                 return Slot(slot.after, count)
         return None
 
     def encode(self) -> str:
-        """Return the position and the slots as JSON, ``[upto,[[after,count],…]]``."""
+        """Return the position and the slots as JSON, ``[upto,[[after,facts],…]]``."""
         return msgspec.json.encode((self.upto, self.slots)).decode()
 
     @classmethod

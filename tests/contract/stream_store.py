@@ -590,7 +590,7 @@ class StreamStoreContract(KeptFactsContract):
             return dict(self.wait(self.store.applied_counts(StreamName("copied"), FOLLOWER)))
 
         self.assertEqual(counts(), {})
-        of = {"stream": "copied", "follower": FOLLOWER}
+        of: dict[str, Any] = {"stream": "copied", "follower": FOLLOWER}
         with self.assertRaises(PositionMovedError):
             self.commit(write(5, expected=3, counts="never", **of))
         self.assertEqual(counts(), {})
