@@ -12,6 +12,7 @@ from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
+from replication.streams.merged_page import read_page_since
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -148,7 +149,7 @@ class ServedStreams:
         positions = known if copied else follower.positions()  # a copy has the facts of writers that do not run
         all_known = self._followed.all_positions_received() and positions.keys() == known.keys()
         options = {"limit": limit, "all_known": all_known}
-        return await self._tokens.merged_page(self.page, follower.name, after, positions, **options)
+        return await read_page_since(self._tokens.encode, self.page, follower.name, after, positions, **options)
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts to a stream that is written here; NotAWriterError if none is."""

@@ -8,6 +8,7 @@ import attrs
 
 from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError, ValueRefusedError
 from replication.streams.interfaces import ISqlExecutor
+from replication.streams.merged_page import BEGIN_AFTER
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def undeclared(stream: StreamName) -> UnknownStreamError:
 
 def facts_gone(stream: StreamName, writer: InstanceName, upto: Token) -> FactsGoneError:
     """Return the error for a page that would begin below facts that were deleted."""
+    cure = f"get them from segments, or {BEGIN_AFTER.format(upto=upto)}"
     return FactsGoneError(
-        f"facts of {stream} by {writer} up to {upto} are gone: get them from segments, or begin after {upto}",
+        f"facts of {stream} by {writer} up to {upto} are gone: {cure}",
         stream=stream,
         writer=writer,
         upto=upto,

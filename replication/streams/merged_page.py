@@ -5,23 +5,26 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
+from replication.errors import FactsGoneError
 from replication.streams.facts import fact_bytes
 from replication.streams.positions import MultiWriterToken
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from replication.streams.facts import Fact
     from replication.streams.interfaces import Page
-    from replication.wire.grammar import InstanceName, StreamName
+    from replication.wire.grammar import StreamName
 
 _MAX_TOKEN: Final = Token(2**63 - 1)
 MAX_BYTES: Final = 8 * 2**20
+BEGIN_AFTER: Final = "begin after {upto}"  # where a page of one writer may begin once facts are gone
+GO_ON_WITH: Final = "go on with since={since}"  # the same for pages of all writers
 
 
 class Fetch(Protocol):
@@ -91,3 +94,29 @@ async def read_merged_page(
     places = {writer: max(after.of(writer), min(position, floor)) for writer, position in positions.items()}
     start = min([*places.values()], default=after.stream) if all_known else after.stream
     return MergedPage(found[:count], MultiWriterToken(start, {**after.ahead, **places}), limited=floor < _MAX_TOKEN)
+
+
+async def read_page_since(
+    encode: Callable[[MultiWriterToken], Awaitable[str]],
+    fetch: Fetch,
+    stream: StreamName,
+    after: MultiWriterToken,
+    positions: Mapping[InstanceName, Token],
+    **options: Any,
+) -> tuple[MergedPage, str]:
+    """Return a page of all writers, as ``read_merged_page`` with ``options``, and the text of the token at its end.
+
+    ``encode`` returns the text of a token.  FactsGoneError: facts are gone; its ``since`` and its message have the
+    token with which to go on without them.  To begin after ``upto`` would leave out facts of other writers, too.
+    """
+    try:
+        page = await read_merged_page(fetch, stream, after, positions, **options)
+    except FactsGoneError as error:
+        if error.writer is None or error.upto is None:
+            raise
+        gone = MultiWriterToken(Token(0), {InstanceName(error.writer): Token(error.upto)})
+        since = await encode(after.advanced(gone))
+        # The message of a relay's source has the same words.
+        text = str(error).replace(BEGIN_AFTER.format(upto=error.upto), GO_ON_WITH.format(since=since))
+        raise FactsGoneError(text, stream=error.stream, writer=error.writer, upto=error.upto, since=since) from error
+    return page, await encode(page.upto)

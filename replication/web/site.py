@@ -319,10 +319,7 @@ class Api:
         if isinstance(error, errors.FactsGoneError):
             begin = {"instance": error.writer, "since": error.since}
             more: dict[str, Any] = {name: value for name, value in begin.items() if value is not None}
-            detail = str(error)
-            if error.since is not None:  # to begin after ``gone_upto`` would leave out facts of other writers, too
-                detail = detail.replace(f"begin after {error.upto}", f"go on with since={error.since}")
-            return RequestError(410, detail, gone_upto=error.upto, **more)
+            return RequestError(410, str(error), gone_upto=error.upto, **more)
         status = next(status for classes, status in STATUSES if isinstance(error, classes))
         return RequestError(status, str(error))
 

@@ -8,6 +8,7 @@ import attrs
 
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import Page, PeerStatus, Sample, StreamStatus, WriterStatus
+from replication.streams.merged_page import read_page_since
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -100,7 +101,8 @@ class WrittenStreams:
         found = self._stream(stream)
         upto = await self._positions.complete(found)
         after = await self._tokens.read(token)
-        return await self._tokens.merged_page(self.page, found.definition.name, after, upto, limit=limit)
+        name = found.definition.name
+        return await read_page_since(self._tokens.encode, self.page, name, after, upto, limit=limit)
 
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts, each a list of decoded rows; see ``StreamWriter.append``."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replication.errors import FactsGoneError
+from replication.storage.contract import facts_gone
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
-from replication.streams.merged_page import MergedPage, read_merged_page
+from replication.streams.merged_page import MergedPage, read_merged_page, read_page_since
 from replication.streams.positions import MultiWriterToken, token_of
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -139,3 +142,60 @@ def test_the_order_over_answers_is_that_of_each_writer_and_of_the_tokens_number(
     for writer, received in seen.items():
         expected = [each.token for each in history.facts[writer] if each.token <= token.of(writer)]
         assert received == expected
+
+
+class Texts:
+    """A codec whose token of several writers is a text with a number for each."""
+
+    numbers: ClassVar = {ONE: 1, TWO: 2, THREE: 3}
+
+    async def encode(self, token: MultiWriterToken) -> str:
+        return token.encode(self.numbers)
+
+
+AFTER = MultiWriterToken(Token(2), {TWO: Token(4)})
+
+
+def error_since(error: FactsGoneError) -> FactsGoneError:
+    """Return what is raised for a page after ``AFTER`` if the pages of TWO end with ``error``."""
+    history = History([ONE, TWO, ONE, TWO])
+
+    async def fetch(stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
+        if writer == TWO:
+            raise error
+        return await history.fetch(stream, writer, after=after, upto=upto, limit=limit)
+
+    with pytest.raises(FactsGoneError) as raised:
+        result_of(read_page_since(Texts().encode, fetch, ORDERS, AFTER, {ONE: Token(9), TWO: Token(9)}, limit=9))
+    return raised.value
+
+
+def test_a_page_comes_with_the_text_of_its_last_token() -> None:
+    history = History([ONE, TWO, ONE, TWO])
+    reading = read_page_since(
+        Texts().encode, history.fetch, ORDERS, AFTER, {ONE: Token(4), TWO: Token(5)}, limit=9, all_known=False
+    )
+    page, text = result_of(reading)
+    assert [each.token for each in page.written] == [4, 5]
+    assert text == "m2~1.4~2.5"
+
+
+def test_of_facts_that_are_gone_the_error_has_the_token_that_leaves_out_nothing_else() -> None:
+    error = error_since(facts_gone(ORDERS, TWO, Token(6)))
+    cure = "get them from segments, or go on with since=m2~2.6"
+    assert str(error) == f"facts of orders by two up to 6 are gone: {cure}"
+    assert (error.stream, error.writer, error.upto, error.since) == (ORDERS, TWO, 6, "m2~2.6")
+
+
+def test_the_cure_in_the_answer_of_a_source_is_replaced_too() -> None:
+    """A relay fetches pages over HTTP: the message of its source names an ID."""
+    text = f"http://one: HTTP 410: {facts_gone(ORDERS, TWO, Token(6))}; name a folder"
+    error = error_since(FactsGoneError(text, stream=ORDERS, writer=TWO, upto=Token(6)))
+    gone = "facts of orders by two up to 6 are gone: get them from segments, or go on with since=m2~2.6"
+    assert str(error) == f"http://one: HTTP 410: {gone}; name a folder"
+
+
+def test_where_a_source_never_has_the_facts_there_is_no_token() -> None:
+    error = FactsGoneError("the folder has no segments", stream=ORDERS, writer=TWO)
+    assert error_since(error) is error
+    assert error.since is None

@@ -6,20 +6,17 @@ A Synapse has the same table.  It is created when a token with several writers i
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from replication.errors import FactsGoneError, StreamError
+from replication.errors import StreamError
 from replication.storage.transactions import run_transaction
-from replication.streams.merged_page import MergedPage, read_merged_page
 from replication.streams.positions import MultiWriterToken
-from replication.wire.grammar import InstanceName, Token
+from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from replication.streams.interfaces import ISqlExecutor, IStreamStore
-    from replication.streams.merged_page import Fetch
-    from replication.wire.grammar import StreamName
 
 CREATE: Final[Mapping[str, Sequence[str]]] = {
     "sqlite": (
@@ -75,27 +72,6 @@ class TokenCodec:
         if not token.ahead.keys() <= self._numbers.keys():
             self._numbers = await number_instances(self._store, token.ahead.keys())
         return token.encode(self._numbers)
-
-    async def merged_page(
-        self,
-        fetch: Fetch,
-        stream: StreamName,
-        after: MultiWriterToken,
-        positions: Mapping[InstanceName, Token],
-        **options: Any,
-    ) -> tuple[MergedPage, str]:
-        """Return a page of all writers, as ``read_merged_page``, and the token at its end.
-
-        FactsGoneError: facts are gone; its ``since`` is the token with which to go on without them.
-        """
-        try:
-            page = await read_merged_page(fetch, stream, after, positions, **options)
-        except FactsGoneError as error:
-            if error.writer is not None and error.upto is not None:
-                gone = MultiWriterToken(Token(0), {InstanceName(error.writer): Token(error.upto)})
-                error.since = await self.encode(after.advanced(gone))
-            raise
-        return page, await self.encode(page.upto)
 
     def _parse(self, text: str) -> MultiWriterToken:
         return MultiWriterToken.parse(text, {number: name for name, number in self._numbers.items()})
