@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from replication.follower.audit import Audit
 from replication.follower.doubts import Doubts
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
+from replication.follower.links import FollowedLinks
 from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
@@ -101,23 +101,19 @@ class FollowedStreams:
     copy: bool = attrs.field(init=False, default=False)  # whether streams without a function are copied
     _linear: set[StreamName] = attrs.field(init=False, factory=set)
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
-    endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)  # where each POSITION came from
-    _first_positions: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)
-    # The open connections that have sent a POSITION of each writer; one of them is followed.
-    _links: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
-    _announced: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions of followed streams
+    links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found."""
         if self.relay is not None:
-            self.relay.all_found = self.all_positions_received
+            self.relay.all_found = self.links.all_positions_received
         if self._audit_interval and self._sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
                 over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
-                links=self._first_positions,
-                endpoints=self.endpoints,
+                links=self.links,
+                endpoints=self.links.endpoints,
                 followers=self,
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
@@ -153,10 +149,6 @@ class FollowedStreams:
 
     # ---- life
 
-    def add_client(self, client: IWriterLink) -> None:
-        """Follow what a client receives."""
-        self._first_positions[client] = Deferred()
-
     async def open(self) -> None:
         """Read the stored positions of ``names``, or of the streams with a function; ReplicationError if that fails."""
         for decorator, registered in (("on_reset", self.undo.keys()), ("on_failed_fact", self.on_failed.keys())):
@@ -167,15 +159,15 @@ class FollowedStreams:
 
     def start(self) -> None:
         """Connect to every writer."""
-        for client in self._first_positions:
+        for client in self.links:
             if not self._lifetime.ended:
                 client.start()
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
         PositionReports(
             instance_name=self._instance_name,
-            processes=partial(http_of_writers, self),
+            processes=self.http_of_writers,
             followers=self,
-            copied=partial(_copied_streams, self),
+            copied=self._copied_streams,
             lifetime=self._lifetime,
         ).start()
         database = self._sources.foreign_database()
@@ -183,25 +175,14 @@ class FollowedStreams:
             Audit(
                 source=database,
                 followers=self,
-                links=self._first_positions,
+                links=self.links,
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
             ).start()
 
-    async def first_positions(self) -> None:
-        """Return once every connection has sent its positions, or this process stops."""
-        for first in self._first_positions.values():
-            await share(first)
-
-    def end_waiting(self) -> None:
-        """Let ``first_positions`` return: this process stops."""
-        for first in self._first_positions.values():
-            if not first.called:
-                first.callback(None)
-
     async def stop(self, clock: IReactorTime) -> None:
         """Close every connection, and let running functions end for STOP_PATIENCE seconds."""
-        await DeferredList([client.stop() for client in self._first_positions])
+        await DeferredList([client.stop() for client in self.links])
         running = [each for follower in self for each in follower.in_progress()]
         ended = DeferredList([share(each) for each in running], consumeErrors=True)
         await ended.addTimeout(STOP_PATIENCE, clock, lambda _result, _seconds: None)
@@ -212,12 +193,21 @@ class FollowedStreams:
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the history of a writer from the catch-up sources; CatchUpError if one fails and none has it."""
-        return await self._sources.history(self.endpoints.get(writer), stream, writer)
+        return await self._sources.history(self.links.endpoints.get(writer), stream, writer)
 
     async def fetch_page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         """Return a page for a follower of this process, which keeps no copy; CatchUpError if no source has it."""
-        page = await self._sources.page(self.endpoints.get(writer), stream, writer, step, limit)
+        page = await self._sources.page(self.links.endpoints.get(writer), stream, writer, step, limit)
         return page if self._access_tokens else attrs.evolve(page, facts=hide_access_tokens(stream, page.facts))
+
+    def http_of_writers(self) -> list[HttpCatchUp]:
+        """Return the HTTP of the writers, or of the relays, that are followed."""
+        return self._sources.over_http_of(self.links.endpoints.values())
+
+    def known_writers(self, stream: StreamName) -> Collection[InstanceName] | None:
+        """Return the writers of a stream that is followed, None of another one."""
+        follower = self._followers.get(stream)
+        return None if follower is None else follower.all_positions()
 
     # ---- what clients receive
 
@@ -242,16 +232,12 @@ class FollowedStreams:
                 self._commands.receive(client.peer, command)
                 if self.relay is not None:
                     self.relay.pass_down(command)
-        if positions:
-            self._announced.add(client)
-            if client.state == "following" and not self._first_positions[client].called:
-                self.following(client)
+        if positions and self.links.is_late(client):
+            self.following(client)
 
     def following(self, client: IWriterLink) -> None:
         """Process the end of the first positions of a connection."""
-        first = self._first_positions[client]
-        if client in self._announced and not first.called:
-            first.callback(None)
+        self.links.following(client)
         if self._relayed_audit is not None:
             self._relayed_audit.following(client)
         for follower in self:
@@ -265,11 +251,7 @@ class FollowedStreams:
         self._sources.connection_lost()
         for follower in self:
             follower.connection_lost(client)
-        shared = [links for links in self._links.values() if client in links]
-        for links in shared:
-            links.remove(client)
-        for other in {each for links in shared for each in links}:
-            other.request_positions()
+        self.links.lost(client)
 
     def invalidate(self, facts: Iterable[Fact]) -> None:
         """Invalidate caches by facts of the caches stream."""
@@ -278,10 +260,6 @@ class FollowedStreams:
                 self._caches.apply(fact.rows)
             except StreamError as error:  # the other rows are applied; a bad row must not stop the stream
                 self.log.error("caches fact {token}: {error}", token=fact.token, error=str(error))
-
-    def all_positions_received(self) -> bool:
-        """Whether each process that is followed has sent its positions since the start."""
-        return all(first.called for first in self._first_positions.values())
 
     # ---- inside
 
@@ -293,8 +271,7 @@ class FollowedStreams:
             client.position_missing()
 
     def _position_received(self, client: IWriterLink, command: Position) -> None:
-        self.endpoints[command.instance] = client.endpoint
-        self._links[command.instance].add(client)
+        self.links.position_received(client, command.instance)
         follower = self._followers.get(command.stream)
         if follower is None:
             follower = self._follower(command.stream)
@@ -313,7 +290,7 @@ class FollowedStreams:
             else:
                 return
             await self._lifetime.sleep(backoff.next())
-            for client in self._first_positions:
+            for client in self.links:
                 client.request_positions()  # positions that arrived meanwhile were dropped
 
     def _follower(self, name: StreamName) -> StreamFollower:
@@ -327,7 +304,7 @@ class FollowedStreams:
         definition, database = self._described.get(name), self._sources.foreign_database()
         used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
         compared = used and database is not None and database.audits(name)
-        over_redis = any(is_redis(link.endpoint) for link in self._first_positions)
+        over_redis = any(is_redis(link.endpoint) for link in self.links)
         relayed = self._relayed_audit if used else None
         described = definition is not None and (definition.known_by_token or definition.position_name is not None)
         known = None
@@ -336,7 +313,7 @@ class FollowedStreams:
         caching = name == CACHES and bool(len(self._caches))
         make: Callable[..., StreamFollower] = StreamFollower
         if name in self._linear:
-            make = partial(MergingFollower, all_positions_received=self.all_positions_received)
+            make = partial(MergingFollower, all_positions_received=self.links.all_positions_received)
         follower = self._followers[name] = make(
             name=name,
             mode=mode,
@@ -363,7 +340,7 @@ class FollowedStreams:
 
     def _histories(self, name: StreamName, mode: FollowMode) -> FollowedHistories:
         async def count(stream: StreamName, writer: InstanceName, history: History, **of: Token) -> int | None:
-            return await self._sources.count(self.endpoints.get(writer), stream, writer, history, **of)
+            return await self._sources.count(self.links.endpoints.get(writer), stream, writer, history, **of)
 
         return FollowedHistories(
             stream=name,
@@ -382,7 +359,7 @@ class FollowedStreams:
         )
 
     async def _fetch(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
-        histories, endpoint = self._followers[stream].histories, self.endpoints.get(writer)
+        histories, endpoint = self._followers[stream].histories, self.links.endpoints.get(writer)
         followed = () if histories is None else await histories.followed(writer)
         try:
             return await self._sources.fetch(endpoint, stream, writer, step, limit, followed=followed)
@@ -406,8 +383,13 @@ class FollowedStreams:
             )
             return Page((), upto, limited=upto < step.upto, gone=True)
 
+    async def _copied_streams(self) -> Collection[StreamName]:
+        """Return the streams whose copies are stored here."""
+        stored = await self._store.stored_positions() if self.copy else ()
+        return [each for each in stored if self.wants(each) and each not in self._written]
+
     def _moved(self, stream: StreamName, writer: InstanceName, position: Token) -> None:
-        for client in self._first_positions:
+        for client in self.links:
             client.resume_reading()
         self._waiters.moved(stream, writer, position)
 
@@ -436,7 +418,7 @@ class FollowedStreams:
                 self.relay.end_patience()
             if self._lifetime.ended or self._same_name_logged:
                 return
-            connected = [client.connections if client.greeted else None for client in self._first_positions]
+            connected = [client.connections if client.greeted else None for client in self.links]
             if None not in connected and connected == before:
                 break
             before = connected
@@ -461,26 +443,3 @@ def described_streams(
     """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
     behind_redis = since_1_159.STREAMS if any(map(is_redis, endpoints)) else ()
     return {StreamName(each.name): each for each in (*(stream.definition for stream in behind_redis), *definitions)}
-
-
-def http_of_writers(followed: FollowedStreams) -> list[HttpCatchUp]:
-    """Return the HTTP of the writers, or of the relays, that are followed."""
-    return followed._sources.over_http_of(followed.endpoints.values())  # noqa: SLF001 (a function of this module)
-
-
-def silent_endpoints(followed: FollowedStreams) -> list[str]:
-    """Return the endpoints of writers and relays from which no position was received since the start."""
-    first = followed._first_positions.items()  # noqa: SLF001 (a function of this module)
-    return [client.endpoint for client, received in first if not received.called and not is_redis(client.endpoint)]
-
-
-def known_writers(followed: FollowedStreams, stream: StreamName) -> Collection[InstanceName] | None:
-    """Return the writers of a stream that is followed, None of another one."""
-    follower = followed.get(stream)
-    return None if follower is None else follower.all_positions()
-
-
-async def _copied_streams(followed: FollowedStreams) -> Collection[StreamName]:
-    """Return the streams whose copies are stored here."""
-    stored = await followed._store.stored_positions() if followed.copy else ()  # noqa: SLF001 (a function of this module)
-    return [each for each in stored if followed.wants(each) and each not in followed._written]  # noqa: SLF001

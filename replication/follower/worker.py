@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -20,13 +19,7 @@ from replication.follower.relay import make_relay
 from replication.follower.reports import RelayedReports
 from replication.follower.served import ServedStreams
 from replication.follower.skips import FollowedSkips
-from replication.follower.streams import (
-    FollowedStreams,
-    described_streams,
-    http_of_writers,
-    known_writers,
-    silent_endpoints,
-)
+from replication.follower.streams import FollowedStreams, described_streams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -322,7 +315,7 @@ class Worker(RegistersFunctions):
 
     async def _ready(self) -> None:
         await self.started()
-        await self._followed.first_positions()
+        await self._followed.links.first_positions()
         if self._lifetime.ended:
             raise _stopping_error(self.instance_name)
 
@@ -352,7 +345,7 @@ class Worker(RegistersFunctions):
         if server is not None:
             server.subscribers.refuse(Error.STOPPING)
         self._reporter.end()
-        self._followed.end_waiting()
+        self._followed.links.end_waiting()
         self._waiters.fail(_stopping_error(self.instance_name))
         if self._start is not None:
             await share(self._start)
@@ -432,17 +425,17 @@ class Worker(RegistersFunctions):
                 commands=self._functions.commands,
                 **followed,
             )
-        self._followed.add_client(client)
+        self._followed.links.add(client)
         return client
 
     def _make_served(self, rows: Mapping[StreamName, Sequence[str] | None], wall: Callable[[], float]) -> ServedStreams:
         reports: IFollowers | None = None if self._master is None else self._master.served.followers
         if self._relay is not None:
             reports = RelayedReports(
-                processes=partial(http_of_writers, self._followed),
-                missing=partial(silent_endpoints, self._followed),
+                processes=self._followed.http_of_writers,
+                missing=self._followed.links.silent_endpoints,
                 wall=wall,
-                writers=partial(known_writers, self._followed),
+                writers=self._followed.known_writers,
                 own=reports,
             )
         return ServedStreams(

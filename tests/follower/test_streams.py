@@ -478,7 +478,7 @@ class PageTests(WorkerCase):
         self.patch(CatchUpSources, "page", page)
         for shown in (False, True):
             followed = self.make_worker(access_tokens=shown)._followed
-            followed.endpoints[MASTER] = "tcp:a:1"
+            followed.links.endpoints[MASTER] = "tcp:a:1"
             found = now(followed.fetch_page(CACHES, MASTER, step, 7))
             text = row if shown else row.replace('["secret"]', "null")
             self.assertEqual(([*found.facts], found.upto, found.limited), ([Fact(Token(2), (text,))], 5, True))

@@ -1,0 +1,88 @@
+"""The links to the writers that a process follows: which of them have sent positions, and of which writers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from replication.deferreds import share
+from replication.net.endpoints import is_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replication.net.links import IWriterLink
+    from replication.wire.grammar import InstanceName
+
+
+@attrs.define(eq=False, repr=False)
+class FollowedLinks:
+    """The links of a process, and what each has sent of followed streams.
+
+    The first positions of a link are complete once it has sent a position, and follows.  ``endpoints`` has where the
+    last POSITION of each writer came from.
+    """
+
+    endpoints: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
+    _first: dict[IWriterLink, Deferred[None]] = attrs.field(init=False, factory=dict)  # fire once they are complete
+    _sent: set[IWriterLink] = attrs.field(init=False, factory=set)  # that have sent positions
+    # The open connections that have sent a POSITION of each writer; one of them is followed.
+    _of_writers: dict[InstanceName, set[IWriterLink]] = attrs.field(init=False, factory=lambda: defaultdict(set))
+
+    def add(self, link: IWriterLink) -> None:
+        """Add a link, before it is started."""
+        self._first[link] = Deferred()
+
+    def __iter__(self) -> Iterator[IWriterLink]:
+        """All links."""
+        return iter(self._first)
+
+    async def first_positions(self) -> None:
+        """Return once the first positions of every link are complete, or ``end_waiting`` is called."""
+        for first in self._first.values():
+            await share(first)
+
+    def end_waiting(self) -> None:
+        """Let ``first_positions`` return: this process stops."""
+        for first in self._first.values():
+            if not first.called:
+                first.callback(None)
+
+    def all_positions_received(self) -> bool:
+        """Whether the first positions of each link were complete once since the start."""
+        return all(first.called for first in self._first.values())
+
+    def silent_endpoints(self) -> list[str]:
+        """Return the endpoints of writers and relays whose first positions are not complete; a Redis is neither."""
+        return [
+            link.endpoint for link, first in self._first.items() if not first.called and not is_redis(link.endpoint)
+        ]
+
+    # ---- what links receive
+
+    def position_received(self, link: IWriterLink, writer: InstanceName) -> None:
+        """Note a POSITION of a followed stream."""
+        self.endpoints[writer] = link.endpoint
+        self._of_writers[writer].add(link)
+        self._sent.add(link)
+
+    def is_late(self, link: IWriterLink) -> bool:
+        """Whether a link follows, and its first positions were not complete then."""
+        return link.state == "following" and not self._first[link].called
+
+    def following(self, link: IWriterLink) -> None:
+        """Note that a link follows: its first positions are complete if it has sent any."""
+        first = self._first[link]
+        if link in self._sent and not first.called:
+            first.callback(None)
+
+    def lost(self, link: IWriterLink) -> None:
+        """Note a lost connection; another link to the same writers is followed from now on."""
+        shared = [links for links in self._of_writers.values() if link in links]
+        for links in shared:
+            links.remove(link)
+        for other in {each for links in shared for each in links}:
+            other.request_positions()

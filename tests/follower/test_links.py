@@ -1,0 +1,85 @@
+"""Which links have sent their first positions, and which other link is followed when a connection is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from replication.follower.links import FollowedLinks
+from replication.wire.grammar import InstanceName
+from tests.doubles import begin
+
+ONE, TWO = InstanceName("one"), InstanceName("two")
+
+
+class Link(SimpleNamespace):
+    """A link that counts how often it requests positions."""
+
+    def __init__(self, endpoint: str, state: str = "connected") -> None:
+        super().__init__(endpoint=endpoint, state=state, requests=0)
+
+    __hash__ = object.__hash__
+
+    def request_positions(self) -> None:
+        self.requests += 1
+
+
+class LinksTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.links = FollowedLinks()
+
+    def add(self, endpoint: str, state: str = "connected") -> Any:
+        link: Any = Link(endpoint, state)
+        self.links.add(link)
+        return link
+
+    def test_first_positions_are_complete_once_each_link_has_sent_some_and_follows(self) -> None:
+        first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
+        waiting = begin(self.links.first_positions())
+        self.links.following(first)
+        self.assertEqual(self.links.silent_endpoints(), ["tcp:a:1", "tcp:b:1"], "it has sent no position")
+        self.links.position_received(first, ONE)
+        self.links.following(first)
+        self.assertEqual((self.links.silent_endpoints(), waiting), (["tcp:b:1"], []))
+        self.links.position_received(second, TWO)
+        self.assertFalse(self.links.all_positions_received(), "more may come")
+        self.links.following(second)
+        self.links.following(second)
+        self.assertEqual((self.links.silent_endpoints(), waiting), ([], [None]))
+        self.assertTrue(self.links.all_positions_received())
+        self.assertEqual(self.links.endpoints, {ONE: "tcp:a:1", TWO: "tcp:b:1"})
+        self.assertEqual([*self.links], [first, second])
+
+    def test_a_link_is_late_that_follows_before_its_first_position(self) -> None:
+        link = self.add("tcp:a:1")
+        self.assertFalse(self.links.is_late(link))
+        link.state = "following"
+        self.assertTrue(self.links.is_late(link))
+        self.links.position_received(link, ONE)
+        self.links.following(link)
+        self.assertFalse(self.links.is_late(link))
+
+    def test_a_stop_ends_the_waiting(self) -> None:
+        link = self.add("tcp:a:1")
+        self.add("tcp:b:1")
+        self.links.position_received(link, ONE)
+        self.links.following(link)
+        waiting = begin(self.links.first_positions())
+        self.links.end_waiting()
+        self.assertEqual(waiting, [None])
+
+    def test_a_redis_is_no_endpoint_of_a_writer(self) -> None:
+        self.add("redis://localhost/")
+        self.assertEqual(self.links.silent_endpoints(), [])
+        self.assertFalse(self.links.all_positions_received())
+
+    def test_after_a_loss_the_other_links_to_its_writers_request_positions_once(self) -> None:
+        lost, same, other = self.add("tcp:a:1"), self.add("tcp:b:1"), self.add("tcp:c:1")
+        for link, writer in ((lost, ONE), (lost, TWO), (same, ONE), (same, TWO), (other, InstanceName("three"))):
+            self.links.position_received(link, writer)
+        self.links.lost(lost)
+        self.assertEqual((lost.requests, same.requests, other.requests), (0, 1, 0))
+        self.links.lost(same)
+        self.assertEqual((lost.requests, same.requests, other.requests), (0, 1, 0), "the first one is not open")
