@@ -6,7 +6,7 @@ stored in one transaction.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from replication.errors import CatchUpError, ReplicationError, StoreError
 from replication.follower.application import Application, FailedFactFunction
 from replication.follower.failures import Again, FailingFacts
+from replication.follower.left_out import LeftOutRanges
 from replication.follower.relay import Relay, RelayedCursor
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
@@ -124,10 +125,7 @@ class StreamFollower:
     audit_known: bool = attrs.field(init=False, default=False)
     application: Application = attrs.field(init=False)
     lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
-    # Ranges that a copy leaves out because their facts are gone; each with the number of resets before it was found.
-    _gone: dict[InstanceName, list[tuple[Token, Token, int]]] = attrs.field(
-        init=False, factory=lambda: defaultdict(list)
-    )
+    _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
     # None: it begins just now.
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
     # None until they are read from the store.
@@ -366,8 +364,8 @@ class StreamFollower:
         if page.upto <= step.after:
             raise CatchUpError(f"the page for ({step.after}, {step.upto}] ends at {page.upto}")
         self.cursors[writer].fetched(step, page)
-        if page.gone and self.mode is FollowMode.COPIED:
-            self._gone[writer].append((step.after, page.upto, step.resets))
+        if page.left_out and self.mode is FollowMode.COPIED:
+            self._left_out.add(writer, step, page.upto)
 
     async def _check(self, writer: InstanceName, step: Check) -> None:
         """Compare the histories; if nothing must be undone, store that of the writer.
@@ -403,9 +401,7 @@ class StreamFollower:
             parts = {writer: step}
             await self.application.apply(writer, step, parts, self._write, partial(self._note_parts, parts))
         self.cursors[writer].applied(step)
-        if writer in self._gone:
-            at = self.cursors[writer].position
-            self._gone[writer] = [each for each in self._gone[writer] if each[0] >= at and each[2] >= step.resets]
+        self._left_out.applied(writer, step, self.cursors[writer].position)
         if self.histories is not None:
             self.histories.applied(writer, step)
         if isinstance(step, Reset):
@@ -458,9 +454,7 @@ class StreamFollower:
         counts = None if self.histories is None else self.histories.counts_after(writer, step)
         if isinstance(step, Reset):
             return Write(self.name, writer, step.to, reset=True, follower=follower, counts=counts)
-        found = self._gone.get(writer, ())
-        gone = max([upto for after, upto, resets in found if resets == step.resets and after < step.upto], default=None)
-        facts = step.facts if copying else ()
+        facts, gone = step.facts if copying else (), self._left_out.mark(writer, step)
         return Write(
             self.name, writer, step.upto, facts, expected=step.after, follower=follower, gone=gone, counts=counts
         )

@@ -381,7 +381,7 @@ class FollowedStreams:
                 after=step.after,
                 upto=upto,
             )
-            return Page((), upto, limited=upto < step.upto, gone=True)
+            return Page((), upto, limited=upto < step.upto, left_out=True)
 
     async def _copied_streams(self) -> Collection[StreamName]:
         """Return the streams whose copies are stored here."""

@@ -30,14 +30,14 @@ class Page:
     """A part of a range of facts.
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
-    may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``gone`` no source has the facts up to ``upto``
-    any more, so they are not here.
+    may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``left_out`` no source has the facts up to
+    ``upto`` any more, so they are not here.
     """
 
     facts: Sequence[Fact]
     upto: Token
     limited: bool
-    gone: bool = False
+    left_out: bool = False
 
 
 class ICatchUp(Protocol):
