@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replication.errors import SchemaError, StoreError
 from replication.streams.definitions import SourceTable, StreamDefinition
-from replication.wire.grammar import StreamName
+from replication.wire.grammar import StreamName, Token
 from tests.contract.stream_store import ME, OTHER, UsesStore, empty, fact, write
 
 if TYPE_CHECKING:
@@ -217,3 +217,5 @@ class JoinedContract(UsesStore):
         self.wait(self.store.declare(StreamDefinition(fish, row=["name"], table="fish", dialect=other)))
         self.commit(write(2, [fact(2, '["b"]')], stream=fish))
         self.assertEqual(self.sql("SELECT row FROM stream_fish"), [('["b"]',)])
+        for name in (PETS, fish):  # their facts are in no table of an application
+            self.assertEqual(self.wait(self.store.present(name, ME, after=Token(0), upto=Token(9))), set())

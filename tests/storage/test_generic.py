@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from replication.errors import SchemaError
 from replication.storage.generic import GenericRows, newest_of
+from replication.storage.postgres.joined import table_of as table_in_postgres
 from replication.storage.sqlite.generic import GenericTable
-from replication.streams.definitions import StreamDefinition
+from replication.storage.sqlite.joined import table_of as table_in_sqlite
+from replication.streams.definitions import SourceTable, StreamDefinition
+from replication.wire.grammar import Token
 from tests.contract.stream_store import ME, OTHER, empty, fact
 
 ORDERS = GenericTable(StreamDefinition("orders"))
@@ -30,3 +35,19 @@ def test_facts_become_rows_in_order() -> None:
 
 def test_rows_of_writers_become_positions() -> None:
     assert newest_of([("master", 5), ("worker2", 7)]) == {ME: 5, OTHER: 7}
+
+
+@pytest.mark.parametrize(("table_of", "other"), [(table_in_sqlite, "postgresql"), (table_in_postgres, "sqlite")])
+@pytest.mark.parametrize("joined", [False, True], ids=["mapped", "joined"])
+def test_a_stream_with_tables_only_in_another_kind_of_database_has_none_of_the_application_here(
+    table_of: Any, other: Any, joined: bool
+) -> None:
+    """A start asks for ID 1 in tables of the application; there is no session to ask here."""
+    where: dict[str, Any] = {"table": "orders", "dialect": other}
+    if joined:
+        where = {"tables": [SourceTable(table="orders", row=["item"], dialect=other)]}
+    definition = StreamDefinition("orders", row=["item"], **where)
+    assert definition.in_tables, "so a start asks"
+    table = table_of(definition)
+    assert isinstance(table, GenericRows)
+    assert table.present(cast("Any", None), ME, Token(0), Token(9)) == set()
