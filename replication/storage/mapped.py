@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from replication.errors import RemoteProtocolError, RowError, StoreError, ValueRefusedError
+from replication.errors import RowError, StoreError, ValueRefusedError
 from replication.storage.contract import MASTER, ISession
 from replication.storage.joined import ApplicationTables
 from replication.storage.names import quoted
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _Session = TypeVar("_Session", bound=ISession)
+
+
+class NotJsonError(StoreError):
+    """A column of an application's table has a value that JSON cannot express."""
+
 
 SEEK: Final = "writers_of_this_table"  # no table or column of the application has this name
 
@@ -70,7 +75,7 @@ class MappedRows(ApplicationTables[_Session]):
         return row
 
     def encode_rows(self, rows: Sequence[tuple[Any, ...]]) -> list[str]:
-        """Return rows, each with its ID first, as JSON texts; StoreError names a column that JSON cannot express."""
+        """Return rows, each with its ID first, as JSON texts; NotJsonError names a column that JSON cannot express."""
         try:
             return grammar.encode_rows([row[1:] for row in rows])
         except RowError as error:
@@ -82,9 +87,9 @@ class MappedRows(ApplicationTables[_Session]):
             )
             raise self.not_json(token, column, error) from error
 
-    def not_json(self, token: int, column: str, error: Exception) -> StoreError:
+    def not_json(self, token: int, column: str, error: Exception) -> NotJsonError:
         """Return the error for a value that JSON cannot express."""
-        return StoreError(
+        return NotJsonError(
             f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
             f"{token}, what is no JSON: {error}"
         )
@@ -94,10 +99,8 @@ class MappedRows(ApplicationTables[_Session]):
         """Raise ValueRefusedError if the column has changed a value just stored here into one that is no JSON."""
         try:
             yield
-        except StoreError as error:
-            if isinstance(error.__cause__, (RowError, RemoteProtocolError)):
-                raise ValueRefusedError(str(error)) from error
-            raise
+        except NotJsonError as error:
+            raise ValueRefusedError(str(error)) from error
 
     def own(self, writer: InstanceName) -> Sequence[InstanceName]:
         """Return the parameter for the instance column, if there is one."""

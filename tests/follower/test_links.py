@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.follower.links import FollowedLinks
@@ -14,15 +14,16 @@ from tests.doubles import begin
 ONE, TWO = InstanceName("one"), InstanceName("two")
 
 
-class Link(SimpleNamespace):
+@attrs.define(eq=False)
+class Link:
     """A link that counts how often it requests positions."""
 
-    def __init__(self, endpoint: str, state: str = "connected") -> None:
-        super().__init__(endpoint=endpoint, state=state, requests=0)
-
-    __hash__ = object.__hash__
+    endpoint: str
+    state: str = "connected"
+    requests: int = 0
 
     def request_positions(self) -> None:
+        """Count the request."""
         self.requests += 1
 
 

@@ -15,7 +15,7 @@ from replication.storage.contract import MASTER, WrittenFact, differs
 from replication.storage.joined import ALL_ROWS
 from replication.storage.mapped import MappedRows
 from replication.storage.pages import Rows, cut_rows
-from replication.storage.sqlite.session import SqliteSession
+from replication.storage.sqlite.session import SqliteSession, UndecodedError
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class MappedTable(MappedRows[SqliteSession]):
     def _page(self, session: SqliteSession, span: Sequence[object]) -> list[tuple[Any, ...]]:
         try:
             return session.run(self._query.page, span)
-        except StoreError as error:
+        except UndecodedError as error:
             wrong = session.find_undecoded(self._query.page, span)
             if wrong is None or not wrong[1]:  # column 0 is the ID
                 raise

@@ -37,6 +37,10 @@ CURES: Final = {
 }
 
 
+class UndecodedError(StoreError):
+    """A statement reads a text that is not UTF-8; ``SqliteSession.find_undecoded`` returns it."""
+
+
 class SqliteSession:
     """A connection to the file ``path``, or to a database of its own in memory; ``connect`` comes first.
 
@@ -142,9 +146,10 @@ class SqliteSession:
         name = getattr(error, "sqlite_errorname", "")
         cure = next((f"; {cure}" for start, cure in CURES.items() if name.startswith(start)), "")
         of_values = isinstance(error, (OverflowError, UnicodeEncodeError)) or name in _OF_VALUES
-        if str(error).startswith("Could not decode"):
+        undecoded = str(error).startswith("Could not decode")
+        if undecoded:
             cure = f"; replace the text that is not UTF-8; this statement reads it: {sql[:500]}"
-        kind = ValueRefusedError if of_values else StoreError
+        kind = ValueRefusedError if of_values else UndecodedError if undecoded else StoreError
         return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.mapped import NotJsonError
 from replication.storage.sqlite.mapped import MappedTable
 from replication.storage.sqlite.store import SqliteStore
 from replication.streams.definitions import StreamDefinition
@@ -64,12 +65,21 @@ class MappedTests(UsesStore, SynchronousTestCase):
         with self.assertRaisesRegex(ValueRefusedError, "column 'size' of table 'sizes' has, at ID 2, what is no JSON"):
             self.commit_events(fact(2, '["1e999"]'))
 
+    def test_a_text_that_a_trigger_changes_into_one_that_is_not_utf_8_is_refused(self) -> None:
+        self.map_events()
+        self.sql(
+            "CREATE TRIGGER spoil AFTER INSERT ON events BEGIN "
+            "UPDATE events SET name = CAST(x'41ff' AS TEXT) WHERE id = new.id; END"
+        )
+        with self.assertRaisesRegex(ValueRefusedError, r"column 'name' of table 'events' has, at ID 2, .*not UTF-8"):
+            self.commit_events(fact(2, '["a",1]'))
+
     def test_a_text_that_is_not_utf_8_is_named(self) -> None:
         self.map_events()
         self.sql("INSERT INTO events (id, name, size) VALUES (2, 'a\ufffd', 1), (3, 'b', CAST(x'41ff' AS TEXT))")
         self.assertEqual(self.wait(self.store.facts(EVENTS, ME, after=Token(0), upto=Token(2), limit=10)).upto, 2)
         with self.assertRaisesRegex(
-            StoreError, r"column 'size' of table 'events' has, at ID 3, .*'A\\xff' is not UTF-8"
+            NotJsonError, r"column 'size' of table 'events' has, at ID 3, .*'A\\xff' is not UTF-8"
         ):
             self.wait(self.store.facts(EVENTS, ME, after=Token(0), upto=Token(3), limit=10))
 

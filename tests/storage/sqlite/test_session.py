@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError, ValueRefusedError
-from replication.storage.sqlite.session import CURES, SqliteSession
+from replication.storage.sqlite.session import CURES, SqliteSession, UndecodedError
 
 
 class SessionTests(SynchronousTestCase):
@@ -35,7 +35,7 @@ class SessionTests(SynchronousTestCase):
     def test_a_text_that_is_not_utf_8_is_refused_with_the_statement_that_reads_it(self) -> None:
         self.session.run("CREATE TABLE shop (name TEXT)")
         self.session.run("INSERT INTO shop VALUES ('ok'), (CAST(x'ff' AS TEXT))")
-        with self.assertRaisesRegex(StoreError, "not UTF-8; this statement reads it: SELECT name FROM shop"):
+        with self.assertRaisesRegex(UndecodedError, "not UTF-8; this statement reads it: SELECT name FROM shop"):
             self.session.run("SELECT name FROM shop")
 
     def test_an_error_that_may_pass_is_temporary(self) -> None:
