@@ -44,6 +44,7 @@ class FollowedHistories:
         accept_new: whether another history is followed from the beginning, and a function's position is lowered
             without a function that undoes what was applied.
         changed: is called with the stream and a writer whose stored history has changed.
+        begun_again: is called once a writer is known to have started again, before its facts are applied.
         doubts: counts facts after a start of the writer; None if that is not possible.
 
     """
@@ -57,6 +58,7 @@ class FollowedHistories:
     _fetch: Callable[[StreamName, InstanceName], Coroutine[Deferred[Any], Any, History]]
     accept_new: bool = False
     _changed: Callable[[StreamName, InstanceName], object] | None = None
+    _begun_again: Callable[[], object] | None = None
     _doubts: Doubts | None = None
     checks: int = attrs.field(init=False, default=0)
     mismatches: int = attrs.field(init=False, default=0)
@@ -103,7 +105,10 @@ class FollowedHistories:
 
     async def store(self, writer: InstanceName, history: History) -> None:
         """Store the history of a writer; all applied facts are of this history."""
-        if history and [*history] != [*await self.followed(writer)]:
+        followed = await self.followed(writer)
+        if history and [*history] != [*followed]:
+            if followed and self._begun_again is not None:
+                self._begun_again()
             if self._store is not None:
                 await self._store.store_histories(writer, {self._stream: history}, self._follower)
             self._followed[writer] = history

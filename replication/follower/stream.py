@@ -46,6 +46,11 @@ LAST_RETRY: Final = 10.0
 _DOING: Final = {CatchUp: "fetching", Check: "checking the history of", Again: "applying again a fact of"}
 
 
+def begin_without_gap(command: Position) -> Token:
+    """Return the position from which nothing has to be fetched, given the first POSITION of a writer."""
+    return min(command.prev, command.new)
+
+
 class FollowMode(Enum):
     """What a follower stores of a stream."""
 
@@ -108,7 +113,7 @@ class StreamFollower:
     _on_failed: FailedFactFunction | None = None
     _is_open: Callable[[Any], Deferred[bool]] = lambda _: succeed(True)
     _first: Callable[[InstanceName, Apply | Reset], None] | None = None
-    _begin: Callable[[Position], Token] = lambda command: min(command.prev, command.new)
+    _begin: Callable[[Position], Token] = begin_without_gap
     _access_tokens: bool = False
     _relay: Relay | None = None
     cursors: dict[InstanceName, Cursor] = attrs.field(init=False, factory=dict)

@@ -19,7 +19,7 @@ from replication.follower.links import FollowedLinks
 from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
-from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower
+from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower, begin_without_gap
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
@@ -333,6 +333,7 @@ class FollowedStreams:
             confirm_audit=None if relayed is None else relayed.confirm,
             is_open=lambda client: client.is_open(),
             first=self._invalidate_step if name == CACHES else None,
+            begin=self._begin_caches if name == CACHES else begin_without_gap,
             access_tokens=self._access_tokens,
             relay=self.relay,
         )
@@ -350,6 +351,8 @@ class FollowedStreams:
             fetch=self.fetch_history,
             accept_new=self._accept_new_history or mode is FollowMode.POSITION_ONLY,
             changed=None if self.relay is None else self.relay.restarted,
+            # It may have lost facts that were not received here, and values may have been read before that.
+            begun_again=self._caches.clear if name == CACHES else None,
             doubts=Doubts(
                 stream=name,
                 copies=self._store if mode is FollowMode.COPIED else None,
@@ -392,6 +395,11 @@ class FollowedStreams:
         for client in self.links:
             client.resume_reading()
         self._waiters.moved(stream, writer, position)
+
+    def _begin_caches(self, command: Position) -> Token:
+        """Clear the caches at the first POSITION of a writer: what it has sent before is never received here."""
+        self._caches.clear()
+        return begin_without_gap(command)
 
     def _invalidate_step(self, _: InstanceName, step: Apply | Reset) -> None:
         if isinstance(step, Reset):

@@ -276,6 +276,20 @@ class CacheTests(WorkerCase):
         self.assertEqual(self.calls, ["1", "2", "1"])
         self.assertEqual(fresh, ["1"])
 
+    def test_a_value_from_before_the_first_position_of_a_writer_is_not_kept(self) -> None:
+        """An invalidation that was published before that position is never received."""
+        self.get("1")
+        self.start()
+        self.get("1")
+        self.get("1")
+        self.assertEqual(self.calls, ["1"] * 2)
+        self.send(self.writer, position(1, 7, "caches", "other"))
+        self.get("1")
+        self.assertEqual((self.calls, self.at("caches", "other")), (["1"] * 3, 7))
+        self.send(self.writer, position(7, 9, "caches", "other"))
+        self.get("1")
+        self.assertEqual(self.calls, ["1"] * 3)
+
     def test_a_special_name_invalidates_several_caches(self) -> None:
         self.worker.caches.fan_out("changed", "get", "unknown")
         self.start()

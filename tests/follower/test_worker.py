@@ -550,6 +550,30 @@ class FollowingTests(WorkerCase):
         self.net.run(10.0)
         self.assertEqual(get_value("a"), "restored")
 
+    def test_no_cached_value_is_of_a_lost_fact_that_the_worker_had_not_received(self) -> None:
+        """The value was read from the database while the connection was lost."""
+        values = ["restored"]
+
+        @self.worker.cached()
+        def get_value(_key: str) -> str:
+            return values[-1]
+
+        self.start()
+        self.invalidate("a")
+        self.net.cut()
+        values.append("lost")
+        self.assertEqual(get_value("a"), "lost")
+        values.append("restored")
+        begin(self.master.stop())
+        self.begin_master()
+        begin(self.master.start())
+        self.net.run(10.0)
+        self.assertEqual(get_value("a"), "restored")
+        values.append("not read: the connection was lost, but the writer was not started again")
+        self.net.cut()
+        self.net.run(10.0)
+        self.assertEqual(get_value("a"), "restored")
+
     def invalidate(self, *keys: str) -> None:
         for each in keys:
             begin(self.master.stream(CACHES).append([[["get_value", [each], 1]]]))
