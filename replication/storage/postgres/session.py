@@ -5,12 +5,17 @@ one trip: BEGIN with the first statement, and COMMIT with all statements added b
 
 Every error of the server or the driver is raised as StoreError here.  Its message names the database, never the
 password, and, where one is known, the cure.
+
+The module has more than 500 lines because statements, transactions and the loss of a session share the state of one
+connection.
 """
 
 from __future__ import annotations
 
+import os
 import select
 from contextlib import contextmanager, suppress
+from socket import SHUT_RDWR, socket
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
@@ -123,6 +128,8 @@ class PostgresSession:
         self._backend: Sequence[object] = ()  # the server process
         self._server = ""  # the run of the server
         self._connection: psycopg.Connection | None = None
+        self._socket: psycopg.Connection | None = None  # the newest connection, also while it is configured
+        self._interrupted = False
         self._begun = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
         self._opening: str | None = None  # BEGIN, until it is sent
         self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
@@ -136,11 +143,13 @@ class PostgresSession:
         """
         if self.holder.lost is not None:
             raise self.holder.lost
+        if self._interrupted:
+            raise SessionLostError(f"database {self.name!r} did not answer in time, and this process ends")
         if self._is_stale():
             self._drop()
         if self._connection is None:
             with self.refusals():
-                connection = psycopg.connect(self.address.conninfo, autocommit=True)
+                connection = self._socket = psycopg.connect(self.address.conninfo, autocommit=True)
                 connection.prepared_max = PREPARED
                 if not self._settings:
                     connection.prepare_threshold = None
@@ -162,6 +171,18 @@ class PostgresSession:
         self._begun = False
         self._clear_waiting()
         self._drop()
+
+    def interrupt(self) -> None:
+        """Let a statement that the server has not answered fail, on any thread; the session is not opened again.
+
+        What becomes of its transaction is not known: the server may still execute the statement.
+        """
+        connection = self._socket
+        with suppress(psycopg.Error, OSError):
+            if connection is not None and connection.info.transaction_status == TransactionStatus.ACTIVE:
+                self._interrupted = True
+                with socket(fileno=os.dup(connection.fileno())) as end:
+                    end.shutdown(SHUT_RDWR)
 
     # ---- statements
 
@@ -422,6 +443,8 @@ class PostgresSession:
 
     def _was_committed(self, backend: Sequence[object]) -> bool:
         """Ask until the server answers.  A process that has lost its name may ask, too, in a session for that alone."""
+        if self._interrupted:
+            raise OutcomeUnknownError("the outcome of this commit is unknown: the server did not answer in time")
         self._in_doubt = True
         try:
             while True:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from itertools import islice
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
 
@@ -56,6 +57,8 @@ READ_ONLY: Final[Mapping[str, str]] = {
     **PAGES,
 }
 
+PATIENCE: Final = 5.0  # seconds for which ``close`` waits until the server answers a statement
+INTERVAL: Final = 0.5  # seconds between two looks for such statements after that
 HELD_FOR: Final = 1.0  # seconds for which names count as held after they were
 _OF_SESSION: Final = frozenset(("LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE"))
 _OF_TRANSACTION: Final = frozenset(("LOCAL", "TRANSACTION", "CONSTRAINTS"))  # a SET that ends with the transaction
@@ -94,6 +97,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
         self._foreign = foreign
         self._connections = connections
         self._ending = Event()
+        self._sessions: WeakSet[PostgresSession] = WeakSet()
         self._holder = Holder(self._report_loss)
         self._sequences: dict[StreamName, PostgresSequence] = {}
         self._ids: ConnectionThread[PostgresIds] | None = None
@@ -183,19 +187,25 @@ class PostgresStore(SqlStore[PostgresConnection]):
     async def close(self) -> None:
         """Finish what runs, with open transactions, and close all sessions.
 
-        A commit whose outcome the server cannot answer now is not waited for.
+        A commit whose outcome the server cannot answer now is not waited for.  A statement that the server has not
+        answered after PATIENCE seconds fails.
         """
         async with self._opening:
             if self._closed:
                 return
             self._closed = True
         self._ending.set()
-        await self._writer_lock.acquire()
-        for _ in range(self._connections):
-            await self._slots.acquire()
-        for connection in (*self._writing(), self._reader, self._ids, *self._watches):
-            if connection is not None:
-                await connection.close()
+        closed = Event()
+        Thread(target=self._interrupt, args=(closed,), name=f"replication end of {self.name}", daemon=True).start()
+        try:
+            await self._writer_lock.acquire()
+            for _ in range(self._connections):
+                await self._slots.acquire()
+            for connection in (*self._writing(), self._reader, self._ids, *self._watches):
+                if connection is not None:
+                    await connection.close()
+        finally:
+            closed.set()
 
     # ---- for transactions and sequences
 
@@ -271,8 +281,18 @@ class PostgresStore(SqlStore[PostgresConnection]):
         ids = PostgresIds(self._new_session(IDS_SETTINGS), self._allocations)
         self._ids = ConnectionThread(self._reactor, ids, self.name)
 
+    def _interrupt(self, closed: Event) -> None:
+        """Let statements that the server does not answer fail, until the store is closed."""
+        patience = PATIENCE
+        while not closed.wait(patience):
+            patience = INTERVAL
+            for session in list(self._sessions):
+                session.interrupt()
+
     def _new_session(self, settings: Mapping[str, str]) -> PostgresSession:
-        return PostgresSession(self.address, self._ending, self._holder, settings)
+        session = PostgresSession(self.address, self._ending, self._holder, settings)
+        self._sessions.add(session)
+        return session
 
     def _new_thread(
         self, settings: Mapping[str, str], *, read_only: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -18,8 +19,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CommitsLostError, ConfigError, SchemaError, StoreError
 from replication.storage.memory import MemoryStore
+from replication.storage.postgres import store as postgres_store
 from replication.storage.postgres.connection import PostgresConnection
 from replication.storage.postgres.ids import END_SESSIONS, LOCK_SHARED
+from replication.storage.postgres.session import OutcomeUnknownError
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
@@ -35,7 +38,7 @@ from tests.contract.stream_store import (
     facts,
     write,
 )
-from tests.storage.on_postgres import OnPostgres
+from tests.storage.on_postgres import OTHERS, OnPostgres
 from tests.storage.pump import PATIENCE, threads_of
 from tests.system.daemons import until
 
@@ -330,6 +333,30 @@ class WaitingTests(UsesThreads, SynchronousTestCase):
         self.wait(waiting)
         self.wait(closed)
         self.assertEqual(self.sql("SELECT stream_id FROM stream_orders ORDER BY 1"), [(2,), (3,)])
+
+    def test_close_does_not_wait_for_a_server_that_does_not_answer(self) -> None:
+        """A table is locked, and a server process is stopped: the outcome of what it was sent is not known."""
+        self.patch(postgres_store, "PATIENCE", 0.5)
+        self.commit(write(2, facts(2)))
+        ids = [pid for (pid,) in self.sql(f"SELECT pid FROM pg_stat_activity WHERE {OTHERS} AND query <> ''")]
+        with psycopg.connect(self.url) as other:
+            other.execute("LOCK TABLE stream_orders IN ACCESS EXCLUSIVE MODE")
+            locked = self.begin(self.store.transaction().commit([write(3, facts(3))]))
+            self.pump.run_call()  # the end of the turn
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            until(lambda: self.sql(waiting), "the commit waits")
+            stopped = [pid for pid in ids if (pid,) not in self.sql(waiting)]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                reading = self.begin(self.store.positions(ORDERS))
+                self.wait(self.store.close())
+            finally:
+                for pid in stopped:
+                    os.kill(pid, signal.SIGCONT)
+            self.failureResultOf(locked, OutcomeUnknownError)
+            self.failureResultOf(reading, StoreError)
+        self.assertEqual(threads_of(self.store.name), [])
 
 
 class ConnectionPoolTests(UsesThreads, SynchronousTestCase):
