@@ -34,6 +34,26 @@ class _Statement:
     name: bytes = b""
 
 
+class WaitingStatements:
+    """The statements of a transaction that are sent together with its next one."""
+
+    def __init__(self) -> None:
+        self.opening: str | None = None  # BEGIN, until it is sent
+        self.added: list[tuple[str, Sequence[object]]] = []
+
+    def take(self) -> list[tuple[str, Sequence[object]]]:
+        """Return the statements, which are sent now."""
+        opening: list[tuple[str, Sequence[object]]] = [] if self.opening is None else [(self.opening, ())]
+        taken = opening + self.added
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Drop the statements."""
+        self.opening = None
+        self.added.clear()
+
+
 class Pipeline:
     """Sends statements over a connection of the driver.
 

@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
-from replication.storage.postgres.pipeline import PREPARED, Pipeline
+from replication.storage.postgres.pipeline import PREPARED, Pipeline, WaitingStatements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,8 +131,7 @@ class PostgresSession:
         self._socket: psycopg.Connection | None = None  # the newest connection, also while it is configured
         self._interrupted = False
         self._begun = self._in_doubt = False  # in doubt: the outcome of a COMMIT is to be read
-        self._opening: str | None = None  # BEGIN, until it is sent
-        self._added: list[tuple[str, Sequence[object]]] = []  # statements, until they are sent
+        self._waiting = WaitingStatements()
         self._leftovers = Leftovers()
         self._pipeline: Pipeline | None = None  # of the driver's connection
 
@@ -169,7 +168,7 @@ class PostgresSession:
             with suppress(StoreError):
                 self.run(last)
         self._begun = False
-        self._clear_waiting()
+        self._waiting.clear()
         self._drop()
 
     def interrupt(self) -> None:
@@ -202,7 +201,7 @@ class PostgresSession:
         If it fails, the next statement raises its error.  Outside a transaction it runs at once.
         """
         if self._begun:
-            self._added.append((sql, parameters))
+            self._waiting.added.append((sql, parameters))
         else:
             self.run(sql, parameters)
 
@@ -291,7 +290,7 @@ class PostgresSession:
     def begin(self, how: str = "") -> None:
         """Begin a transaction; later statements run in it until ``commit`` or ``rollback``."""
         self.refresh()
-        self._begun, self._opening = True, f"BEGIN {how}"
+        self._begun, self._waiting.opening = True, f"BEGIN {how}"
 
     def begin_with_id(self, sequence: str) -> int:
         """Begin a transaction, and return an ID that it has allocated from a sequence, in one round trip.
@@ -319,7 +318,7 @@ class PostgresSession:
         If the session is lost at COMMIT, the server is asked for the outcome until it answers.  OutcomeUnknownError if
         ``ending`` is set before that.  CommitsLostError: earlier commits are lost.
         """
-        status = TransactionStatus.INTRANS if self._opening is None else TransactionStatus.IDLE
+        status = TransactionStatus.INTRANS if self._waiting.opening is None else TransactionStatus.IDLE
         if not self._begun or self._current().info.transaction_status != status:
             raise _undone(self.name, temporary=self._connection is None)
         backend = self._backend
@@ -351,7 +350,7 @@ class PostgresSession:
     def rollback(self) -> None:
         """Undo the transaction.  If ROLLBACK fails, the session is closed, and the server undoes the transaction."""
         self._begun = False
-        self._clear_waiting()
+        self._waiting.clear()
         # After an error in a pipeline the server skips the rest.  The driver counts skipped statements as prepared,
         # until it sends a ROLLBACK with a text that it has not sent before.
         self._rollbacks += 1
@@ -406,7 +405,7 @@ class PostgresSession:
     @contextmanager
     def _sending(self, *, in_pipeline: bool = False) -> Iterator[psycopg.Connection]:
         """Send the statements that wait together with the one of the caller."""
-        connection, waiting = self._current(), self._take_waiting()
+        connection, waiting = self._current(), self._waiting.take()
         if not waiting and not in_pipeline:
             yield connection
             return
@@ -420,17 +419,7 @@ class PostgresSession:
         with self.refusals():
             self._current()
             assert self._pipeline is not None  # noqa: S101 (there is a connection)
-            return self._pipeline.run([*self._take_waiting(), *statements])
-
-    def _take_waiting(self) -> list[tuple[str, Sequence[object]]]:
-        begin: list[tuple[str, Sequence[object]]] = [] if self._opening is None else [(self._opening, ())]
-        waiting = begin + self._added
-        self._clear_waiting()
-        return waiting
-
-    def _clear_waiting(self) -> None:
-        self._opening = None
-        self._added.clear()
+            return self._pipeline.run([*self._waiting.take(), *statements])
 
     def _current(self) -> psycopg.Connection:
         if self._begun and (self._connection is None or self._is_stale()):
