@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 PART_STREAMS: Final = 100  # are declared or read at once at the start; a stop waits for no more
 STOP_PATIENCE: Final = 10.0  # seconds in which open transactions must end when this process stops
+STORE_PATIENCE: Final = 5.0  # seconds in which the database must store what is left then
 
 
 class Master:
@@ -310,17 +311,24 @@ class Master:
     async def _close(self) -> None:
         self._subscribers.refuse("server stopping")
         if self._start is not None:
-            await share(self._start)
+            await self._within(STOP_PATIENCE, share(self._start))
         if self._slow_loop.running:
             self._slow_loop.stop()
         self._positions.stop()
+        await self._within(STOP_PATIENCE + STORE_PATIENCE, Deferred.fromCoroutine(self._settle()))
+        self._lifetime.end()
+        await self._subscribers.end()
+        await self._within(STORE_PATIENCE, Deferred.fromCoroutine(self._presence.stop()))
+        await self.store.close()
+
+    async def _settle(self) -> None:
         await self._transactions.finish(STOP_PATIENCE)
         await self._external.end()
         await self._positions.poll()
-        self._lifetime.end()
-        await self._subscribers.end()
-        await self._presence.stop()
-        await self.store.close()
+
+    async def _within(self, seconds: float, work: Deferred[Any]) -> None:
+        """Wait for work of which the database may never answer a statement; closing the store then ends that."""
+        await work.addTimeout(seconds, self._clock, lambda _result, _seconds: None)
 
     def _parts(self, definitions: Sequence[StreamDefinition]) -> Iterator[Sequence[StreamDefinition]]:
         """Yield the definitions in parts; StoppingError between two of them if this process is stopping."""

@@ -85,9 +85,9 @@ class Pair:
         """Run SQL in the master's database."""
         return self.server.sql(sql, *parameters, database=self.here)
 
-    def sessions(self) -> list[int]:
-        """Return the server's processes that serve the master."""
-        return [pid for (pid,) in self.server.sql(f"SELECT pid {SESSIONS}", self.here)]
+    def sessions(self, database: str = "") -> list[int]:
+        """Return the server's processes that serve the master, or the sessions of another database."""
+        return [pid for (pid,) in self.server.sql(f"SELECT pid {SESSIONS}", database or self.here)]
 
     def end_sessions(self) -> None:
         """Let the master begin new sessions, which have the current settings."""
@@ -269,6 +269,22 @@ def test_f14_a_server_that_sends_nothing_is_waited_for_and_health_does_not_wait(
     assert outcome[0][0] == 200
     pair.goes_on(2)
     assert pair.rows() == {0, 1, 2}
+
+
+def test_f14_sigterm_ends_processes_whose_server_sends_nothing(pair: Pair) -> None:
+    """A supervisor need not kill them; what the master has not acknowledged may be lost."""
+    append = Thread(target=lambda: pair.append(1))
+    frozen = [*pair.sessions(), *pair.sessions(pair.copy)]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        append.start()
+        until(lambda: pair.health()[0] == 503, "the master is not healthy")
+        assert (pair.worker.terminate(), pair.master.terminate()) == (0, 0)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    append.join()
 
 
 def test_f10_what_was_committed_when_the_connection_broke_is_found_out_and_sent(pair: Pair) -> None:
