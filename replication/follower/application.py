@@ -18,6 +18,8 @@ from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact,
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from replication.follower.failures import Step
+    from replication.follower.transaction_size import TransactionSize
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore, ITransaction, Write
     from replication.streams.merge import ApplyMerged
@@ -77,6 +79,7 @@ class Application:
         stream: its name.
         store: holds the positions.
         failing: the facts that the function cannot take.
+        size: of the function's transactions.
         function: ``function(facts, transaction)``; None if there is none, as of a copy.
         undo: ``undo(writer, to, transaction)``.
         on_failed: decides about a fact that fails.
@@ -88,9 +91,15 @@ class Application:
     _stream: StreamName
     _store: IStreamStore
     failing: FailingFacts
+    _size: TransactionSize
     function: Callable[..., object] | None = None
     undo: Callable[..., object] | None = None
     on_failed: FailedFactFunction | None = None
+
+    def cut(self, line: InstanceName, step: Step) -> Step:
+        """Return the part of a step that one transaction applies now."""
+        step = self.failing.cut(line, step)
+        return step if self.function is None else self._size.cut(step)
 
     async def apply(
         self,
@@ -166,7 +175,8 @@ class Application:
         facts, skipped = self.failing.divide(step.facts, transaction.writer_of)
         tried += facts
         if facts:
-            await self._run(self.function, facts, transaction)
+            with self._size.timing(len(facts)):
+                await self._run(self.function, facts, transaction)
         return skipped
 
     async def _decide(

@@ -134,7 +134,7 @@ class MergingFollower(StreamFollower):
             await super()._apply(writer, fresh)
 
     async def _apply_merged(self, step: ApplyMerged) -> None:
-        step = self.application.failing.cut(ALL, step)
+        step = self.application.cut(ALL, step)
         if self._first is not None:
             for each, part in step.parts.items():
                 self._first(each, part)

@@ -21,6 +21,7 @@ from replication.follower.application import Application, FailedFactFunction
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
 from replication.follower.relay import Relay, RelayedCursor
+from replication.follower.transaction_size import TransactionSize
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -144,6 +145,7 @@ class StreamFollower:
             stream=self.name,
             store=self._store,
             failing=FailingFacts(self.name, self._lifetime),
+            size=TransactionSize(self._lifetime.clock),
             function=self._function,
             undo=self._undo,
             on_failed=self._on_failed,
@@ -395,7 +397,7 @@ class StreamFollower:
         if isinstance(step, Reset) and self.histories is not None and self._function is not None and self._undo is None:
             await self.histories.check_reset(writer, step.after, step.to)
         if isinstance(step, Apply):
-            step = self.application.failing.cut(writer, step)
+            step = self.application.cut(writer, step)
         if self._first is not None:
             self._first(writer, step)
         if isinstance(step, Apply) and (facts := await self._new_facts(step)) is not step.facts:
