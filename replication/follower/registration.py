@@ -33,9 +33,9 @@ class RegistersFunctions:
         """Register a function that applies a stream's facts: ``function(facts, transaction)``.
 
         ``facts`` are a list of ``Fact`` of one writer, ascending.  ``transaction`` is an ``ApplyTransaction``; it also
-        stores the position.  The function may be plain, ``async`` or return a Deferred.  It receives 100 facts at first,
-        and then as many as it takes in about a second, at most 10,000 rows.  If it raises, its transaction is rolled
-        back, and it is called again with fewer of the facts, down to one.  Other streams go on.
+        stores the position.  The function may be plain, ``async`` or return a Deferred.  It receives 100 facts at
+        first, and then as many as it takes in about a second, at most 10,000 rows.  If it raises, its transaction is
+        rolled back, and it is called again with fewer of the facts, down to one.  Other streams go on.
 
         With ``linear``, the facts of all writers come in one order, that of their tokens, and ``transaction.writer_of``
         returns the writer of each.  All facts then wait for the slowest writer (docs/protocol/ids.md F1).

@@ -1,7 +1,6 @@
 """The Spark source ``replication``: streams by name, as batches and as streaming queries (docs/spark.md).
 
-The driver plans; executors fetch rows over HTTP, one partition for each writer and range of tokens.  The offsets of a
-streaming query are the map from writer to position.
+The driver plans; executors fetch rows over HTTP, one partition for each writer and range of tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from replication.errors import ConfigError
+from replication.spark.histories import check_histories, make_offset, positions_of
 from replication.spark.options import KEY_COLUMNS, SourceOptions
 from replication.streams.access_tokens import hide_access_tokens
 from replication.web.blocking_client import UnavailableError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from replication.spark.options import Offsets
+    from replication.streams.history import History
     from replication.streams.interfaces import Page
     from replication.web.blocking_client import HttpClient, StreamInfo
 
@@ -160,7 +161,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
-        self._goal: Offsets | None = None
+        self._goal: tuple[Offsets, Mapping[str, History]] | None = None
         self._newest: Offsets | None = None
         self._received = monotonic()
 
@@ -176,34 +177,46 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         limit = self._options.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return where the next micro-batch ends; it is empty while the HTTP API is unavailable, up to ``patience``."""
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; it is empty while the HTTP API is unavailable, up to ``patience``.
+
+        StreamError if the rows up to ``start`` are not those of the writers any more: a database was restored.
+        """
         options = self._options
         client = options.client(0.0 if self._goal is None else inf)
         try:
-            reached = self._note(client.stream(options.stream)) if self._goal is None else self._goal
-            end = {name: max(position, start.get(name, options.start)) for name, position in reached.items()}
+            reached, histories = self._reached(client) if self._goal is None else self._goal
+            check_histories(options.stream, start, histories)
+            begin = positions_of(start)
+            end = {name: max(position, begin.get(name, options.start)) for name, position in reached.items()}
             if isinstance(limit, ReadMaxRows):
-                end = self._admit(client, start, end, limit.max_rows)
+                end = self._admit(client, begin, end, limit.max_rows)
         except UnavailableError:
             if self._goal is not None or monotonic() - self._received > options.patience:
                 raise
             return start
         finally:
             client.close()
-        return dict(sorted({**start, **end}.items()))
+        return make_offset({**begin, **end}, start, histories)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End the query at the current positions."""
-        self._goal = self._note(self._options.info())
+        with closing(self._options.client(stream_exists=False)) as client:
+            self._goal = self._reached(client)
 
     def reportLatestOffset(self) -> Offsets | None:
         """Return the newest known positions, which Spark shows in the query's progress."""
         return self._newest
 
-    def partitions(self, start: Offsets, end: Offsets) -> list[TokenRange]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TokenRange]:
         """Return the ranges between two offsets."""
-        return token_ranges(start, end, self._options.start)
+        return token_ranges(positions_of(start), positions_of(end), self._options.start)
+
+    def _reached(self, client: HttpClient) -> tuple[Offsets, Mapping[str, History]]:
+        """Return the positions of the writers, and their histories, which are read after them."""
+        stream = self._options.stream
+        reached = self._note(client.stream(stream))
+        return reached, {name: client.history(stream, name) for name in reached}
 
     def _note(self, info: StreamInfo) -> Offsets:
         self._newest = self._options.positions(info)

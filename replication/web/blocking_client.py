@@ -16,6 +16,7 @@ import attrs
 
 from replication.errors import ConfigError, ReplicationError
 from replication.session.backoff import Backoff
+from replication.streams.history import Epoch
 from replication.urls import hide_secret
 from replication.web.address import bearer, split_url
 from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, read_page
@@ -24,6 +25,7 @@ from replication.wire.grammar import InstanceName, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from replication.streams.history import History
     from replication.streams.interfaces import Page
 
 _T = TypeVar("_T")
@@ -124,6 +126,21 @@ class HttpClient:
             if page.upto <= after:
                 raise UnavailableError(f"{self.url} has no facts of {writer} after {after} yet")
             return page
+
+        return self.retry(fetch)
+
+    def history(self, stream: str, writer: str) -> History:
+        """Return the history of a writer; it is empty if this process has none."""
+        path = f"/v1/streams/{quote(stream, safe='')}/history?{urlencode({'instance': writer})}"
+
+        def fetch() -> History:
+            try:
+                answer = json.loads(self.request("GET", path))
+            except HttpError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return ()
+                raise
+            return [Epoch(*each) for each in answer["epochs"]]
 
         return self.retry(fetch)
 

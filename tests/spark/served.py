@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replication.streams.facts import Fact
+    from replication.streams.history import Epoch
 
 
 class FakeMaster:
@@ -29,6 +30,7 @@ class FakeMaster:
     def __init__(self, row: tuple[str, ...] | None = None) -> None:
         self.row = row
         self.histories: dict[str, Sequence[Fact]] = {}
+        self.epochs: dict[str, list[Epoch]] = {}  # the history of each writer; 404 without one
         self.reached: dict[str, int] = {}  # positions that differ from the last fact's token
         self.unavailable = self.unknown = 0
         self.secret: str | None = None
@@ -53,6 +55,10 @@ class FakeMaster:
         match parts.path.split("/")[1:]:
             case ["v1", "streams", "orders"]:
                 return 200, json.dumps(self._status()).encode()
+            case ["v1", "streams", "orders", "history"]:
+                epochs = self.epochs.get(dict(parse_qsl(parts.query))["instance"])
+                if epochs is not None:
+                    return 200, json.dumps({"epochs": epochs}).encode()
             case ["v1", "streams", "orders", "updates"]:
                 return 200, self._page(dict(parse_qsl(parts.query)))
         return 404, b'{"error": "Not Found", "detail": "no such stream here"}'

@@ -13,14 +13,16 @@ import pytest
 pytest.importorskip("pyspark", reason="pip install '.[spark]' in the checkout")
 pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import replication.replay
-from replication.errors import ConfigError
+from replication.errors import ConfigError, StreamError
 from replication.spark import datasource
 from replication.spark.datasource import BatchReader, ReplicationDataSource, StreamReader, TokenRange, token_ranges
 from replication.spark.options import SourceOptions
+from replication.streams.history import Epoch
 from replication.streams.interfaces import Page
 from replication.web.blocking_client import HttpError
 from replication.wire.grammar import Token
@@ -232,7 +234,7 @@ def test_the_secret_is_read_from_a_file_and_sent(master: FakeMaster, tmp_path: P
 # ---- queries
 
 
-def follow(source: StreamReader, start: dict[str, int], limit: Any) -> tuple[dict[str, int], list[tuple[Any, ...]]]:
+def follow(source: StreamReader, start: dict[str, Any], limit: Any) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """Take one micro-batch."""
     end = json.loads(json.dumps(source.latestOffset(start, limit)))
     return end, read(source, source.partitions(start, end))
@@ -270,6 +272,46 @@ def test_a_new_writer_is_read_from_its_beginning(master: FakeMaster) -> None:
 def test_offsets_never_decrease(master: FakeMaster) -> None:
     master.reached[MASTER] = 20
     end: dict[str, int] = {MASTER: 58, OTHER: 59}
+    assert reader(master).latestOffset(end, ReadAllAvailable()) == end
+
+
+def epoch(name: str, start: int) -> Epoch:
+    return Epoch(name, Token(start), Token(start))
+
+
+def test_a_restored_writer_ends_a_query(master: FakeMaster) -> None:
+    """Its rows above the backup are in the sink, and are not the writer's any more."""
+    master.epochs = {MASTER: [epoch("a", 1)], OTHER: [epoch("x", 1)]}
+    source = reader(master)
+    end, _ = follow(source, {}, ReadAllAvailable())
+    assert end == {MASTER: 58, OTHER: 59, "histories of writers": {MASTER: [["a", 1, 1]], OTHER: [["x", 1, 1]]}}
+    master.epochs[MASTER] += [epoch("b", 58)]  # an ordinary restart
+    again, rows = follow(source, end, ReadAllAvailable())
+    assert (again["histories of writers"][MASTER], rows) == ([["a", 1, 1], ["b", 58, 58]], [])
+    master.epochs[MASTER][-1] = epoch("c", 50)
+    for since in (end, again):
+        for limit in (ReadAllAvailable(), ReadMaxRows(5)):
+            with pytest.raises(StreamError, match="master of orders was restored from a backup: its rows above 50 are"):
+                reader(master).latestOffset(since, limit)
+
+
+def test_a_writer_with_another_history_ends_a_query(master: FakeMaster) -> None:
+    master.epochs = {MASTER: [epoch("a", 1)]}
+    end, _ = follow(reader(master), {}, ReadAllAvailable())
+    master.epochs = {MASTER: [epoch("b", 1)]}
+    with pytest.raises(StreamError, match="master has another history of orders"):
+        reader(master).latestOffset(end, ReadAllAvailable())
+
+
+def test_a_checkpoint_without_histories_goes_on_and_gets_them(master: FakeMaster) -> None:
+    """It is of an earlier version, or the process had no history then; a process without one is trusted."""
+    start: dict[str, Any] = {MASTER: 58, OTHER: 59}
+    assert reader(master).latestOffset(start, ReadAllAvailable()) == start
+    master.epochs = {MASTER: [epoch(name, 1 + place) for place, name in enumerate("abcde")]}
+    end = reader(master).latestOffset(start, ReadAllAvailable())
+    assert end["histories of writers"] == {MASTER: [["c", 3, 3], ["d", 4, 4], ["e", 5, 5]]}
+    assert list(end) == ["histories of writers", MASTER, OTHER]
+    master.epochs = {}
     assert reader(master).latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -429,7 +471,12 @@ def test_a_query_has_every_row_once_despite_restarts_and_an_unavailable_master(
     query.stop()  # in the midst of something
     master.unavailable = 3
     master.reached = {}
+    master.epochs = {MASTER: [epoch("a", 1)]}  # the checkpoint has no histories until now
     query = start(availableNow=True)
     assert query.awaitTermination(120)
     assert rows() == ALL
     assert query.exception() is None
+    master.epochs = {MASTER: [epoch("a", 1), epoch("b", 50)]}
+    with pytest.raises(StreamingQueryException, match="restored from a backup: its rows above 50 are lost"):
+        start(availableNow=True).awaitTermination(120)
+    assert rows() == ALL

@@ -1,0 +1,55 @@
+"""Histories in the offsets of a streaming query, which ends if a writer was restored (docs/spark.md).
+
+An offset is the map from writer to position.  Under HISTORIES it has the newest epochs of each writer, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from replication.errors import StreamError
+from replication.streams.history import Epoch, common_position
+from replication.wire.grammar import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replication.spark.options import Offsets
+    from replication.streams.history import History
+
+HISTORIES: Final = "histories of writers"  # no instance name has a space
+KEPT: Final = 3  # epochs.  Only the last one may be replaced by a later one: if it has no facts
+
+_CURE: Final = "begin a new checkpoint, and write to an empty sink"
+
+
+def positions_of(offset: Mapping[str, Any]) -> Offsets:
+    """Return the position of each writer in an offset."""
+    return {name: position for name, position in offset.items() if name != HISTORIES}
+
+
+def make_offset(positions: Offsets, start: Mapping[str, Any], histories: Mapping[str, History]) -> dict[str, Any]:
+    """Return an offset with these positions; a history that is not known now is that of ``start``."""
+    known = {name: [[*epoch] for epoch in history[-KEPT:]] for name, history in histories.items() if history}
+    kept = {**start.get(HISTORIES, {}), **known}
+    offset = {**positions, HISTORIES: dict(sorted(kept.items()))} if kept else positions
+    return dict(sorted(offset.items()))  # Spark compares offsets as text
+
+
+def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[str, History]) -> None:
+    """Raise StreamError if rows up to the offset ``start`` are not those of the writers' histories."""
+    for name, epochs in start.get(HISTORIES, {}).items():
+        theirs, position = histories.get(name, ()), start.get(name, 0)
+        if not theirs:
+            continue
+        common = common_position([Epoch(*each) for each in epochs], theirs, Token(position))
+        if common is None and position > 1:
+            raise StreamError(
+                f"{name} has another history of {stream} than the one that this query has read up to {position}: was "
+                f"its database emptied or exchanged? Start it with the right database, or {_CURE}"
+            )
+        if common is not None and common < position:
+            raise StreamError(
+                f"{name} of {stream} was restored from a backup: its rows above {common} are lost, and this query has "
+                f"read up to {position}; {_CURE}"
+            )

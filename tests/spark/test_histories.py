@@ -1,0 +1,45 @@
+"""Histories in the offsets of a streaming query."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from replication.errors import StreamError
+from replication.spark.histories import HISTORIES, check_histories, make_offset, positions_of
+from replication.streams.history import Epoch
+from replication.wire.grammar import Token
+
+
+def epoch(name: str, settled: int, start: int) -> Epoch:
+    return Epoch(name, Token(settled), Token(start))
+
+
+A, B = epoch("a", 1, 1), epoch("b", 20, 30)
+
+
+def test_an_offset_has_positions_and_histories_in_the_order_of_their_names() -> None:
+    start = json.loads(json.dumps(make_offset({"w": 7}, {}, {"w": [A], "none": ()})))
+    assert start == {HISTORIES: {"w": [["a", 1, 1]]}, "w": 7}
+    assert positions_of(start) == {"w": 7}
+    end = make_offset({"w": 9, "new": 4}, start, {"new": [B], "w": ()})
+    assert json.dumps(end) == json.dumps({HISTORIES: {"new": [["b", 20, 30]], "w": [["a", 1, 1]]}, "new": 4, "w": 9})
+    assert make_offset({"w": 7}, {}, {"w": ()}) == {"w": 7}
+
+
+@pytest.mark.parametrize(("position", "raises"), [(1, False), (20, False), (30, False), (31, True)])
+def test_only_a_query_that_has_read_beyond_a_restore_ends(position: int, raises: bool) -> None:
+    """Up to the start of the new epoch, the rows are those of the backup."""
+    start = make_offset({"w": position}, {}, {"w": [A]})
+    check_histories("orders", start, {"w": [A]})
+    check_histories("orders", start, {})
+    if raises:
+        with pytest.raises(StreamError, match="rows above 20 are lost"):
+            check_histories("orders", start, {"w": [A, B]})
+    else:
+        check_histories("orders", start, {"w": [A, B]})
+
+
+def test_an_empty_stream_has_nothing_to_lose() -> None:
+    check_histories("orders", make_offset({"w": 1}, {}, {"w": [A]}), {"w": [B]})
