@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) -> Iterator[Finding]:
-    secret_file = found.secret_file
+    secret_file, shown = found.secret_file, certificate
     if found.config is not None:
         try:
             configured = config.load(config.role_of(found.config), found.config)
@@ -88,7 +88,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
             what = str(error).removeprefix(f"{found.config}: ")
             yield Finding(found.config, what, "correct this key or file; the daemon does not start before")
             return
-        secret_file = secret_file or configured.secret_file
+        secret_file, shown = secret_file or configured.secret_file, shown or configured.tls.shown
         sockets = config.sockets_of(configured, _no_factory, _no_factory)
         secrets = [each.secret_file for each in configured.access.values()]
         yield from check_files([configured.secret_file, configured.redis_password_file, *secrets])
@@ -97,11 +97,11 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         yield from check_sockets(sockets, insecure=configured.insecure)
         yield from check_database(configured, found.min_free * 2**20)
         yield from check_folders(configured)
-        yield from check_writers(configured, certificate)
+        yield from check_writers(configured, shown)
         yield from check_sources(configured)
         yield from check_redis(configured)
     for each in found.connect:
-        yield from check_wire(Url(each), found.server_name)
+        yield from check_wire(Url(each), found.server_name, shown)
     if found.http is None and (found.config is not None or found.connect):
         return
     try:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from contextlib import closing
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.cli.findings import Finding
 from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
+from replication.cli.tls_checks import check_https, describe_tls_failure, first_line
 from replication.errors import ConfigError, did_you_mean
 from replication.net.access import ALL
-from replication.net.endpoints import default_http_url, is_redis, split_endpoint
+from replication.net.endpoints import default_http_url, is_redis, show_certificate, split_endpoint
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from replication.config import Config
     from replication.urls import Url
 
-PATIENCE: Final = 5.0  # seconds for a line of the wire
 MAX_LAG: Final = 1_000  # IDs
-MAX_LINE: Final = 1_024  # bytes of a first line
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
 
 
@@ -35,7 +34,7 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
         time.sleep(LOOK_AGAIN)
         status = fetch(client)
     except HttpError as error:
-        yield Finding(client.url, str(error), _http_cure(error))
+        yield from _describe_http(client, error)
         return
     yield from _check_clock(client)
     if status["not_ready"]:
@@ -82,14 +81,17 @@ def _check_names(where: str, status: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterator[Finding]:
-    """Find what keeps a worker from following its writers: ports, TLS, names, secrets, streams, clocks."""
+    """Find what keeps a worker from following its writers: ports, TLS, names, secrets, streams, clocks.
+
+    ``certificate``: the files with the certificate and key that TLS shows.
+    """
     places = [(place.connect, place.http) for place in config.writers.values()]
     places += [(each, None) for each in config.connect]
     known: set[str] = set()
     complete = True
     for connect, given in places:
         if connect is not None and not is_redis(connect.reveal()):
-            yield from check_wire(connect, config.server_name)
+            yield from check_wire(connect, config.server_name, certificate)
         url = None if given is None else given.reveal()
         if url is None and connect is not None:
             url = default_http_url(connect.reveal())
@@ -101,7 +103,7 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
             with closing(HttpClient(url, config.secret, certificate=certificate)) as client:
                 found, findings = _ask_writer(client, config)
         except ConfigError as error:
-            findings = [Finding(url, str(error), "correct the URL")]
+            findings = [Finding(url, str(error), "correct the URL, [tls] or the file")]
         yield from findings
         known.update(found or ())
         complete = complete and found is not None
@@ -120,7 +122,7 @@ def _ask_writer(client: HttpClient, config: Config) -> tuple[list[str] | None, l
     try:
         status = fetch(client)
     except HttpError as error:
-        return None, [Finding(client.url, str(error), _http_cure(error))]
+        return None, _describe_http(client, error)
     findings = [*_check_clock(client), *_check_names(client.url, status)]
     if status["instance_name"] == config.instance_name:
         what = f"this writer has the instance name of this worker, {config.instance_name!r}"
@@ -134,27 +136,36 @@ def _check_clock(client: HttpClient) -> Iterator[Finding]:
         yield Finding(client.url, what, "set both clocks, for example by NTP")
 
 
-def _http_cure(error: HttpError) -> str:
-    if isinstance(error, UnavailableError):
-        return "start the process, or correct the URL"
-    return "correct the URL, the secret or the certificate"
+def _describe_http(client: HttpClient, error: HttpError) -> list[Finding]:
+    if error.status is None and (found := [*check_https(client.url, client.certificate)]):
+        return found
+    if error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        cure = "name the file with its secret in secret_file, or give --secret-file; the rights are those of [access]"
+    elif isinstance(error, UnavailableError):
+        cure = "start the process, or correct the URL"
+    else:
+        cure = "correct the URL, the secret or the certificate"
+    return [Finding(client.url, str(error), cure)]
 
 
-def check_wire(endpoint: Url, server_name: str) -> Iterator[Finding]:
-    """Find why an endpoint of ``connect`` is not followed: it must send SERVER with the right name."""
-    kind, named = split_endpoint(endpoint.reveal(), "host", "port")
-    host, port = named.get("host", ""), named.get("port", "")
-    where = str(endpoint)
+def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | None) -> Iterator[Finding]:
+    """Find why an endpoint of ``connect`` is not followed: it must send SERVER with the right name.
+
+    ``certificate``: the files with the certificate and key that ``tls:`` shows, unless the endpoint names its own.
+    """
+    kind, named = split_endpoint(show_certificate(endpoint.reveal(), certificate), "host", "port")
+    host, port, where = named.get("host", ""), named.get("port", ""), str(endpoint)
     if kind not in {"tcp", "tls"} or not port.isdecimal():
         return
+    shown = None
+    if "certificate" in named:
+        shown = named["certificate"], named.get("privateKey", named["certificate"])
     try:
-        line, days = _first_line(host, int(port), tls=kind == "tls", named=named)
-    except ssl.SSLCertVerificationError as error:
-        cure = "connect to a name that it has; else renew the certificate, set the clock, or give SSL_CERT_FILE"
-        yield Finding(where, f"its certificate is refused: {error.verify_message}", cure)
+        line, days = first_line(host, int(port), tls=kind == "tls", certificate=shown)
+    except ConfigError as error:
+        yield Finding(where, str(error), "correct [tls], the endpoint or the file")
     except ssl.SSLError as error:
-        what = f"TLS fails: {error.reason or error}"
-        yield Finding(where, what, "tls: with ssl:, tcp: with tcp:; it may demand a client certificate")
+        yield describe_tls_failure(where, error, shown)
     except TimeoutError:
         yield Finding(where, "no SERVER line arrives", "name a writer's --listen port; is this its --http port?")
     except OSError as error:
@@ -170,25 +181,3 @@ def check_wire(endpoint: Url, server_name: str) -> Iterator[Finding]:
             yield Finding(
                 where, f"its server name is {name!r}, not {server_name!r}", "use one server_name on both sides"
             )
-
-
-def _first_line(host: str, port: int, *, tls: bool, named: Mapping[str, str]) -> tuple[str, float | None]:
-    """Return the first line that a peer sends, and in how many days its certificate expires, if it has one.
-
-    TimeoutError after PATIENCE seconds without a line.
-    """
-    days = None
-    reading = socket.create_connection((host, port), PATIENCE)
-    if tls:
-        context = ssl.create_default_context()
-        if "certificate" in named:
-            context.load_cert_chain(named["certificate"], named.get("privateKey"))
-        secure = context.wrap_socket(reading, server_hostname=host)  # if it fails, it closes the connection
-        shown = secure.getpeercert()
-        days = None if shown is None else (ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()) / 86_400
-        reading = secure
-    data = b""
-    with closing(reading):
-        while b"\n" not in data and len(data) < MAX_LINE and (part := reading.recv(MAX_LINE)):
-            data += part
-    return data.partition(b"\n")[0].decode("utf-8", "backslashreplace").strip(), days

@@ -91,7 +91,7 @@ class HttpClient:
         host, timeout = parts.hostname or "", CONNECT_TIMEOUT
         if parts.scheme == "https":
             self._connection: HTTPConnection = HTTPSConnection(
-                host, parts.port, timeout=timeout, context=_tls_context(self.certificate)
+                host, parts.port, timeout=timeout, context=tls_context(self.certificate)
             )
         else:
             self._connection = HTTPConnection(host, parts.port, timeout=timeout)
@@ -262,7 +262,8 @@ class HttpClient:
             self.sleep(min(backoff.next(), left))
 
 
-def _tls_context(certificate: tuple[str, str] | None) -> SSLContext:
+def tls_context(certificate: tuple[str, str] | None) -> SSLContext:
+    """Return what checks a server, and shows the certificate and key in two files; ConfigError if it cannot."""
     context = create_default_context()
     if certificate is not None:
         try:

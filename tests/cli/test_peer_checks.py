@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from replication.cli import peer_checks
+from replication.cli import tls_checks
 from replication.cli.main import main
 from replication.cli.peer_checks import check_process, check_wire
 from replication.urls import Url
@@ -46,7 +46,7 @@ def master(folder: Path) -> Iterator[Daemon]:
 
 
 def wire(endpoint: str, server_name: str = "localhost") -> list[str]:
-    return [str(each) for each in check_wire(Url(endpoint), server_name)]
+    return [str(each) for each in check_wire(Url(endpoint), server_name, None)]
 
 
 def test_a_writer_that_can_be_followed_is_no_finding(master: Daemon) -> None:
@@ -59,7 +59,7 @@ def test_a_closed_port_is_found() -> None:
 
 
 def test_an_http_port_and_a_silent_one_are_found(master: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_checks, "PATIENCE", 0.5)
+    monkeypatch.setattr(tls_checks, "PATIENCE", 0.5)
     (found,) = wire(f"tcp:{master.address('HTTP')}")
     assert "no SERVER line arrives; cure: name a writer's --listen port; is this its --http port?" in found
 
