@@ -74,7 +74,9 @@ def _lags(status: Mapping[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def _check_names(where: str, status: Mapping[str, Any]) -> Iterator[Finding]:
-    names = [each["name"] for each in status["connections"] if each["name"]]
+    # A worker's own connections to its writers have the name of the server.
+    outgoing = status["server_name"] if status["role"] == "worker" else None
+    names = [each["name"] for each in status["connections"] if each["name"] not in ("", outgoing)]
     for name in sorted({each for each in names if names.count(each) > 1}):
         what = f"{names.count(name)} connections have the instance name {name!r}"
         yield Finding(where, what, "give each process its own --instance-name")

@@ -19,7 +19,7 @@ from replication.cli.peer_checks import check_process, check_wire
 from replication.urls import Url
 from replication.web.blocking_client import HttpClient
 from tests.certificates import DAY, Authority, Identity
-from tests.system.daemons import LOCAL, Daemon, append, until
+from tests.system.daemons import LOCAL, Daemon, append, get_json, until
 from tests.system.test_skips import APP, command, follow, order, writer_of
 
 if TYPE_CHECKING:
@@ -170,6 +170,16 @@ def test_two_processes_with_one_name_are_found(folder: Path, master: Daemon) -> 
     until(lambda: doctor(folder, *url) == (0, ""), "both are gone")
 
 
+def test_two_connections_to_writers_are_no_processes_with_one_name(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "master", "--stream=orders", *LOCAL) as master:
+        port = master.address("the wire").rpartition(":")[2]
+        both = f"--connect=tcp:127.0.0.1:{port}", f"--connect=tcp:localhost:{port}"
+        with Daemon(tmp_path, "worker", *both, f"--catch-up=http://{master.address('HTTP')}", HTTP) as worker:
+            url = f"http://{worker.address('HTTP')}"
+            until(lambda: len(get_json(url, "/v1/connections")["connections"]) == 2, "both are connected")
+            until(lambda: doctor(tmp_path, f"--http={url}") == (0, ""), "nothing is found", 20.0)
+
+
 def test_a_stopped_stream_and_skipped_facts_are_found(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     with (
@@ -201,6 +211,7 @@ class Answers(BaseHTTPRequestHandler):
         writer = {"instance": "master", "lag": 5000, "error": None}
         answer: dict[str, Any] = {
             "role": "worker",
+            "server_name": "localhost",
             "status": "ok",
             "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing"]}],
             "connections": [],

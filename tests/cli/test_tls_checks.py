@@ -26,7 +26,7 @@ class Place:
     master: Daemon
     authority: Authority
 
-    def doctor(self, shown: Identity | None, *words: str, secret: str = "xyz", http: bool = True) -> int:  # noqa: S107
+    def doctor(self, shown: Identity | None, *words: str, secret: str = "xyz", http: bool = True) -> int:
         """Run the doctor with the configuration of a worker that shows a certificate."""
         (self.folder / "secret").write_text(secret)
         (self.folder / "secret").chmod(0o600)
@@ -96,7 +96,7 @@ def test_each_mistake_is_named_with_its_cure_on_the_wire_and_over_http(
 
 def test_a_wrong_secret_is_found_behind_the_certificate(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     good = place.authority.issue("worker1", "worker1", valid=VALID)
-    assert place.doctor(good, secret="abc") == 1  # noqa: S106
+    assert place.doctor(good, secret="abc") == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("https://localhost:")
     assert "answers 401: a wrong secret" in line
