@@ -87,11 +87,12 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
 
     ``certificate``: the files with the certificate and key that TLS shows.
     """
-    places = [(place.connect, place.http) for place in config.writers.values()]
-    places += [(each, None) for each in config.connect]
+    places: list[tuple[str | None, Url | None, Url | None]]
+    places = [(name, place.connect, place.http) for name, place in config.writers.items()]
+    places += [(None, each, None) for each in config.connect]
     known: set[str] = set()
     complete = True
-    for connect, given in places:
+    for name, connect, given in places:
         if connect is not None and not is_redis(connect.reveal()):
             yield from check_wire(connect, config.server_name, certificate)
         url = None if given is None else given.reveal()
@@ -103,7 +104,7 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
         found: list[str] | None = None
         try:
             with closing(HttpClient(url, config.secret, certificate=certificate)) as client:
-                found, findings = _ask_writer(client, config)
+                found, findings = _ask_writer(client, config, name)
         except ConfigError as error:
             findings = [Finding(url, str(error), "correct the URL, [tls] or the file")]
         yield from findings
@@ -113,14 +114,17 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
     for each in config.grants if config.relays else ():
         names = sorted(each.rights.read - {ALL, *config.writes})
         wanted += [(f"access.{each.name}", f"a stream {name!r}", name, "read") for name in names]
-    for where, what, name, key in wanted if complete and places else ():
-        if name not in known:
-            near = did_you_mean(name, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
+    for where, what, stream, key in wanted if complete and places else ():
+        if stream not in known:
+            near = did_you_mean(stream, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
             yield Finding(where, f"no writer has {what}", f"correct {key}{near}")
 
 
-def _ask_writer(client: HttpClient, config: Config) -> tuple[list[str] | None, list[Finding]]:
-    """Return the names of a writer's streams, None if it does not answer, and findings."""
+def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[list[str] | None, list[Finding]]:
+    """Return the names of a writer's streams, None if it does not answer, and findings.
+
+    ``name``: that of the table ``[writers.NAME]`` which places it there.
+    """
     try:
         status = fetch(client)
     except HttpError as error:
@@ -129,6 +133,10 @@ def _ask_writer(client: HttpClient, config: Config) -> tuple[list[str] | None, l
     if status["instance_name"] == config.instance_name:
         what = f"this writer has the instance name of this worker, {config.instance_name!r}"
         findings.append(Finding(client.url, what, "give each process its own --instance-name"))
+    there = {status["instance_name"], *(each["instance"] for one in status["streams"] for each in one["writers"])}
+    if name is not None and name not in there:
+        what = f"the process at {client.url} is {status['instance_name']!r}, and has no facts of {name!r}"
+        findings.append(Finding(f"writers.{name}", what, f"give the address of {name}, or of a relay that follows it"))
     return [each["name"] for each in status["streams"]], findings
 
 

@@ -61,6 +61,10 @@ class FollowedLinks:
             link.endpoint for link, first in self._first.items() if not first.called and not is_redis(link.endpoint)
         ]
 
+    def writers_of(self, link: IWriterLink) -> list[InstanceName]:
+        """Return the writers of which the open connection of a link has sent a POSITION."""
+        return [name for name, links in self._of_writers.items() if link in links]
+
     # ---- what links receive
 
     def position_received(self, link: IWriterLink, writer: InstanceName) -> None:

@@ -197,6 +197,10 @@ class ServedStreams:
         missing = [client for client in self._clients if not client.greeted]
         return [each.endpoint if each.error is None else f"{each.endpoint} ({each.error})" for each in missing]
 
+    def absent_writers(self) -> Sequence[str]:
+        """Return a sentence for each writer that is not where the configuration places it."""
+        return self._followed.absent.faults()
+
     async def segments(self) -> list[SegmentChain]:
         """Return what the folders have that facts are fetched from, or that the part that writes waits for."""
         own = [] if self._master is None else await self._master.served.segments()

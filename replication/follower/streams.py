@@ -11,6 +11,7 @@ from twisted.logger import Logger, LogLevel
 
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
+from replication.follower.absent_writers import AbsentWriters
 from replication.follower.audit import Audit
 from replication.follower.doubts import Doubts
 from replication.follower.history import FollowedHistories
@@ -75,6 +76,7 @@ class FollowedStreams:
         audit_interval: seconds between two checks of the audit; 0: there is none.
         access_tokens: that of ``StreamFollower``.
         relay: publishes what is followed; None if nothing is relayed.
+        expected: the names of the writers that the configuration places at an endpoint.
 
     """
 
@@ -95,6 +97,7 @@ class FollowedStreams:
     _audit_interval: float
     _access_tokens: bool
     relay: Relay | None = None
+    _expected: Mapping[str, Sequence[InstanceName]] = attrs.field(factory=dict)
     functions: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)
     undo: dict[StreamName, Callable[..., object]] = attrs.field(init=False, factory=dict)  # functions of on_reset
     on_failed: dict[StreamName, FailedFactFunction] = attrs.field(init=False, factory=dict)
@@ -102,11 +105,19 @@ class FollowedStreams:
     _linear: set[StreamName] = attrs.field(init=False, factory=set)
     _followers: dict[StreamName, StreamFollower] = attrs.field(init=False, factory=dict)
     links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
+    absent: AbsentWriters = attrs.field(init=False)
     _same_name_logged: bool = attrs.field(init=False, default=False)
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
         """Let the relay announce writers once all are found."""
+        self.absent = AbsentWriters(
+            expected=self._expected,
+            links=self.links,
+            lifetime=self._lifetime,
+            all_streams=self.names is None,
+            patience=QUIET_PERIOD,
+        )
         if self.relay is not None:
             self.relay.all_found = self.links.all_positions_received
         if self._audit_interval and self._sources.foreign_database() is None:
@@ -163,6 +174,7 @@ class FollowedStreams:
             if not self._lifetime.ended:
                 client.start()
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
+        Deferred.fromCoroutine(self.absent.watch())
         PositionReports(
             instance_name=self._instance_name,
             processes=self.http_of_writers,

@@ -151,6 +151,7 @@ class Worker(RegistersFunctions):
         described = described_streams(endpoints, definitions)
         self._followed = self._make_followed(
             described=described,
+            expected=_expected(named, certificate),
             audit_interval=audit_interval,
             names=None if streams is None else [grammar.stream_name(each) for each in streams],
             accept_new_history=accept_new_history,
@@ -476,3 +477,14 @@ def _endpoints(connect: Sequence[str] | None, writers: Mapping[str, Mapping[str,
     if not endpoints:
         raise ConfigError("a worker needs at least one writer to connect to: give connect")
     return list(dict.fromkeys(endpoints))
+
+
+def _expected(
+    writers: Mapping[str, Mapping[str, str]], certificate: tuple[str, str] | None
+) -> dict[str, list[InstanceName]]:
+    """Return the names of the writers at each endpoint of ``writers``; a Redis has those of a whole Synapse."""
+    expected: dict[str, list[InstanceName]] = {}
+    for name, place in writers.items():
+        if "connect" in place and not is_redis(place["connect"]):
+            expected.setdefault(show_certificate(place["connect"], certificate), []).append(InstanceName(name))
+    return expected

@@ -80,7 +80,8 @@ class Health:
             for writer in stream.writers
             if writer.error
         ]
-        return stopped + [f"no connection to the writer at {each}" for each in self._served.unreachable_writers()]
+        unreachable = [f"no connection to the writer at {each}" for each in self._served.unreachable_writers()]
+        return [*stopped, *unreachable, *self._served.absent_writers()]
 
     def _note_run(self) -> None:
         self._ran = self._monotonic()

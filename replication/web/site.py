@@ -127,6 +127,10 @@ class IServed(Protocol):
         """Return every followed writer that has not sent SERVER on an open connection: its endpoint, and why."""
         ...
 
+    def absent_writers(self) -> Sequence[str]:
+        """Return a sentence for each followed writer that is not where the configuration places it."""
+        ...
+
     async def check(self) -> None:
         """Return if the store answers and can be written, else raise StoreError or StreamError."""
         ...

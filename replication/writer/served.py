@@ -140,6 +140,10 @@ class WrittenStreams:
         """Return nothing: a master follows no writer."""
         return ()
 
+    def absent_writers(self) -> Sequence[str]:
+        """Return nothing: a master follows no writer."""
+        return ()
+
     async def segments(self) -> list[SegmentChain]:
         """Return what the folder has that a retention waits for, if there is one."""
         return [chain for each in self._retention.needs for chain in await each.segments()]

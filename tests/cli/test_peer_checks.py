@@ -146,6 +146,15 @@ def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, maste
         assert (status, found in output, output.count("\n")) == (1, True, 1), output
 
 
+def test_a_writer_that_is_elsewhere_is_found(folder: Path, master: Daemon) -> None:
+    file = worker_file(folder, master, secret_file="secret")
+    text = (folder / "worker.toml").read_text()
+    (folder / "worker.toml").write_text(text + text[text.index("[writers") :].replace(".master]", ".w2]"))
+    status, output = doctor(folder, file)
+    found = f"writers.w2: the process at http://{master.address('HTTP')} is 'master', and has no facts of 'w2'"
+    assert (status, output) == (1, f"{found}; cure: give the address of w2, or of a relay that follows it\n")
+
+
 def test_rights_at_a_relay_to_a_stream_that_no_writer_has_are_found(folder: Path, master: Daemon) -> None:
     (folder / "shop").write_text("abc")
     (folder / "shop").chmod(0o600)

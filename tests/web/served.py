@@ -142,6 +142,9 @@ class FakeServed:
     def unreachable_writers(self) -> list[str]:
         return self.unreachable
 
+    def absent_writers(self) -> list[str]:
+        return []
+
     def users_syncing(self) -> dict[str, dict[str, int]]:
         return {"abcde": {"@v:h": 7, "@u:h": 5}, "fghij": {"@u:h": 6}}
 

@@ -217,7 +217,9 @@ class Feed:
         seen = [each for each in statuses if rights.may_see(each.definition.name)]
         peers = self._served.peer_statuses()
         return {
-            "trouble": tables.troubles_list(seen, peers, self._served.unreachable_writers(), rights),
+            "trouble": tables.troubles_list(
+                seen, peers, self._served.unreachable_writers(), self._served.absent_writers(), rights
+            ),
             "streams": await tables.streams_table(seen, self.curves, find, breathe),
             "connections": tables.connections_table(peers),
         }

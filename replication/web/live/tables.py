@@ -103,11 +103,15 @@ async def streams_table(
 
 
 def troubles_list(
-    statuses: Sequence[StreamStatus], peers: Sequence[PeerStatus], unreachable: Sequence[str], rights: Rights
+    statuses: Sequence[StreamStatus],
+    peers: Sequence[PeerStatus],
+    unreachable: Sequence[str],
+    absent: Sequence[str],
+    rights: Rights,
 ) -> str:
     """Return what stands still, why, and the cure, with buttons that leave a fact out; empty if all is well.
 
-    ``unreachable`` are the writers without a connection.
+    ``unreachable`` are the writers without a connection, ``absent`` sentences about those that are elsewhere.
     """
     items = []
     for stream in statuses:
@@ -120,6 +124,7 @@ def troubles_list(
                 items.append(f"{what}<p>{_cure(name, writer, rights)}</p>")
         items += [text(note) for note in stream.notes]
     items += [f"no connection to the writer at {text(each)}: it is tried again" for each in unreachable]
+    items += [text(each) for each in absent]
     shared = sorted({each.name for each in peers if each.shares_name})
     items += [text(words.shared_name(each)) for each in shared]
     if not items:

@@ -29,3 +29,6 @@ class HostileServed(FakeServed):
 
     def unreachable_writers(self) -> list[str]:
         return [MARKUP]
+
+    def absent_writers(self) -> list[str]:
+        return [MARKUP]
