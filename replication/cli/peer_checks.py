@@ -47,21 +47,23 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
             yield Finding(f"stream {stream['name']}", note, "do as the message advises")
         for writer in stream["writers"]:
             where = f"stream {stream['name']} of {writer['instance']}"
-            yield from _check_writer(where, stream["name"], writer)
+            yield from _check_writer(where, stream["name"], writer, client.url)
             if MAX_LAG < writer["lag"] >= lags.get((stream["name"], writer["instance"]), 0) > 0:
                 what = f"it lags by {writer['lag']} IDs, and the lag does not fall"
                 yield Finding(where, what, "see why in `replication status`; a slow function is the usual cause")
     yield from _check_names(client.url, status)
 
 
-def _check_writer(where: str, stream: str, writer: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_writer(where: str, stream: str, writer: Mapping[str, Any], url: str) -> Iterator[Finding]:
     if (failed := writer.get("failed")) is not None:
-        cure = f"correct the function, or replication skip {stream} {writer['instance']} {failed}"
+        cure = (
+            f"correct the function and restart, or replication skip {stream} {writer['instance']} {failed} --http {url}"
+        )
         yield Finding(where, f"its function cannot take fact {failed}: {writer['error']}", cure)
     elif writer["error"]:
         yield Finding(where, f"it is stopped: {writer['error']}", "correct what the error names; it goes on by itself")
     if skipped := writer.get("skipped"):
-        cure = "`replication skipped` lists them, `replication retry` applies one"
+        cure = f"`replication skipped --http {url}` lists them, `replication retry` applies one"
         yield Finding(where, f"facts that were skipped: {skipped}", cure)
 
 

@@ -73,11 +73,11 @@ def main(arguments: Sequence[str]) -> int:
 def fetch(client: HttpClient) -> dict[str, Any]:
     """Return the answers of ``/health``, ``/v1/streams`` and ``/v1/connections`` in one dict.
 
-    ``not_ready`` is why ``/health/ready`` answers 503, or None.
+    ``not_ready`` is why ``/health/ready`` answers 503, or None.  ``url`` is that of the process.
     """
     paths = "/health", "/v1/streams", "/v1/connections"
     status = {key: value for path in paths for key, value in client.call("GET", path).items()}
-    status["not_ready"] = None
+    status["not_ready"], status["url"] = None, client.url
     try:
         client.call("GET", "/health/ready")
     except HttpError as error:
@@ -122,7 +122,7 @@ def as_tables(status: dict[str, Any]) -> Group:
                 what = f"{lost} facts were lost on the way here, and found in the database"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
             if failed := writer.get("failed"):
-                where = f"{stream['name']} {writer['instance']} {failed}"
+                where = f"{stream['name']} {writer['instance']} {failed} --http {status['url']}"
                 what = f"fact {failed} fails; `replication skip {where}` leaves it out"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
             if gone := writer.get("gone"):

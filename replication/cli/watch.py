@@ -184,16 +184,18 @@ def _troubles(status: dict[str, Any]) -> list[str]:
         for writer in stream["writers"]:
             if why := writer["error"]:
                 who = f"{stream['name']} of {writer['instance']}"
-                found.append(f"{why if who in why else f'{who}: {why}'}. {_cure(stream['name'], writer)}")
+                found.append(
+                    f"{why if who in why else f'{who}: {why}'}. {_cure(stream['name'], writer, status['url'])}"
+                )
         found += stream.get("notes", ())
     shared = {each["name"] for each in status["connections"] if each.get("shares_name")}
     return found + [words.shared_name(each) for each in sorted(shared)]
 
 
-def _cure(stream: str, writer: Mapping[str, Any]) -> str:
+def _cure(stream: str, writer: Mapping[str, Any], url: str) -> str:
     if (failed := writer.get("failed")) is None:
         return words.TRIED_AGAIN
-    skip = words.leave_out(f"`replication skip {stream} {writer['instance']} {failed}`")
+    skip = words.leave_out(f"`replication skip {stream} {writer['instance']} {failed} --http {url}`")
     return f"{words.mend(f'fact {failed:,}')} {skip}"
 
 

@@ -31,6 +31,7 @@ SEEN: dict[str, Any] = {
         {"name": "quiet", "writers": [], "open": 0, "oldest_open": None},
     ],
     "not_ready": None,
+    "url": "http://h",
     "connections": [
         {
             "name": "",

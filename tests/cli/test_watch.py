@@ -46,6 +46,8 @@ def cells_of(shown: str) -> list[list[str]]:
 class SameWordsTests(ApiTestCase):
     """The same process, asked by a browser and by ``replication status --watch``."""
 
+    url = "http://127.0.0.1:9"
+
     def html(self) -> str:
         return self.get("/").body.decode()
 
@@ -114,7 +116,7 @@ class SameWordsTests(ApiTestCase):
             sentence = "It is tried again by itself." if failed is None else LONG_CURE
             self.assertIn(sentence, page)
             self.assertIn(sentence, text)
-        self.assertIn("`replication skip orders master 8000`", text)
+        self.assertIn("`replication skip orders master 8000 --http http://127.0.0.1:9`", text)
 
     def test_a_process_without_writers_and_connections(self) -> None:
         self.show([])

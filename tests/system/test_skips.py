@@ -81,7 +81,8 @@ def test_a_fact_is_found_skipped_listed_and_applied_after_all(tmp_path: Path) ->
         http = worker.address("HTTP")
         url = f"--http=http://{http}"
         until(lambda: writer_of(http).get("failed") == 4, "the fact that fails is found")
-        assert "`replication skip orders master 4` leaves it out" in command(tmp_path, "status", url).stdout
+        skip = f"`replication skip orders master 4 --http http://{http}` leaves it out"
+        assert skip in command(tmp_path, "status", url).stdout
         refused = command(tmp_path, "skip", "orders", "master", "5", url)
         assert (refused.returncode, "does not fail: 4 does" in refused.stderr) == (1, True)
         for _ in range(2):
