@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from replication.urls import Url
 
 MAX_LAG: Final = 1_000  # IDs
+_NOT_READY: Final = {  # by words of the reason
+    "is stopped": "that of the finding of each stopped stream",
+    "no connection to the writer": "start the writer, or correct connect",
+    "[writers.": "correct the address in this table, and restart the worker",
+    "timers have not run": "restart the process",
+}
+_GOES_ON: Final = "correct what the error names; it goes on by itself"
+_STOPPED: Final = {  # by words of the error
+    "@worker.on_reset(": "do as the error says, and restart the worker",
+    "--accept-new-history": "do as the error says; if you change an option, restart the worker",
+    "applying ": f"if the function is wrong, correct it and restart the worker; else {_GOES_ON}",
+}
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
 
 
@@ -38,9 +50,9 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
         return
     yield from _check_clock(client)
     if status["not_ready"]:
-        yield Finding(
-            client.url, f"it is not ready: {status['not_ready']}", "see docs/troubleshooting.md for the reason"
-        )
+        why = status["not_ready"]
+        cures = [cure for words, cure in _NOT_READY.items() if words in why] or ["correct what it names"]
+        yield Finding(client.url, f"it is not ready: {why}", "; ".join(cures))
     lags = _lags(before)
     for stream in status["streams"]:
         for note in stream.get("notes", ()):
@@ -61,7 +73,8 @@ def _check_writer(where: str, stream: str, writer: Mapping[str, Any], url: str) 
         )
         yield Finding(where, f"its function cannot take fact {failed}: {writer['error']}", cure)
     elif writer["error"]:
-        yield Finding(where, f"it is stopped: {writer['error']}", "correct what the error names; it goes on by itself")
+        cure = next((cure for words, cure in _STOPPED.items() if words in writer["error"]), _GOES_ON)
+        yield Finding(where, f"it is stopped: {writer['error']}", cure)
     if skipped := writer.get("skipped"):
         cure = f"`replication skipped --http {url}` lists them, `replication retry` applies one"
         yield Finding(where, f"facts that were skipped: {skipped}", cure)

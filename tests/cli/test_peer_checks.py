@@ -211,13 +211,16 @@ def test_a_stopped_stream_and_skipped_facts_are_found(tmp_path: Path) -> None:
 class Answers(BaseHTTPRequestHandler):
     """Answers as a worker that lags, and whose clock is an hour late."""
 
+    error: str | None = None  # of the stream
+    not_ready = ""
+
     def date_time_string(self, timestamp: float | None = None) -> str:
         """Return the header Date."""
         return super().date_time_string(time.time() - 3600)
 
     def do_GET(self) -> None:
         """Answer any call."""
-        writer = {"instance": "master", "lag": 5000, "error": None}
+        writer = {"instance": "master", "lag": 5000, "error": self.error}
         answer: dict[str, Any] = {
             "role": "worker",
             "server_name": "localhost",
@@ -225,8 +228,9 @@ class Answers(BaseHTTPRequestHandler):
             "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing"]}],
             "connections": [],
         }
-        body = json.dumps(answer).encode()
-        self.send_response(200)
+        fails = self.path == "/health/ready" and self.not_ready
+        body = json.dumps({"detail": self.not_ready} if fails else answer).encode()
+        self.send_response(503 if fails else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -235,14 +239,54 @@ class Answers(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def test_a_wrong_clock_and_a_lag_that_does_not_fall_are_found() -> None:
-    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+def ask(**attributes: str) -> list[str]:
+    """Return the findings at a process that answers so."""
+    with HTTPServer(("127.0.0.1", 0), type("Given", (Answers,), attributes)) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         with closing(HttpClient(f"http://127.0.0.1:{server.server_port}")) as client:
             found = [str(each) for each in check_process(client)]
         server.shutdown()
         thread.join(10)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (
+            "m went back: register a function with @worker.on_reset('orders'), or start once with --accept-new-history",
+            "do as the error says, and restart the worker",
+        ),
+        (
+            "m has another history: start once with --accept-new-history",
+            "do as the error says; if you change an option",
+        ),
+        ("applying orders of m after 7: NameError: x", "if the function is wrong, correct it and restart the worker"),
+        ("the disk is full", "correct what the error names; it goes on by itself"),
+    ],
+)
+def test_the_cure_of_a_stopped_stream_says_whether_a_restart_is_needed(error: str, cure: str) -> None:
+    found = ask(error=error)
+    (stopped,) = [each for each in found if "it is stopped" in each]
+    assert f"; cure: {cure}" in stopped
+
+
+@pytest.mark.parametrize(
+    ("why", "cure"),
+    [
+        ("stream orders of m is stopped", "that of the finding of each stopped stream"),
+        ("no connection to the writer at tcp:h:1", "start the writer, or correct connect"),
+        ("the store has not answered for 5 s", "correct what it names"),
+    ],
+)
+def test_the_cure_of_a_process_that_is_not_ready_names_no_file(why: str, cure: str) -> None:
+    (found,) = [each for each in ask(not_ready=why) if "it is not ready" in each]
+    assert found.endswith(f"it is not ready: {why}; cure: {cure}")
+
+
+def test_a_wrong_clock_and_a_lag_that_does_not_fall_are_found() -> None:
+    found = ask()
     assert "its clock differs from this machine's by -3600 s" in found[0].replace("-3601", "-3600")
     assert found[1] == "stream orders: an index is missing; cure: do as the message advises"
     assert "it lags by 5000 IDs, and the lag does not fall" in found[2]
