@@ -1,6 +1,7 @@
 """A master inside an aiohttp application: asyncio owns the event loop, and Twisted runs on it."""
 
 import asyncio
+import sys
 
 from aiohttp import web
 from twisted.internet import asyncioreactor, defer, endpoints
@@ -35,6 +36,7 @@ async def run_master(app):
     reactor.startRunning(installSignalHandlers=False)  # aiohttp handles signals
     orders = StreamDefinition("orders", row=("order_id", "state"))
     app[MASTER] = Master(server_name="shop.example", database="sqlite:///orders.db", streams=[orders])
+    app[MASTER].failed.addCallback(lambda error: loop.call_soon(sys.exit, str(error)))  # the database was exchanged
     await app[MASTER].start().asFuture(loop)
     wire = endpoints.serverFromString(reactor, "tcp:9192:interface=127.0.0.1")
     port = await wire.listen(app[MASTER].factory()).asFuture(loop)

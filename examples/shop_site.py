@@ -1,5 +1,8 @@
 """A Twisted web site with a master in it: `twistd -n -y shop_site.py`."""
 
+import atexit
+import os
+
 from twisted.application import internet, service
 from twisted.internet import defer, endpoints, reactor
 from twisted.logger import Logger
@@ -40,7 +43,15 @@ class ReplicationService(service.Service):
 
     def startService(self):
         super().startService()
-        self.replicated.start().addErrback(lambda failure: self.log.failure("it did not start", failure))
+        self.replicated.failed.addCallback(self.end)  # the database was exchanged
+        self.replicated.start().addErrback(lambda failure: reactor.callWhenRunning(self.end, failure.value))
+
+    def end(self, error):
+        """End the process with status 1, so that a supervisor starts it again."""
+        self.log.critical("{why}", why=error)
+        if self.running:
+            atexit.register(os._exit, 1)  # the status of twistd would be 0
+            reactor.stop()
 
     def stopService(self):
         super().stopService()
