@@ -287,6 +287,10 @@ class FragileStore(MemoryStore):
         await self.operation("recall")
         return await super().find_receipt(key)
 
+    async def verify(self) -> None:
+        await self.operation("verify")
+        await super().verify()
+
     async def close(self) -> None:
         await self.operation("close")
         await super().close()

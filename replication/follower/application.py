@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
-from replication.errors import ConfigError, StoreError, ValueRefusedError
+from replication.errors import ConfigError, PositionMovedError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.net import traces
 from replication.streams.cursor import Apply, Reset
@@ -227,11 +227,13 @@ class Application:
                 skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
                 await work.note(transaction)
                 await transaction.commit(work.writes(skipped))
-            except BaseException:
+            except BaseException as raised:
                 try:
                     await transaction.rollback()
                 except StoreError as error:
                     self.log.error("cannot roll back {stream}: {error}", stream=self._stream, error=str(error))
+                if isinstance(raised, PositionMovedError):
+                    await self._store.verify()  # CommitsLostError: a restore has moved the position
                 raise
         return skipped
 

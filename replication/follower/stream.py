@@ -16,7 +16,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, succeed
 from twisted.logger import Logger
 
-from replication.errors import CatchUpError, ReplicationError, StoreError
+from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
 from replication.follower.application import Application, FailedFactFunction
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
@@ -384,7 +384,11 @@ class StreamFollower:
             await self._confirm_audit(self, writer)
         cursor = self.cursors[writer]
         is_open = partial(self._is_open, cursor.link)
-        common, history = await self.histories.compare(writer, step.after, step.upto, is_open)
+        try:
+            common, history = await self.histories.compare(writer, step.after, step.upto, is_open)
+        except StreamError:  # no epoch is in common
+            await self._store.verify()
+            raise
         if not await is_open():
             raise CatchUpError("the connection was lost: this may be the history of a later start", behind=True)
         async with self.lock:
@@ -394,8 +398,10 @@ class StreamFollower:
 
     async def _apply(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Apply a step and store the position, in one transaction; then fire the waiters."""
-        if isinstance(step, Reset) and self.histories is not None and self._function is not None and self._undo is None:
-            await self.histories.check_reset(writer, step.after, step.to)
+        if isinstance(step, Reset):
+            await self._store.verify()  # CommitsLostError: our position went back with the writer's, in one database
+            if self.histories is not None and self._function is not None and self._undo is None:
+                await self.histories.check_reset(writer, step.after, step.to)
         if isinstance(step, Apply):
             step = self.application.cut(writer, step)
         if self._first is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred, succeed
 
 from replication.deferreds import share
-from replication.errors import CatchUpError, StoreError
+from replication.errors import CatchUpError, CommitsLostError, StoreError
 from replication.follower.history import FIRST_RETRY, FollowedHistories
 from replication.follower.merge import MergingFollower
 from replication.follower.stream import FollowMode, StreamFollower
@@ -242,6 +242,14 @@ class CopyTests(HistoryCase):
         self.published = [A, B]
         self.process.clock.advance(10)
         self.assertEqual((self.position(), self.state()), (12, "live"))
+
+    def test_an_exchanged_database_that_has_our_position_too_is_reported_as_lost_commits(self) -> None:
+        self.follow_to_eleven()
+        self.published = [epoch("y", 1)]
+        self.store.errors["verify"] = CommitsLostError("lost commits: restart it")
+        with logged() as messages:
+            self.at(50, 50, link="next")
+        self.assertIn("CommitsLostError: lost commits: restart it", messages[0])
 
     def test_an_emptied_or_exchanged_database_deletes_nothing(self) -> None:
         for position, published in ((1, [epoch("x", 1)]), (50, [epoch("y", 1), epoch("z", 20)]), (50, [])):

@@ -8,7 +8,7 @@ from unittest.mock import call, patch
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import CatchUpError, ConfigError, PositionMovedError, StoreError
+from replication.errors import CatchUpError, CommitsLostError, ConfigError, PositionMovedError, StoreError
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.session.connection import Rows
 from replication.streams.definitions import StreamDefinition
@@ -372,6 +372,23 @@ class ApplyTests(ApplyCase):
         self.assertIn("does another process use this database?", messages[0])
         self.process.clock.advance(0.25)
         self.assertEqual((self.stored_position(), self.position()), (7, 1))
+
+    def test_a_position_that_a_restore_has_moved_is_reported_as_lost_commits(self) -> None:
+        now(self.store.transaction().commit([Write(ORDERS, MASTER, Token(7))]))
+        self.store.errors["verify"] = CommitsLostError("lost commits: restart it")
+        with logged() as messages:
+            self.rows(fact(8))
+        self.assertEqual(len(messages), 1)
+        self.assertIn("CommitsLostError: lost commits: restart it", messages[0])
+
+    def test_nothing_is_undone_after_a_restore_of_the_database_that_has_the_position(self) -> None:
+        self.rows(fact(2), fact(3))
+        self.follower.connection_lost("link")
+        self.store.errors["verify"] = CommitsLostError("lost commits: restart it")
+        with logged() as messages:
+            self.at(1, 1)
+        self.assertEqual((self.stored_position(), self.position()), (3, 3))
+        self.assertIn("CommitsLostError: lost commits: restart it", messages[0])
 
     def test_a_failed_rollback_is_logged_with_the_first_error(self) -> None:
         self.error, self.store.errors["rollback"] = ValueError("no"), StoreError("gone")

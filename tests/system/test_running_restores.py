@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from replication.bench.cluster import find_binaries
+from replication.errors import PositionMovedError
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
 from tests.postgres import PostgresServer
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
     from tests.system.databases import Database
 
 LOST = "has lost commits of this process"
+TABLES = "SELECT tablename FROM pg_tables"
+TOTALS = """
+def register(worker):
+    @worker.on("orders")
+    async def apply(facts, txn):
+        await txn.execute("CREATE TABLE IF NOT EXISTS totals (n integer)")
+        await txn.execute("INSERT INTO totals VALUES (%s)", [len(facts)])
+"""
+UNDO_TOTALS = """
+    @worker.on_reset("orders")
+    async def undo(writer, to, txn):
+        print("undone")
+"""
 
 
 class DumpedDatabase(PostgresDatabase):
@@ -185,6 +199,45 @@ def test_a_worker_ends_when_its_own_database_is_restored_and_then_continues(tmp_
         assert LOST in worker.log
         worker.start()
         has_rows(*"abcdef")
+
+
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_worker_on_the_writers_database_ends_when_that_is_restored(
+    tmp_path: Path, postgres: PostgresServer, undoes: bool
+) -> None:
+    """Its totals went back with its positions: it undoes nothing, and a start is the whole cure."""
+    (tmp_path / "totals.py").write_text(TOTALS + (UNDO_TOTALS if undoes else ""))
+    with postgres.database() as name, ExitStack() as stack:
+        database = DumpedDatabase(postgres, name, tmp_path)
+        master = Daemon(tmp_path, "master", "--stream=orders", f"--database={database.url}")
+        wire, http = stack.enter_context(fixed_ports(master))
+        follow = (f"--connect=tcp:{wire}", f"--catch-up=http://{http}", f"--database={database.url}", "--app=totals")
+        worker = stack.enter_context(Daemon(tmp_path, "worker", *follow))
+
+        def put(rows: str) -> None:
+            append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+        def has_total(total: int) -> None:
+            until(lambda: postgres.sql("SELECT sum(n) FROM totals", database=name) == [(total,)], f"{total} facts")
+
+        put("abc")
+        until(lambda: "totals" in [each for (each,) in postgres.sql(TABLES, database=name)], "the function was called")
+        has_total(3)
+        database.back_up()
+        put("lost!")
+        has_total(8)
+        database.restore()
+        assert master.wait() == 1
+        master.start()
+        master.address("HTTP")
+        put("d")
+        assert worker.wait() == 1
+        assert LOST in worker.log
+        assert "nothing undoes what was applied" not in worker.log
+        assert "undone" not in worker.log
+        assert PositionMovedError.__name__ not in worker.log
+        worker.start()
+        has_total(4)
 
 
 def test_a_master_ends_after_a_failover_that_has_lost_commits(tmp_path: Path) -> None:
