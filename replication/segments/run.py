@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from replication.segments.databases import Database
     from replication.segments.folders import Folder
+    from replication.segments.histories import Histories
     from replication.segments.tables import Table
     from replication.urls import Url
 
@@ -405,9 +406,21 @@ def start_run(request: ReplayRequest) -> Iterator[Run]:
     with folder.locked():
         manifest = read_manifest_to_extend(folder)
         with closing(open_database(request.database)) as database:
-            ranges = list(plan_ranges(database, request, manifest))
-            check_histories(folder, manifest, read_histories(database))
+            ranges, histories = _plan(database, request, manifest)
+            check_histories(folder, manifest, histories)
         yield Run(folder, manifest, [Task(request.database, folder.url, each, request.options) for each in ranges])
+
+
+def _plan(database: Database, request: ReplayRequest, manifest: Manifest) -> tuple[list[StreamRange], Histories]:
+    """Return the ranges to replay, and the histories of the writers at that time.
+
+    If a writer starts meanwhile, or the database is restored, the positions may be of another history: plan again.
+    """
+    while True:
+        histories = read_histories(database)
+        ranges = list(plan_ranges(database, request, manifest))
+        if read_histories(database) == histories:
+            return ranges, histories
 
 
 def run_in_process(request: ReplayRequest) -> list[Segment]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from replication.errors import StoreError
+from replication.segments import run
 from replication.segments.archive import Archive
 from replication.segments.databases import open_database
 from replication.segments.histories import HISTORIES, check_histories, read_histories, stored_histories
@@ -130,3 +131,31 @@ def test_an_archive_reads_the_histories_again_when_they_have_changed(folder: tup
         assert archive.history(STREAM, InstanceName("worker2")) == ()
         check_histories(written, manifest, of_master(A, B, epoch("c", 11)))
         assert [*archive.history(STREAM, MASTER)] == [A, B, epoch("c", 11)]
+
+
+def test_a_run_is_planned_again_if_the_database_is_restored_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts up to the lost position would else be counted as those of the new history."""
+    url = write_database(tmp_path / "m.db", {MASTER: FACTS})
+    planned = []
+
+    def change(statement: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "m.db")) as opened, opened:
+            opened.execute(statement)
+
+    plan_ranges = run.plan_ranges
+
+    def plan_and_restore(*arguments: Any) -> list[Any]:
+        planned.append(list(plan_ranges(*arguments)))
+        if len(planned) == 1:
+            change('UPDATE stream_histories SET epochs = \'[["a",1,1],["c",6,6]]\'')
+            change("UPDATE stream_positions SET stream_id = 6 WHERE stream_name = 'orders'")
+        return planned[-1]
+
+    change(CREATE)
+    change("INSERT INTO stream_histories VALUES ('orders', 'master', '', '[[\"a\",1,1]]')")
+    monkeypatch.setattr(run, "plan_ranges", plan_and_restore)
+    request = run.ReplayRequest(url, str(tmp_path / "out"))
+    assert [each.upto for each in run.run_in_process(request)] == [6]
+    assert len(planned) == 2
