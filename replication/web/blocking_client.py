@@ -206,7 +206,9 @@ class HttpClient:
         if isinstance(error, BadStatusLine):
             if str(error).lstrip("'").startswith(_WIRE):
                 return HttpError(f"{self.url} is a wire port, not HTTP; the HTTP port is usually the next one")
-            return UnavailableError(f"{self.url} closed the connection without an HTTP answer")
+            what = f"{self.url} closed the connection without an HTTP answer"
+            tls = f"; if that port has TLS, write https{self.url.removeprefix('http')}"
+            return UnavailableError(what if self.url.startswith("https") else f"{what}{tls}")
         if isinstance(error, SSLCertVerificationError):
             return HttpError(f"{self.url}: {error.verify_message}; SSL_CERT_FILE names the certificates to trust")
         if isinstance(error, SSLError) and "ALERT" in (error.reason or ""):

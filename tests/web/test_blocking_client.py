@@ -202,7 +202,9 @@ def test_a_wire_port_is_recognized() -> None:
 
 def test_a_server_that_closes_the_connection_is_unavailable() -> None:
     with one_line_server(b"") as url:
-        assert isinstance(failure(url), UnavailableError)
+        error = failure(url)
+    assert isinstance(error, UnavailableError)
+    assert str(error).endswith(f"; if that port has TLS, write https{url.removeprefix('http')}")
 
 
 def test_a_port_without_tls_fails_soon_with_the_url_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
