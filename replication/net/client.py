@@ -100,7 +100,7 @@ class WriterClient(Factory):
         self.resting = 0  # it accepts no connection
         self.connections = 0  # made since the start
         self._trouble = TroubleLog(self.log, LogLevel.warn)
-        self._following_logged = self._followed_before = False
+        self._following_logged = self._followed_before = self._greeted_before = False
         self._last_fault: Fault | None = None  # of the present or last connection
         self._refused = False  # whether the writer has sent an ERROR on it
         self._reported = False  # whether that connection has a trouble in the log
@@ -236,6 +236,7 @@ class WriterClient(Factory):
             if self._server_name not in (None, command.name):
                 return f"this is {command.name[:100]!r}, {self._server_name!r} was expected; check --server-name"
             self._cancel_server_timer()
+            self._greeted_before = True
             peer.name = command.name
         elif isinstance(command, ErrorCommand):
             stops = command.text == ErrorCommand.STOPPING
@@ -267,7 +268,8 @@ class WriterClient(Factory):
     def _describe_early_end(self) -> str:
         if self._server_timer is None:
             return "it closed the connection before its first POSITION"
-        tls = "; if that port has TLS, write tls:" if self.endpoint.startswith("tcp:") else ""
+        guess = self.endpoint.startswith("tcp:") and not self._greeted_before
+        tls = "; if that port has TLS, write tls:" if guess else ""
         return f"it closed the connection before SERVER{tls}"
 
     def _cancel_server_timer(self) -> None:

@@ -444,6 +444,17 @@ class WrongRemoteTests(ClientCase):
             self.assertEqual(lines, [f"the writer at tcp:127.0.0.1:9092: {reason}; retrying"])
             self.assertEqual(self.client.error, lines[0])
 
+    def test_tls_is_not_suspected_at_a_writer_that_was_greeted_before(self) -> None:
+        self.serve(GOOD)
+        self.client.start()
+        self.waits(20)
+        self.serve(b"", hangs_up=True)
+        with logged() as lines:
+            self.net.cut()
+            self.waits(5)
+        why = "it closed the connection before SERVER"
+        self.assertEqual(lines[-1], f"the writer at tcp:127.0.0.1:9092: {why}; retrying")
+
     def test_the_loss_at_a_stop_is_not_logged(self) -> None:
         self.serve(GOOD)
         self.client.start()
