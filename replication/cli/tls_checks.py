@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from replication.cli.findings import Finding
+from replication.net.trust import trust_cure
 from replication.web.blocking_client import tls_context
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _REFUSALS: Final = {  # by words of OpenSSL's reason; {} is the certificate that
 def describe_tls_failure(where: str, error: ssl.SSLError, shown: tuple[str, str] | None) -> Finding:
     """Return the finding for TLS that failed, while this end showed the certificate and key in the files ``shown``."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        cure = "connect to a name that it has; else renew the certificate, set the clock, or give SSL_CERT_FILE"
+        cure = f"connect to a name that it has; else renew the certificate, set the clock; {trust_cure()}"
         return Finding(where, f"its certificate is refused: {error.verify_message}", cure)
     reason = error.reason or str(error)
     for words, (what, cure) in _REFUSALS.items() if "ALERT" in reason else ():

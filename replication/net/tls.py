@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from replication.net.endpoints import split_endpoint
+from replication.net.trust import trust_cure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def describe_tls_error(error: BaseException | None, transport: Any) -> str | Non
 def _why_refused(chain: Sequence[Certificate]) -> str:
     """Return why a chain of certificates, the peer's own first, is refused; the host of each was not compared yet."""
     wrong = [why for each in chain if (why := why_not_valid(each))]
-    unknown = "the certificate is of an authority that is not trusted: SSL_CERT_FILE names those that are"
+    unknown = f"the certificate is of an authority that is not trusted: {trust_cure()}"
     return wrong[0] if wrong else unknown
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import attrs
 
 from replication.errors import ConfigError, ReplicationError
+from replication.net.trust import trust_cure
 from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
@@ -210,7 +211,7 @@ class HttpClient:
             tls = f"; if that port has TLS, write https{self.url.removeprefix('http')}"
             return UnavailableError(what if self.url.startswith("https") else f"{what}{tls}")
         if isinstance(error, SSLCertVerificationError):
-            return HttpError(f"{self.url}: {error.verify_message}; SSL_CERT_FILE names the certificates to trust")
+            return HttpError(f"{self.url}: {error.verify_message}; {trust_cure()}")
         if isinstance(error, SSLError) and "ALERT" in (error.reason or ""):
             return HttpError(f"{self.url} refuses {self._shown()} ({error.reason.lower().replace('_', ' ')})")
         if (

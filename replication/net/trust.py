@@ -1,0 +1,14 @@
+"""What to do about a certificate of an authority that is not trusted.  It imports no Twisted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def trust_cure() -> str:
+    """Return what names the certificates to trust: SSL_CERT_FILE, perhaps with a file that does not exist."""
+    file = os.environ.get("SSL_CERT_FILE", "")
+    if file and not Path(file).is_file():
+        return f"SSL_CERT_FILE names {file}, and there is no such file: name the file with the certificates to trust"
+    return "SSL_CERT_FILE names the certificates to trust"

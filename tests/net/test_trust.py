@@ -1,0 +1,58 @@
+"""A certificate that is not trusted: the cure names a file of SSL_CERT_FILE that does not exist."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from OpenSSL import SSL
+
+from replication.cli.tls_checks import describe_tls_failure
+from replication.net.tls import describe_tls_error
+from replication.net.trust import trust_cure
+from replication.web.blocking_client import HttpClient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MISSING = "SSL_CERT_FILE names /no/such.pem, and there is no such file: name the file with the certificates to trust"
+EXISTS = "SSL_CERT_FILE names the certificates to trust"
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ca.pem").touch()
+    for file, cure in (("/no/such.pem", MISSING), (str(tmp_path / "ca.pem"), EXISTS), ("", EXISTS)):
+        monkeypatch.setenv("SSL_CERT_FILE", file)
+        assert trust_cure() == cure
+    monkeypatch.delenv("SSL_CERT_FILE")
+    assert trust_cure() == EXISTS
+
+
+def test_it_is_named_by_commands_and_by_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
+    refused = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    refused.verify_message = "self-signed certificate in certificate chain"
+    with closing(HttpClient("http://h")) as client:
+        assert str(client.failure(refused)) == f"http://h: {refused.verify_message}; {MISSING}"
+    assert describe_tls_failure("tls:h:1", refused, None).cure.endswith(f"; {MISSING}")
+
+
+def test_it_is_named_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Handle:
+        def get_app_data(self) -> None:
+            """Return nothing."""
+
+        def get_peer_cert_chain(self) -> None:
+            """Return nothing."""
+
+    class Transport:
+        def getHandle(self) -> Handle:
+            return Handle()
+
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
+    why = describe_tls_error(SSL.Error([("", "", "certificate verify failed")]), Transport())
+    assert why is not None
+    assert MISSING in why
