@@ -13,6 +13,7 @@ from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
 from replication.cli.tls_checks import check_https, describe_tls_failure, first_line
 from replication.errors import ConfigError, did_you_mean
+from replication.follower.catch_up import HTTP
 from replication.net.access import ALL
 from replication.net.endpoints import default_http_url, is_redis, show_certificate, split_endpoint
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
@@ -105,12 +106,18 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
     places: list[tuple[str | None, Url | None, Url | None]]
     places = [(name, place.connect, place.http) for name, place in config.writers.items()]
     places += [(None, each, None) for each in config.connect]
+    over_http = [each for each in config.catch_up if config.role == "worker" and each.startswith(HTTP)]
+    asked = [place.http for place in config.writers.values()]
+    places += [(None, None, each) for each in over_http if each not in asked]
     known: set[str] = set()
     complete = True
     for name, connect, given in places:
         if connect is not None and not is_redis(connect.reveal()):
             yield from check_wire(connect, config.server_name, certificate)
         url = None if given is None else given.reveal()
+        if url is None and over_http:  # these are used instead; of several writers, they may have some only
+            complete = complete and len(config.connect) + len(config.writers) == 1
+            continue
         if url is None and connect is not None:
             url = default_http_url(connect.reveal())
         if url is None:

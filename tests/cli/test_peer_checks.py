@@ -146,6 +146,18 @@ def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, maste
         assert (status, found in output, output.count("\n")) == (1, True, 1), output
 
 
+def test_a_dead_url_of_catch_up_is_found(folder: Path, master: Daemon) -> None:
+    wire, http = f"tcp:{master.address('the wire')}", f"http://{master.address('HTTP')}"
+    for url, found in (
+        (http, ""),
+        ("http://127.0.0.1:1", "cannot reach http://127.0.0.1:1"),
+        (f"http://{wire[4:]}", "is a wire port"),
+    ):
+        (folder / "worker.toml").write_text(f'connect = "{wire}"\ncatch_up = "{url}"\nsecret_file = "secret"\n')
+        status, output = doctor(folder, "--config=worker.toml")
+        assert (status, found in output, output.count("\n")) == (bool(found), True, bool(found)), output
+
+
 def test_a_writer_that_is_elsewhere_is_found(folder: Path, master: Daemon) -> None:
     file = worker_file(folder, master, secret_file="secret")
     text = (folder / "worker.toml").read_text()

@@ -6,7 +6,6 @@ import ssl
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import pytest
 from OpenSSL import SSL
 
 from replication.cli.tls_checks import describe_tls_failure
@@ -16,6 +15,8 @@ from replication.web.blocking_client import HttpClient
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 MISSING = "SSL_CERT_FILE names /no/such.pem, and there is no such file: name the file with the certificates to trust"
 EXISTS = "SSL_CERT_FILE names the certificates to trust"
