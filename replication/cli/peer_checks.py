@@ -33,8 +33,8 @@ _NOT_READY: Final = {  # by words of the reason
 }
 _GOES_ON: Final = "correct what the error names; it goes on by itself"
 _STOPPED: Final = {  # by words of the error
-    "@worker.on_reset(": "do as the error says, and restart the worker",
-    "--accept-new-history": "do as the error says; if you change an option, restart the worker",
+    "@worker.on_reset(": "do what the error names, and restart the worker",
+    "--accept-new-history": "do what the error names; if you change an option, restart the worker",
     "applying ": f"if the function is wrong, correct it and restart the worker; else {_GOES_ON}",
 }
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding

@@ -268,17 +268,17 @@ def ask(**attributes: str) -> list[str]:
     [
         (
             "m went back: register a function with @worker.on_reset('orders'), or start once with --accept-new-history",
-            "do as the error says, and restart the worker",
+            "do what the error names, and restart the worker",
         ),
         (
             "m has another history: start once with --accept-new-history",
-            "do as the error says; if you change an option",
+            "do what the error names; if you change an option",
         ),
         ("applying orders of m after 7: NameError: x", "if the function is wrong, correct it and restart the worker"),
         ("the disk is full", "correct what the error names; it goes on by itself"),
     ],
 )
-def test_the_cure_of_a_stopped_stream_says_whether_a_restart_is_needed(error: str, cure: str) -> None:
+def test_the_cure_of_a_stopped_stream_names_the_restart_that_is_needed(error: str, cure: str) -> None:
     found = ask(error=error)
     (stopped,) = [each for each in found if "it is stopped" in each]
     assert f"; cure: {cure}" in stopped
