@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
+
+from replication.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -58,6 +61,20 @@ class StartDeferred(Deferred[None]):
         return (
             f"<Deferred of {self._name}: await it on Twisted's reactor, or in asyncio as {self._name}.asFuture(loop); "
             "see docs/how-to/use-from-asyncio.md>"
+        )
+
+
+def check_reactor(reactor: Any) -> None:
+    """Raise ConfigError if asyncio's loop runs in this thread and the reactor does not: nothing would ever fire."""
+    asyncio = sys.modules.get("asyncio")  # a program without it need not import it
+    if asyncio is None or getattr(reactor, "running", True):
+        return
+    with suppress(RuntimeError):  # no loop runs here: the program may call reactor.run() later
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "Twisted's reactor does not run, but asyncio's loop does: before any import of twisted.internet.reactor, "
+            "call installReactor(reactor) with reactor = AsyncioSelectorReactor(asyncio.get_running_loop()), then "
+            "reactor.startRunning(installSignalHandlers=False); see docs/how-to/use-from-asyncio.md, The four rules"
         )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from unittest.mock import Mock
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.deferreds import Lifetime, StartDeferred, share, shield
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, share, shield
+from replication.errors import ConfigError
 from tests.doubles import begin, error_of, now
 
 
@@ -45,6 +47,20 @@ class StartDeferredTests(SynchronousTestCase):
             asyncio.run(StartDeferred("worker.start()", work()))  # type: ignore[arg-type]
         with self.assertRaisesRegex(RuntimeError, f"Task got bad yield: <Deferred of .*{cure}"):
             asyncio.run(main())
+
+
+class CheckReactorTests(SynchronousTestCase):
+    def test_only_a_reactor_that_does_not_run_is_refused_and_only_while_the_loop_runs(self) -> None:
+        idle, runs = Mock(running=False), Mock(running=True)
+
+        async def check(reactor: object) -> None:
+            check_reactor(reactor)
+
+        check_reactor(idle)  # before reactor.run()
+        for each in (runs, Clock()):
+            asyncio.run(check(each))
+        with self.assertRaisesRegex(ConfigError, "Twisted's reactor does not run"):
+            asyncio.run(check(idle))
 
 
 class ShareTests(SynchronousTestCase):

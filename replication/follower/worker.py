@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from replication.caches import CachedFunction, Caches, KeysOf
-from replication.deferreds import Lifetime, StartDeferred, share
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, share
 from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.catch_up import CatchUpSources
@@ -210,12 +210,14 @@ class Worker(RegistersFunctions):
         """Open the database and connect; fires when the first positions of every writer have arrived.
 
         StoreError: the database cannot be used.  StoppingError: ``stop`` was called.  There is no time limit.
+        ConfigError: asyncio's loop runs here without the reactor.
         """
         return StartDeferred("worker.start()", self._ready())
 
     async def started(self) -> None:
         """Return once the database is open and connections are begun; raise the error with which that failed."""
         if self._start is None and not self._lifetime.ended:
+            check_reactor(self._clock)
             self._start = Deferred.fromCoroutine(self._open())
         start = self._start
         if start is not None and (error := await share(start)) is not None:

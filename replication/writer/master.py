@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from replication.deferreds import Lifetime, StartDeferred, share
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, share
 from replication.errors import CommitsLostError, ConfigError, LocalProtocolError, ReplicationError, is_temporary
 from replication.net.broadcast import Broadcast
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -151,7 +151,7 @@ class Master:
         """Open the database and read the position of every stream; fires once facts can be written.
 
         StoreError: the database cannot be used; if it is ``temporary``, call this again.  StoppingError: ``stop`` was
-        called.
+        called.  ConfigError: asyncio's loop runs here without the reactor.
         """
         return StartDeferred("master.start()", self.started())
 
@@ -161,6 +161,7 @@ class Master:
         if self._failure is not None:
             raise self._failure
         if self._start is None:
+            check_reactor(self._clock)
             self._start = Deferred.fromCoroutine(self._open())
         if not self._opened:
             start = self._start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import partial
 from pathlib import Path
@@ -294,6 +295,14 @@ class StartTests(WorkerCase):
         started = begin(self.worker.start())
         self.net.run()
         self.assertEqual(started, [None])
+
+    def test_a_start_in_asyncio_without_the_reactor_is_refused_with_the_cure(self) -> None:
+        async def main() -> None:
+            worker = Worker(database="sqlite://")  # on the global reactor, which does not run
+            await asyncio.wait_for(worker.start().asFuture(asyncio.get_running_loop()), 10)
+
+        with self.assertRaisesRegex(ConfigError, "Twisted's reactor does not run, .* call installReactor"):
+            asyncio.run(main())
 
     def test_the_deferred_of_start_names_the_way_of_asyncio(self) -> None:
         starting = self.worker.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 from unittest.mock import call, patch
 
@@ -303,6 +304,14 @@ class StartTests(MasterCase):
 
     def test_before_the_start_a_stream_is_at_its_first_position(self) -> None:
         self.assertEqual((self.master.stream("orders").published, self.master.token("orders").stream), (1, 1))
+
+    def test_a_start_in_asyncio_without_the_reactor_is_refused_with_the_cure(self) -> None:
+        async def main() -> None:
+            master = Master(database="sqlite://")  # on the global reactor, which does not run
+            await asyncio.wait_for(master.start().asFuture(asyncio.get_running_loop()), 10)
+
+        with self.assertRaisesRegex(ConfigError, "Twisted's reactor does not run, .* call installReactor"):
+            asyncio.run(main())
 
     def test_the_deferred_of_start_names_the_way_of_asyncio(self) -> None:
         self.assertIn("master.start().asFuture(loop)", repr(self.master.start()))
