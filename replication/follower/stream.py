@@ -398,7 +398,7 @@ class StreamFollower:
 
     async def _apply(self, writer: InstanceName, step: Apply | Reset) -> None:
         """Apply a step and store the position, in one transaction; then fire the waiters."""
-        if isinstance(step, Reset):
+        if isinstance(step, Reset) and self.mode is not FollowMode.POSITION_ONLY:
             await self._store.verify()  # CommitsLostError: our position went back with the writer's, in one database
             if self.histories is not None and self._function is not None and self._undo is None:
                 await self.histories.check_reset(writer, step.after, step.to)
