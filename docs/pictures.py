@@ -167,7 +167,7 @@ WAYS: dict[str, list[str]] = {
     "segment": [
         "# replication replay",
         "cli/replay.py:main > _replay",
-        "segments/run.py:start_run",
+        "segments/run.py:start_run > _plan",
         "segments/run.py:plan_ranges = one task for each range",
         "# a worker of Spark, or the same process",
         "segments/run.py:Task.do",

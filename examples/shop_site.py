@@ -51,7 +51,7 @@ class ReplicationService(service.Service):
         self.log.critical("{why}", why=error)
         if self.running:
             atexit.register(os._exit, 1)  # the status of twistd would be 0
-            reactor.stop()
+            reactor.stop()  # pyright: ignore (its type lacks it)
 
     def stopService(self):
         super().stopService()

@@ -50,8 +50,9 @@ class Cluster:
         until(lambda: self.copy(name, stream) == [*rows], f"{name} has {rows}")
 
     def error(self, http: str, stream: str) -> str:
-        """Return why a stream is stopped; empty if it is not."""
-        writers = get_json(http, f"/v1/streams/{stream}")["writers"]
+        """Return why a stream is stopped; empty if it is not, or if the process has not received it yet."""
+        streams = get_json(http, "/v1/streams")["streams"]
+        writers = [each for found in streams if found["name"] == stream for each in found["writers"]]
         return next((each["error"] for each in writers if each.get("error")), "")
 
 
