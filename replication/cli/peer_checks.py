@@ -31,7 +31,7 @@ _NOT_READY: Final = {  # by words of the reason
     "[writers.": "correct the address in this table, and restart the worker",
     "timers have not run": "restart the process",
 }
-_GOES_ON: Final = "correct what the error names; it goes on by itself"
+_GOES_ON: Final = "correct what the error names; the stream then goes on without a restart"
 _STOPPED: Final = {  # by words of the error
     "@worker.on_reset(": "do what the error names, and restart the worker",
     "--accept-new-history": "do what the error names; if you change an option, restart the worker",

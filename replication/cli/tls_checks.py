@@ -46,7 +46,9 @@ def describe_tls_failure(where: str, error: ssl.SSLError, shown: tuple[str, str]
             if shown is not None and what == _NONE:
                 break  # OpenSSL's word for something else
             return Finding(where, what.format("" if shown is None else f"the certificate in {shown[0]}"), cure)
-    return Finding(where, f"TLS fails: {reason}", "tls: with ssl:, tcp: with tcp:, https: with ssl:")
+    return Finding(
+        where, f"TLS fails: {reason}", "use tls: or https: for a port with ssl:, and tcp: or http: for a port with tcp:"
+    )
 
 
 def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class AbsentWriters:
-    """Finds them.
+    """Finds writers that are not at the endpoint in ``[writers.NAME]``.
 
     Args:
         expected: the names of the writers at each endpoint.

@@ -390,7 +390,9 @@ class StreamFollower:
             await self._store.verify()
             raise
         if not await is_open():
-            raise CatchUpError("the connection was lost: this may be the history of a later start", behind=True)
+            raise CatchUpError(
+                "the connection was lost, so this history may be of a later start of the writer", behind=True
+            )
         async with self.lock:
             if cursor.position == step.after and cursor.compared(step, common):
                 await self.histories.store(writer, history)

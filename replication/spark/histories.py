@@ -45,8 +45,8 @@ def check_histories(stream: str, start: Mapping[str, Any], histories: Mapping[st
         common = common_position([Epoch(*each) for each in epochs], theirs, Token(position))
         if common is None and position > 1:
             raise StreamError(
-                f"{name} has another history of {stream} than the one that this query has read up to {position}: was "
-                f"its database emptied or exchanged? Start it with the right database, or {_CURE}"
+                f"the history of {stream} at {name} is not the one that this query has read up to {position}: was the "
+                f"database emptied or exchanged? Start it with the right database, or {_CURE}"
             )
         if common is not None and common < position:
             raise StreamError(

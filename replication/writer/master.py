@@ -328,7 +328,7 @@ class Master:
         await self._positions.poll()
 
     async def _within(self, seconds: float, work: Deferred[Any]) -> None:
-        """Wait for work of which the database may never answer a statement; closing the store then ends that."""
+        """Wait for work whose statements the database may never answer; closing the store ends these."""
         await work.addTimeout(seconds, self._clock, lambda _result, _seconds: None)
 
     def _parts(self, definitions: Sequence[StreamDefinition]) -> Iterator[Sequence[StreamDefinition]]:

@@ -275,7 +275,7 @@ def ask(**attributes: str) -> list[str]:
             "do what the error names; if you change an option",
         ),
         ("applying orders of m after 7: NameError: x", "if the function is wrong, correct it and restart the worker"),
-        ("the disk is full", "correct what the error names; it goes on by itself"),
+        ("the disk is full", "correct what the error names; the stream then goes on without a restart"),
     ],
 )
 def test_the_cure_of_a_stopped_stream_names_the_restart_that_is_needed(error: str, cure: str) -> None:

@@ -299,7 +299,7 @@ def test_a_writer_with_another_history_ends_a_query(master: FakeMaster) -> None:
     master.epochs = {MASTER: [epoch("a", 1)]}
     end, _ = follow(reader(master), {}, ReadAllAvailable())
     master.epochs = {MASTER: [epoch("b", 1)]}
-    with pytest.raises(StreamError, match="master has another history of orders"):
+    with pytest.raises(StreamError, match="the history of orders at master is not the one"):
         reader(master).latestOffset(end, ReadAllAvailable())
 
 

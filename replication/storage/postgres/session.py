@@ -143,7 +143,7 @@ class PostgresSession:
         if self.holder.lost is not None:
             raise self.holder.lost
         if self._interrupted:
-            raise SessionLostError(f"database {self.name!r} did not answer in time, and this process ends")
+            raise SessionLostError(f"database {self.name!r} did not answer before this process had to end")
         if self._is_stale():
             self._drop()
         if self._connection is None:
