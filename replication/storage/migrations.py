@@ -6,13 +6,16 @@ there is no second description of the tables.  A released step never changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+
+# For PostgreSQL: two processes that create tables at once would fail, even with IF NOT EXISTS.
+LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
 
 
 def upgrade(

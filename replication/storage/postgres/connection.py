@@ -13,7 +13,7 @@ from replication.errors import CommitsLostError, SchemaError, StoreError
 from replication.storage.connection import POSITIONS, SqlConnection
 from replication.storage.contract import Batch, moved, refuse_another_writer
 from replication.storage.generic import newest_of
-from replication.storage.migrations import check_version, installed, upgrade
+from replication.storage.migrations import LOCK, check_version, installed, upgrade
 from replication.storage.names import quoted
 from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
@@ -135,8 +135,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
 
     MARK = "%s"
     ELEMENTS = "SELECT json_array_elements_text(%s::json)"
-    # Two processes that create tables at once would fail, even with IF NOT EXISTS.
-    EXCLUSIVE = "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"
+    EXCLUSIVE = LOCK
     SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
     def __init__(

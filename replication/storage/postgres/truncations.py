@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from replication.storage.migrations import LOCK
 from replication.storage.names import quoted
-from replication.storage.tables.kept_facts import LOCK, get_gone
+from replication.storage.tables.kept_facts import get_gone
 from replication.wire.grammar import InstanceName, Token
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from replication.storage.migrations import LOCK
 from replication.wire.grammar import InstanceName
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor, Write
     from replication.wire.grammar import StreamName
 
-LOCK: Final = (
-    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
-)
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS applied_counts (
         stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, follower_name TEXT NOT NULL, counts TEXT NOT NULL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from replication.storage.migrations import LOCK
 from replication.storage.names import quoted, relation_name
 from replication.wire.grammar import Token
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor
     from replication.wire.grammar import InstanceName, StreamName
 
-LOCK: Final = (
-    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
-)
 CREATE: Final = """
     CREATE TABLE IF NOT EXISTS applied_tokens (
         stream_name TEXT NOT NULL, follower_name TEXT NOT NULL, stream_id BIGINT NOT NULL, instance_name TEXT NOT NULL,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from replication.errors import PositionMovedError, StoreError
+from replication.storage.migrations import LOCK
 from replication.streams.history import encode_history, read_history
 from replication.wire.grammar import StreamName
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import ISqlExecutor, Write
     from replication.wire.grammar import InstanceName
 
-LOCK: Final = (
-    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
-)
 CREATE: Final = """
     CREATE TABLE IF NOT EXISTS stream_histories (
         stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, follower_name TEXT NOT NULL, epochs TEXT NOT NULL,

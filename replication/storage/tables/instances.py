@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from replication.errors import StreamError
+from replication.storage.migrations import LOCK
 from replication.storage.transactions import run_transaction
 from replication.streams.positions import MultiWriterToken
 from replication.wire.grammar import InstanceName
@@ -24,7 +25,7 @@ CREATE: Final[Mapping[str, Sequence[str]]] = {
         "CREATE UNIQUE INDEX IF NOT EXISTS instance_map_idx ON instance_map (instance_name)",
     ),
     "postgresql": (
-        "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))",  # two processes at once would fail
+        LOCK,
         "CREATE TABLE IF NOT EXISTS instance_map (instance_id serial PRIMARY KEY, instance_name text NOT NULL)",
         "CREATE UNIQUE INDEX IF NOT EXISTS instance_map_idx ON instance_map (instance_name)",
     ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from replication.errors import StoreError
+from replication.storage.migrations import LOCK
 from replication.streams.interfaces import KnownFollower
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from replication.streams.interfaces import ISqlExecutor
 
-LOCK: Final = (
-    "SELECT pg_advisory_xact_lock(hashtextextended('replication tables', 0))"  # two processes at once would fail
-)
 CREATE: Final = """
     CREATE TABLE IF NOT EXISTS known_followers (
         follower_name TEXT NOT NULL PRIMARY KEY, positions TEXT NOT NULL, reported_at DOUBLE PRECISION NOT NULL
