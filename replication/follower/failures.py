@@ -213,7 +213,8 @@ class FailingFacts:
         if failed is None:
             return ""
         where = f"{failed.stream} {failed.writer} {failed.fact.token}"
-        return f"; it is fact {failed.fact.token}: `replication skip {where}` leaves it out"
+        skip = f"`replication skip {where}`, with --http or --database of this worker,"
+        return f"; it is fact {failed.fact.token}: {skip} leaves it out"
 
     def found_now(self, line: InstanceName) -> bool:
         """Whether the fact that fails was alone for the first time."""

@@ -95,7 +95,8 @@ class FindTests(FailingCase):
             self.until_alone(7)
         self.assertEqual(self.position(), 6)
         error = "applying orders of master after 6: ValueError: cannot take {7}"
-        cure = "it is fact 7: `replication skip orders master 7` leaves it out"
+        skip = "`replication skip orders master 7`, with --http or --database of this worker,"
+        cure = f"it is fact 7: {skip} leaves it out"
         self.assertIn(f"{error}; next attempt in 0.25 s; {cure}", messages)
         self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
         self.flushLoggedErrors(ValueError)
