@@ -174,7 +174,7 @@ def _describe_http(client: HttpClient, error: HttpError) -> list[Finding]:
     if error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         cure = "name the file with its secret in secret_file, or give --secret-file; the rights are those of [access]"
     elif isinstance(error, UnavailableError):
-        cure = "start the process, or correct the URL"
+        cure = "start the process, or correct the URL" if error.status is None else "do what the answer names"
     else:
         cure = "correct the URL, the secret or the certificate"
     return [Finding(client.url, str(error), cure)]

@@ -18,6 +18,7 @@ from replication.cli.main import main
 from replication.cli.peer_checks import check_process, check_wire
 from replication.urls import Url
 from replication.web.blocking_client import HttpClient
+from tests.answering import answering
 from tests.certificates import DAY, Authority, Identity
 from tests.system.daemons import LOCAL, Daemon, append, get_json, until
 from tests.system.test_skips import APP, command, follow, order, writer_of
@@ -144,6 +145,17 @@ def test_what_a_worker_would_not_find_at_its_writer_is_found(folder: Path, maste
     ):
         status, output = doctor(folder, worker_file(folder, master, **{"secret_file": "secret", **options}))
         assert (status, found in output, output.count("\n")) == (1, True, 1), output
+
+
+def test_a_process_that_answers_503_names_the_cure_itself() -> None:
+    """It is there, so "start the process" would contradict its answer."""
+    body = json.dumps({"error": "Service Unavailable", "detail": "has lost commits of this process: restart it"})
+    with (
+        answering(lambda _path, _authorization: (503, body.encode())) as url,
+        closing(HttpClient(url)) as client,
+    ):
+        [finding] = check_process(client)
+    assert (finding.what.endswith("restart it"), finding.cure) == (True, "do what the answer names")
 
 
 def test_a_dead_url_of_catch_up_is_found(folder: Path, master: Daemon) -> None:
