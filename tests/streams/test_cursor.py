@@ -280,7 +280,7 @@ def test_the_incomplete_fact_of_a_lost_link_is_dropped() -> None:
     made = cursor()
     send(made, None, None)
     made.link_lost(LINK)
-    assert (made.dropped, made.held_bytes, made.linked) == (2, 0, False)
+    assert (made.dropped, made.held_bytes, made.linked, made.link) == (2, 0, False, None)
     receive(made, 5, 5)
     send(made, None)
     made.link_lost(LINK)
@@ -301,7 +301,7 @@ def test_a_stale_position_on_a_link_that_is_followed_is_ignored() -> None:
     receive(made, 5, 5)
     receive(made, 4, 4, OTHER)
     assert apply_all(made) == [6]
-    assert made.linked
+    assert (made.linked, made.link) == (True, LINK)
 
 
 def test_memory_is_limited_and_facts_beyond_the_limit_are_fetched() -> None:
