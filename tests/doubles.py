@@ -295,7 +295,11 @@ class FragileStore(MemoryStore):
         await self.operation("close")
         await super().close()
 
-    def transaction(self) -> MemoryTransaction:
+    async def sync(self) -> None:
+        await self.operation("sync")
+        await super().sync()
+
+    def transaction(self, *, synchronous: bool = True) -> MemoryTransaction:
         return _FragileTransaction(self)
 
 

@@ -1,7 +1,7 @@
 """Time from completing an ID to ``wait_for`` at a worker in another process, at 200 facts/s, on each database.
 
 It begins when the writer's ``async with`` block ends: the fact is durable and its ID complete.  It ends when
-``wait_for`` fires at the worker: its function has run and its position is durable.  Both processes read the machine's
+``wait_for`` fires at the worker: its function has run and its position is stored.  Both processes read the machine's
 monotonic clock.  p99.9 depends on few facts per round.
 """
 

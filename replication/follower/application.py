@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,8 @@ class Application:
         store: holds the positions.
         failing: the facts that the function cannot take.
         size: of the function's transactions.
+        synchronous: whether a step is on the disk before the next one begins.  Otherwise a power loss may undo the last
+            steps, each with its position, so that they are applied again.
         function: ``function(facts, transaction)``; None if there is none, as of a copy.
         undo: ``undo(writer, to, transaction)``.
         on_failed: decides about a fact that fails.
@@ -92,6 +95,7 @@ class Application:
     _store: IStreamStore
     failing: FailingFacts
     _size: TransactionSize
+    _synchronous: bool
     function: Callable[..., object] | None = None
     undo: Callable[..., object] | None = None
     on_failed: FailedFactFunction | None = None
@@ -221,7 +225,8 @@ class Application:
 
     async def _transact(self, work: _Work, call: Call) -> Sequence[SkippedFact]:
         """Call a function, and store the rest in the same transaction; returns what was skipped."""
-        transaction = self._store.transaction()
+        goes_back = len(work.of_facts) < len(work.parts)
+        transaction = self._store.transaction(synchronous=self._synchronous or goes_back)
         with traces.applying(self._stream, work.of_facts):
             try:
                 skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
@@ -235,6 +240,9 @@ class Application:
                 if isinstance(raised, PositionMovedError):
                     await self._store.verify()  # CommitsLostError: a restore has moved the position
                 raise
+        if skipped:  # an operator has decided that
+            with suppress(StoreError):  # the step is stored, and may not be applied again
+                await self._store.sync()
         return skipped
 
 

@@ -48,6 +48,7 @@ class PositionReports:
         processes: returns the HTTP of the writers.
         followers: of all streams.
         copied: returns the streams of which copies are stored.
+        sync: that of the store: what is reported must not be undone by a power loss.
         lifetime: of this process.
 
     """
@@ -58,6 +59,7 @@ class PositionReports:
     _processes: Callable[[], Sequence[HttpCatchUp]]
     _followers: Iterable[StreamFollower]
     _copied: Callable[[], Awaitable[Collection[StreamName]]]
+    _sync: Callable[[], Awaitable[None]]
     _lifetime: Lifetime
     _names: Collection[StreamName] | None = attrs.field(init=False, default=None)  # of copies, as the start found them
     _due: dict[HttpCatchUp, float] = attrs.field(init=False, factory=dict)  # when each process receives the next report
@@ -88,8 +90,12 @@ class PositionReports:
                     continue
                 if self._is_known(process, positions):
                     self._due[process] = self._lifetime.clock.seconds() + LONGEST_INTERVAL
-                else:
-                    await self._report(process, positions)
+                    continue
+                try:
+                    await self._sync()
+                except StoreError:  # it is reported later
+                    break
+                await self._report(process, positions)
             next_due = min(self._due.values(), default=0.0) - self._lifetime.clock.seconds()
             pause = max(CHECK_INTERVAL, min(next_due, LONGEST_INTERVAL))
 

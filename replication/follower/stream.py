@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
 FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY: Final = 10.0
+FEDERATION: Final = "federation"  # Synapse's: its writer forgets the facts that FEDERATION_ACK acknowledges
 _DOING: Final = {CatchUp: "fetching", Check: "checking the history of", Again: "applying again a fact of"}
 
 
@@ -146,6 +147,8 @@ class StreamFollower:
             store=self._store,
             failing=FailingFacts(self.name, self._lifetime),
             size=TransactionSize(self._lifetime.clock),
+            # Copies and relays serve others, and acknowledged facts are not sent again.
+            synchronous=self.mode is FollowMode.COPIED or self._relay is not None or self.name == FEDERATION,
             function=self._function,
             undo=self._undo,
             on_failed=self._on_failed,

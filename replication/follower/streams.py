@@ -180,6 +180,7 @@ class FollowedStreams:
             processes=self.http_of_writers,
             followers=self,
             copied=self._copied_streams,
+            sync=self._store.sync,
             lifetime=self._lifetime,
         ).start()
         database = self._sources.foreign_database()

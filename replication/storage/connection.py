@@ -129,9 +129,9 @@ class SqlConnection(Generic[_Session]):
         """Create or check the streams' tables; returns warnings.  ``beside`` are streams that were declared before."""
         raise NotImplementedError
 
-    def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:
-        """Run ``function`` inside the transaction."""
-        self._begin()
+    def run(self, function: Callable[[ISqlExecutor], _T], *, synchronous: bool = True) -> _T:
+        """Run ``function`` inside the transaction; if there is none, begin one that is ``synchronous`` or not."""
+        self._begin(synchronous=synchronous)
         return function(self.session)
 
     def commit(self, batch: Batch) -> None:
@@ -177,7 +177,7 @@ class SqlConnection(Generic[_Session]):
         if self._has_counts:
             put_counts(self.session, write)
 
-    def _begin(self) -> None:
+    def _begin(self, *, synchronous: bool = True) -> None:  # noqa: ARG002 (only SQLite has others)
         """Begin a transaction unless there is one."""
         if not self.session.begun:
             self.session.begin()

@@ -62,13 +62,15 @@ class UsedByOneProcess:
 class Batch:
     """What one commit stores: writes with their tables, and a receipt.
 
-    ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).
+    ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).  If it is
+    ``synchronous``, the commit waits for the disk.
     """
 
     writes: Sequence[tuple[StreamTable[Any], Write]]
     receipt: Receipt | None
     now: float
     expired: float
+    synchronous: bool = True
 
 
 class ISession(ISqlExecutor, Protocol):

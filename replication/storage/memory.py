@@ -119,6 +119,9 @@ class _MemoryNotes:
         """Do nothing: there is no SQL here."""
         return {}
 
+    async def sync(self) -> None:
+        """Return: nothing is on a disk."""
+
     async def history(self, stream: StreamName, writer: InstanceName, follower: str = "") -> History:
         """Return the stored history of a writer; empty if there is none."""
         self.check_open()
@@ -328,7 +331,7 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
         """Return None: no other process writes here."""
         return None
 
-    def transaction(self) -> MemoryTransaction:
+    def transaction(self, *, synchronous: bool = True) -> MemoryTransaction:
         """Return a transaction that has not begun."""
         return MemoryTransaction(self)
 

@@ -319,13 +319,18 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
         self._checked(self._reader)
         await self._proof.check()
 
-    def transaction(self) -> Transaction:
+    def transaction(self, *, synchronous: bool = True) -> Transaction:
         """Return a transaction that has not begun."""
-        return Transaction(self)
+        return Transaction(self, synchronous=synchronous)
 
-    def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> Deferred[None]:
+    async def sync(self) -> None:
+        """Return: every commit has waited for the disk."""
+
+    def commit(
+        self, writes: Sequence[Write], receipt: Receipt | None = None, *, synchronous: bool = True
+    ) -> Deferred[None]:
         """Commit together with all commits that wait.  To cancel the Deferred ends the waiting, not the commit."""
-        batch = self.batch(writes, receipt)
+        batch = self.batch(writes, receipt, synchronous=synchronous)
         self._checked(self._writer)
         return self._group.add(batch)
 
@@ -340,10 +345,10 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
 
     # ---- for transactions
 
-    def batch(self, writes: Sequence[Write], receipt: Receipt | None) -> Batch:
+    def batch(self, writes: Sequence[Write], receipt: Receipt | None, *, synchronous: bool = True) -> Batch:
         """Return what a commit stores; UnknownStreamError if a stream was not declared."""
         tables = [POSITIONS_ONLY if write.follower is not None else self._table(write.stream) for write in writes]
-        return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read())
+        return Batch(list(zip(tables, writes, strict=True)), receipt, *self._clock.read(), synchronous)
 
     def check_statement(self, sql: str) -> None:
         """Raise StoreError if the application may not run this statement in a transaction."""

@@ -46,8 +46,9 @@ class Transaction:
     A commit whose caller is cancelled goes on.  Shield the call if the outcome matters.
     """
 
-    def __init__(self, store: SqlStore[Any]) -> None:
+    def __init__(self, store: SqlStore[Any], *, synchronous: bool) -> None:
         self._store = store
+        self._synchronous = synchronous
         self._lock = DeferredLock()  # statements run one after the other
         self._connection: ConnectionThread[SqlConnection[Any]] | None = None  # from the first statement on
         self._end: str | None = None
@@ -65,7 +66,8 @@ class Transaction:
     async def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Run ``function`` inside the transaction, on the database's thread."""
         async with self._lock:
-            return await (await self._acquire()).run(lambda connection: connection.run(function))
+            thread = await self._acquire()
+            return await thread.run(lambda connection: connection.run(function, synchronous=self._synchronous))
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` with all earlier statements; after an error nothing is stored or left to roll back."""
@@ -99,7 +101,7 @@ class Transaction:
 
     async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
         if self._connection is None:
-            await self._store.commit(writes, receipt)
+            await self._store.commit(writes, receipt, synchronous=self._synchronous)
             return
         try:
             batch = self._store.batch(writes, receipt)

@@ -295,7 +295,7 @@ class ITransaction(Protocol):
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` and ``receipt`` with all earlier statements; return when they are durable.
 
-        If it raises StoreError, nothing is stored.
+        If it raises StoreError, nothing is stored.  ``IStreamStore.transaction`` has what ``synchronous`` changes.
         """
         ...
 
@@ -443,8 +443,16 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         """Return the watch of the mapped streams declared so far; None if external writers can write none."""
         ...
 
-    def transaction(self) -> ITransaction:
-        """Return a transaction that has not begun.  If it has no statements, its commit joins a group commit."""
+    def transaction(self, *, synchronous: bool = True) -> ITransaction:
+        """Return a transaction that has not begun.  If it has no statements, its commit joins a group commit.
+
+        If it is not ``synchronous``, a commit in SQLite does not wait for the disk.  It survives SIGKILL.  A power loss
+        may undo the last such commits, until a synchronous commit or ``sync`` has returned.
+        """
+        ...
+
+    async def sync(self) -> None:
+        """Return once every commit is on the disk, also those that are not synchronous."""
         ...
 
     def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> Awaitable[None]:

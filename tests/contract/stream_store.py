@@ -517,6 +517,15 @@ class StreamStoreContract(KeptFactsContract):
             self.wait(each)
         self.assertEqual(self.tokens(), [*range(2, 102)])
 
+    def test_a_transaction_that_does_not_wait_for_the_disk_is_stored_as_any_other(self) -> None:
+        self.wait(self.store.transaction(synchronous=False).commit([write(2, facts(2))]))
+        self.assertEqual((self.tokens(), self.positions()), ([2], {ME: 2}))
+        self.wait(self.store.sync())
+        self.assertRaises(
+            StoreError, self.wait, self.store.transaction(synchronous=False).commit([write(5, expected=1)])
+        )
+        self.assertEqual(self.positions(), {ME: 2})
+
     def test_of_commits_that_are_asked_for_together_the_bad_ones_fail_alone(self) -> None:
         self.commit(write(5, facts(5)))
         writes = [write(token, facts(token)) for token in range(10, 40)]

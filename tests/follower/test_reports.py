@@ -124,9 +124,15 @@ class TimeTests(SynchronousTestCase):
     async def copied(self) -> list[StreamName]:
         return [ORDERS]
 
+    async def sync(self) -> None:
+        self.syncs += 1
+        if self.disk_fails:
+            raise StoreError("the disk fails")
+
     def start(self, *processes: Process) -> None:
         self.clock = Clock()
         self.follower = Follower()
+        self.syncs, self.disk_fails = 0, False
         lifetime = Lifetime(self.clock)
         self.addCleanup(lifetime.end)
         PositionReports(
@@ -134,6 +140,7 @@ class TimeTests(SynchronousTestCase):
             processes=lambda: processes,  # type: ignore[arg-type, return-value]
             followers=[self.follower],  # type: ignore[list-item]
             copied=self.copied,
+            sync=self.sync,
             lifetime=lifetime,
         ).start()
 
@@ -169,6 +176,14 @@ class TimeTests(SynchronousTestCase):
         self.assertEqual(self.after(process, 60.0), 2)
         self.follower.position = 5
         self.assertEqual(self.after(process, RETRY_AFTER), 3)
+
+    def test_no_position_is_reported_that_a_power_loss_may_undo(self) -> None:
+        process = Process(60.0, 60.0)
+        self.start(process)
+        self.disk_fails = True
+        self.assertEqual((self.after(process, 20), self.syncs), (0, 4))
+        self.disk_fails = False
+        self.assertEqual((self.after(process, CHECK_INTERVAL), self.syncs), (1, 5))
 
     def test_an_unexpected_error_ends_the_reports_and_is_logged(self) -> None:
         process = Process(ZeroDivisionError())

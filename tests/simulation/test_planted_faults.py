@@ -17,6 +17,7 @@ import replication.errors
 import replication.follower.merge
 import replication.session.encoder
 import replication.writer.publisher
+from replication.bench.simulation.disk import SimulatedStore
 from replication.bench.simulation.run import make_plan, run
 from replication.follower.application import Application
 from replication.follower.history import FollowedHistories
@@ -145,6 +146,10 @@ def announce_at_once(self: Relay, key: Any, prev: Token, new: Token, right: Any 
     right(self, key, Token(0), Token(0))
 
 
+async def sync_nothing(self: SimulatedStore) -> None:
+    """Return before the commits are on the disk."""
+
+
 async def keep_to_itself(self: RelayedReports, name: str, positions: Any) -> float:
     return LATER
 
@@ -217,6 +222,9 @@ FAULTS: dict[str, Fault] = {
     # ---- retention
     "a retention does not wait for known followers": Fault(
         KnownFollowers, "needed", needs_nothing, "retention", seed=9
+    ),
+    "a position is reported before it is on the disk": Fault(
+        SimulatedStore, "sync", sync_nothing, "retention", seed=4679
     ),
     "a copy has no mark for facts that it leaves out": Fault(
         StreamFollower, "_write", leave_no_mark, "forced-retention", seed=9

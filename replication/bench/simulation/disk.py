@@ -100,19 +100,78 @@ class SimulatedSequence:
         return await self._store.ask(f"allocate {count}", lambda: self._disk.allocate(self._stream, count))
 
 
-class UnheldStore:
+class DiskCalls:
+    """What happens to calls of a disk.
+
+    While ``held``, they wait in ``waiting``; while ``failing``, they fail; after ``works_for`` calls, one fails.
+    """
+
+    def __init__(self) -> None:
+        self.held = self.failing = self.killed = self.closed = False
+        self.waiting: list[Operation[Any]] = []
+        self.before_asynchronous: Callable[[], object] = lambda: None  # before a commit that does not wait for the disk
+        self.on_synced: Callable[[], object] = lambda: None  # every commit is on the disk
+        self.works_for: int | None = None
+        self._idle: Deferred[None] | None = None
+
+    def release(self, operation: Operation[Any], outcome: Callable[[Operation[Any]], None] = Operation.succeed) -> None:
+        """End a waiting call."""
+        self.waiting.remove(operation)
+        outcome(operation)
+        if self._idle is not None and not self.waiting and not self._idle.called:
+            self._idle.callback(None)
+
+    def release_all(self) -> None:
+        """Let all calls succeed from now on."""
+        self.held = self.failing = False
+        self.works_for = None
+        while self.waiting:
+            self.release(self.waiting[0])
+
+    async def ask(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, T]], writes: Sequence[Write] | None = None
+    ) -> T:
+        """Return the result of ``work`` when the simulation allows it; ``writes`` are those of a commit."""
+        if self.killed:
+            await Deferred()  # for ever: the process is dead
+        if self.closed:
+            raise StoreError(f"{what}: the store is closed")
+        if self.held:
+            if writes is not None:
+                what += " " + ", ".join(f"{each.stream} of {each.writer} upto {each.upto}" for each in writes)
+            operation = Operation(what, work)
+            self.waiting.append(operation)
+            return await operation.answer
+        if self.failing or self.works_for == 0:
+            self.works_for = None
+            raise StoreError(f"{what}: the disk fails")
+        if self.works_for is not None:
+            self.works_for -= 1
+        return await work()
+
+    async def write(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, T]], writes: Sequence[Write] | None = None
+    ) -> T:
+        """Return the result of ``work``, which ends with a synchronous commit, as ``ask`` does."""
+
+        async def synced() -> T:
+            result = await work()
+            self.on_synced()
+            return result
+
+        return await self.ask(what, synced, writes)
+
+
+class UnheldStore(DiskCalls):
     """The calls of an IStreamStore over a ``disk`` that never wait nor fail."""
 
     def __init__(self, disk: MemoryStore, on_landed: Callable[[Sequence[Write], Sequence[Any]], object]) -> None:
+        super().__init__()
         self.disk = disk
         self.warnings: list[str] = []
         self.commits_lost: Deferred[CommitsLostError] = Deferred()
-        self.held = self.failing = self.killed = self.closed = False
-        self.waiting: list[Operation[Any]] = []
         self.on_landed = on_landed
         self.on_deleted: Callable[[StreamName, InstanceName, Token], object] = lambda *_: None  # up to a token
-        self.works_for: int | None = None  # calls, after which one fails
-        self._idle: Deferred[None] | None = None
 
     async def claim_tables(self, streams: Sequence[StreamName], instance: InstanceName, *, copy: bool) -> None:
         await self.disk.claim_tables(streams, instance, copy=copy)
@@ -164,54 +223,18 @@ class UnheldStore:
 class SimulatedStore(UnheldStore):
     """One process's IStreamStore over a ``disk`` that outlives it.
 
-    While ``held``, calls wait in ``waiting``; while ``failing``, they fail; after ``works_for`` calls, one fails.
     ``on_landed`` is called for every commit that reached the disk, with what the application's function wrote in its
     transaction.
     """
 
-    def release(self, operation: Operation[Any], outcome: Callable[[Operation[Any]], None] = Operation.succeed) -> None:
-        """End a waiting call."""
-        self.waiting.remove(operation)
-        outcome(operation)
-        if self._idle is not None and not self.waiting and not self._idle.called:
-            self._idle.callback(None)
-
-    def release_all(self) -> None:
-        """Let all calls succeed from now on."""
-        self.held = self.failing = False
-        self.works_for = None
-        while self.waiting:
-            self.release(self.waiting[0])
-
-    async def ask(
-        self, what: str, work: Callable[[], Coroutine[Any, Any, T]], writes: Sequence[Write] | None = None
-    ) -> T:
-        """Return the result of ``work`` when the simulation allows it; ``writes`` are those of a commit."""
-        if self.killed:
-            await Deferred()  # for ever: the process is dead
-        if self.closed:
-            raise StoreError(f"{what}: the store is closed")
-        if self.held:
-            if writes is not None:
-                what += " " + ", ".join(f"{each.stream} of {each.writer} upto {each.upto}" for each in writes)
-            operation = Operation(what, work)
-            self.waiting.append(operation)
-            return await operation.answer
-        if self.failing or self.works_for == 0:
-            self.works_for = None
-            raise StoreError(f"{what}: the disk fails")
-        if self.works_for is not None:
-            self.works_for -= 1
-        return await work()
-
     # ---- IStreamStore
 
     async def open(self) -> None:
-        await self.ask("open", self.disk.open)
+        await self.write("open", self.disk.open)
 
     async def declare(self, *definitions: StreamDefinition) -> None:
         names = ", ".join(each.name for each in definitions)
-        await self.ask(f"declare {names}", lambda: self.disk.declare(*definitions))
+        await self.write(f"declare {names}", lambda: self.disk.declare(*definitions))
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         return (await self.positions_of([stream]))[stream]
@@ -239,7 +262,7 @@ class SimulatedStore(UnheldStore):
                 self.on_deleted(stream, writer, upto)
             await self.disk.forget_facts(stream, writer, upto, delete=delete)
 
-        await self.ask(f"forget {stream} upto {upto}", forget)
+        await self.write(f"forget {stream} upto {upto}", forget)
 
     async def measure(
         self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int
@@ -252,19 +275,19 @@ class SimulatedStore(UnheldStore):
         return await self.ask(f"slices of {stream}", lambda: self.disk.slices(stream, writer))
 
     async def store_slice(self, stream: StreamName, writer: InstanceName, new: FactSlice) -> None:
-        await self.ask(f"slice {stream} upto {new.upto}", lambda: self.disk.store_slice(stream, writer, new))
+        await self.write(f"slice {stream} upto {new.upto}", lambda: self.disk.store_slice(stream, writer, new))
 
     async def known_followers(self) -> Sequence[KnownFollower]:
         return await self.ask("known followers", self.disk.known_followers)
 
     async def store_follower(self, follower: KnownFollower) -> None:
-        await self.ask(f"report of {follower.name}", lambda: self.disk.store_follower(follower))
+        await self.write(f"report of {follower.name}", lambda: self.disk.store_follower(follower))
 
     async def forget_follower(self, name: InstanceName) -> None:
-        await self.ask(f"forget {name}", lambda: self.disk.forget_follower(name))
+        await self.write(f"forget {name}", lambda: self.disk.forget_follower(name))
 
-    def transaction(self) -> ITransaction:
-        return SimulatedTransaction(self)
+    def transaction(self, *, synchronous: bool = True) -> ITransaction:
+        return SimulatedTransaction(self, synchronous=synchronous)
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         await self.transaction().commit(writes, receipt)
@@ -306,13 +329,16 @@ class SimulatedStore(UnheldStore):
     async def store_histories(
         self, writer: InstanceName, histories: Mapping[StreamName, History], follower: str = ""
     ) -> None:
-        await self.ask("store histories", lambda: self.disk.store_histories(writer, histories, follower))
+        await self.write("store histories", lambda: self.disk.store_histories(writer, histories, follower))
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:
-        await self.ask("raise position", lambda: self.disk.raise_position(write, history, former))
+        await self.write("raise position", lambda: self.disk.raise_position(write, history, former))
 
     async def check(self) -> None:
-        await self.ask("check", self.disk.check)
+        await self.write("check", self.disk.check)
+
+    async def sync(self) -> None:
+        await self.write("sync", self.disk.sync)
 
     async def close(self) -> None:
         """Wait for the calls in progress."""
@@ -325,8 +351,9 @@ class SimulatedStore(UnheldStore):
 class SimulatedTransaction:
     """An ITransaction; the parameters of its statements reach the disk with its commit."""
 
-    def __init__(self, store: SimulatedStore) -> None:
+    def __init__(self, store: SimulatedStore, *, synchronous: bool) -> None:
         self._store = store
+        self._synchronous = synchronous
         self._on_disk = store.disk.transaction()
         self._notes: list[Any] = []
 
@@ -351,5 +378,9 @@ class SimulatedTransaction:
         self._notes.extend(parameters)
 
     async def _commit(self, writes: Sequence[Write], receipt: Receipt | None) -> None:
+        if not self._synchronous:
+            self._store.before_asynchronous()
         await self._on_disk.commit(writes, receipt)
         self._store.on_landed(writes, self._notes)
+        if self._synchronous:
+            self._store.on_synced()

@@ -1,250 +1,36 @@
-"""A host with a worker, its calls of ``wait_for``, and its catch-up sources."""
+"""A host with a worker, and its calls of ``wait_for``."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 
 from replication.bench.simulation.disk import finish
 from replication.bench.simulation.host import LIMITS, PORT, SERVER_NAME, Host
 from replication.bench.simulation.invariants import FollowerHistory, LinearOrder
-from replication.bench.simulation.writing import MasterHost
+from replication.bench.simulation.sources import SimulatedSources
 from replication.errors import (
-    CatchUpError,
-    FactsGoneError,
     PositionTimeoutError,
-    ReplicationError,
     StoreError,
     StreamError,
-    UnknownStreamError,
 )
-from replication.follower.doubts import count_facts
 from replication.follower.stream import FollowMode
 from replication.follower.worker import Worker
-from replication.streams.facts import fact_bytes
-from replication.web.pages import encode_page, read_page
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from twisted.python.failure import Failure
 
     from replication.bench.simulation.world import World
     from replication.follower.application import ApplyTransaction
-    from replication.follower.reports import Positions
-    from replication.streams.cursor import CatchUp
     from replication.streams.facts import Fact
-    from replication.streams.history import History
-    from replication.streams.interfaces import Page, Write
-    from replication.web.client import HttpCatchUp
-    from replication.web.site import IServed
-
-T = TypeVar("T")
+    from replication.streams.interfaces import Write
 
 HELD_BYTES = 2_000  # that a cursor may hold, besides one page
 APPLY_ROWS = 4
-
-
-class PageRequest:
-    """A request for a page, or a report of positions, in progress."""
-
-    def __init__(self, asked: Host, by: WorkerHost) -> None:
-        self.asked = asked
-        self.by = by
-        self.answer: Deferred[Any] = Deferred()
-        self.page: Page | float | None = None  # the answer of the master or relay
-        self.error: CatchUpError | None = None
-        by.world.page_requests.append(self)
-        self.answer.addBoth(self._forget)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the worker still runs and waits for the answer."""
-        return self in self.by.world.page_requests
-
-    def fail(self, why: str | CatchUpError) -> None:
-        """Answer with an error."""
-        if self.waiting:
-            self.answer.errback(CatchUpError(why) if isinstance(why, str) else why)
-
-    def deliver_answer(self) -> None:
-        """Deliver the answer, if there is one."""
-        if self.error is not None:
-            self.fail(self.error)
-        elif self.page is not None and self.waiting:
-            self.answer.callback(self.page)
-
-    def _forget(self, result: T) -> T:
-        self.by.world.page_requests.remove(self)
-        return result
-
-
-class SimulatedSources:
-    """A fake of ``CatchUpSources`` that calls ``page`` of the master, or of the relay, as its HTTP API does.
-
-    A page passes through the bytes of its answer; requests and headers are left out.  A worker that has segments reads
-    a page from them first, as a worker with such a folder in ``catch_up`` does.  Positions are reported if the masters
-    have a retention.
-    """
-
-    def __init__(self, host: WorkerHost) -> None:
-        self._host = host
-        segments = host.world.segments if host.name in host.world.read_segments else None
-        self._archive = None if segments is None else segments.open()
-        self._processes: dict[str, ReportedProcess] = {}
-
-    def foreign_database(self) -> None:
-        """Return None: no other program writes the database."""
-
-    def over_http(self, _endpoint: str) -> list[HttpCatchUp]:
-        """Return none: nothing is compared here."""
-        return []
-
-    def over_http_of(self, endpoints: Iterable[str]) -> list[ReportedProcess]:
-        """Return what positions are reported to: nothing unless the masters have a retention."""
-        if not self._host.world.retention:
-            return []
-        return [self._processes.setdefault(each, ReportedProcess(self, each)) for each in dict.fromkeys(endpoints)]
-
-    def connection_lost(self) -> None:
-        """Do nothing: no history is kept here."""
-
-    async def fetch(
-        self,
-        endpoint: str | None,
-        stream: StreamName,
-        writer: InstanceName,
-        step: CatchUp,
-        limit: int,
-        *,
-        followed: History = (),
-    ) -> Page:
-        """Return a page of at most ``page_rows`` rows; while ``pages_held``, it waits."""
-        host = self._host
-        limit = min(limit, host.page_rows)
-        found = self._in_segments(stream, writer, step, limit)
-        if found is None:
-            asked, served = self._asked(endpoint)
-            request = PageRequest(asked, host)
-            page = Deferred.fromCoroutine(served.page(stream, writer, after=step.after, upto=step.upto, limit=limit))
-        else:
-            request, page = PageRequest(host, host), succeed(found)
-
-        def answered(page: Page) -> None:
-            history = host.world.masters[writer].histories[stream]
-            if not host.world.restores:
-                history.check_page(page, step.after, step.upto)
-            elif isinstance(request.asked, MasterHost):  # a relay may have what is lost
-                history.publish(request.asked.published(stream))  # perhaps while no follower was connected
-                history.check_page(page, step.after, step.upto)
-            host.largest_page = max(host.largest_page, fact_bytes(page.facts))
-            request.page = read_page(encode_page(page), after=step.after, upto=step.upto)
-
-        fetched: Page = await self._answer(request, page.addCallback(answered))
-        return fetched
-
-    page = fetch
-
-    async def report(self, endpoint: str, name: InstanceName, positions: Positions) -> float:
-        """Report positions to the master or relay, as to its HTTP API; return the seconds to the next report."""
-        asked, served = self._asked(endpoint)
-        request = PageRequest(asked, self._host)
-        assert served.followers is not None
-        reporting = Deferred.fromCoroutine(served.followers.report(name, positions))
-        following: float = await self._answer(request, reporting.addCallback(partial(setattr, request, "page")))
-        if name == self._host.name:
-            self._host.reported = True
-        return following
-
-    async def _answer(self, request: PageRequest, answering: Deferred[None]) -> Any:
-        """Return the answer to a request; while ``pages_held``, it waits."""
-        host = self._host
-
-        def failed(failure: Failure) -> None:
-            failure.trap(ReplicationError)
-            error = failure.value
-            request.error = error if isinstance(error, FactsGoneError) else CatchUpError(failure.getErrorMessage())
-
-        def deliver_answer() -> None:
-            if not host.pages_held:
-                request.deliver_answer()
-
-        # An answer needs a turn of the reactor: hundreds of pages in one call would be too deep a recursion.
-        answering.addErrback(failed).addCallback(lambda _: host.reactor.callLater(0, deliver_answer))
-        answering.addErrback(host.world.broken)
-        return await request.answer
-
-    def _in_segments(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page | None:
-        """Return a page of segments; None if they have no fact after ``step.after``."""
-        if self._archive is None:
-            return None
-        try:
-            page = self._archive.page(stream, writer, after=step.after, upto=step.upto, limit=limit)
-        except CatchUpError:  # no replay has written this stream yet
-            return None
-        return page if page.upto > step.after else None
-
-    async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs that the master or relay has, as its HTTP API does."""
-        asked, served = self._asked(endpoint)
-        if isinstance(asked, MasterHost) and not asked.master._opened:
-            raise CatchUpError("no answer")
-        try:
-            return await served.history(stream, writer)
-        except UnknownStreamError as error:
-            raise CatchUpError(str(error)) from error
-
-    async def count(
-        self,
-        endpoint: str | None,
-        stream: StreamName,
-        writer: InstanceName,
-        history: History,
-        *,
-        after: Token,
-        upto: Token,
-    ) -> int | None:
-        """Return how many facts the master or relay has, as pages of its HTTP API do; None if some are gone."""
-        _, served = self._asked(endpoint)
-        same = [*await self.history(endpoint, stream, writer)] == [*history]
-        try:
-            count = await count_facts(partial(served.page, stream, writer), after=after, upto=upto)
-        except FactsGoneError:
-            return None
-        if not same:
-            raise CatchUpError("it does not have what the writer has")
-        return count
-
-    def _asked(self, endpoint: str | None) -> tuple[Host, IServed]:
-        """Return the master or relay that listens at ``endpoint``, and what its HTTP API serves."""
-        host, world = self._host, self._host.world
-        senders: Iterable[MasterHost | WorkerHost] = (
-            [world.workers[host.relay]] if host.relay else world.masters.values()
-        )
-        (asked,) = [each for each in senders if endpoint == f"tcp:{each}:{PORT}"]
-        if host.pages_fail or not asked.running or {host.name, asked.name} & world.network.unplugged:
-            raise CatchUpError("no answer")
-        return asked, asked.worker.served if isinstance(asked, WorkerHost) else asked.master.served
-
-    async def close(self) -> None:
-        """Fail the requests in progress."""
-        for request in [each for each in self._host.world.page_requests if each.by is self._host]:
-            request.fail("closing")
-
-
-class ReportedProcess:
-    """The HTTP of a master or relay, of which only the call for reports is used."""
-
-    def __init__(self, sources: SimulatedSources, endpoint: str) -> None:
-        self._sources = sources
-        self._endpoint = endpoint
-
-    async def report(self, name: InstanceName, positions: Positions, _version: str = "") -> float:
-        """Report the positions of a process."""
-        return await self._sources.report(self._endpoint, name, positions)
 
 
 class Wait:
@@ -282,6 +68,13 @@ class Wait:
         assert self._host.reactor.seconds() >= self._until, "I12: timed out too early"
         for word in (self._stream, self._writer, str(self._token), "connections:"):
             assert word in failure.getErrorMessage()
+
+
+class _Recorded(NamedTuple):
+    """What a worker has applied: positions and facts by stream and writer, and the last token of each linear stream."""
+
+    applied: dict[tuple[StreamName, InstanceName], tuple[Token, list[Fact]]]
+    orders: dict[StreamName, Token]
 
 
 class WorkerHost(Host):
@@ -455,18 +248,18 @@ class WorkerHost(Host):
         self.hung, self.waits = [], []
         return dead
 
-    def _saved(self) -> bytes:
-        self._applied_before = {key: (each.position, [*each.facts]) for key, each in self.applied.items()}
-        self._orders_before = {stream: order.last for stream, order in self.orders.items()}
-        return super()._saved()
+    def recorded(self) -> _Recorded:
+        """Return what has been applied, and the order of it."""
+        applied = {key: (each.position, [*each.facts]) for key, each in self.applied.items()}
+        return _Recorded(applied, {stream: order.last for stream, order in self.orders.items()})
 
-    def disk_restored(self) -> None:
-        """Go back to what had been applied at the backup."""
+    def disk_restored(self, recorded: _Recorded) -> None:
+        """Go back to what had been applied before."""
         for key, each in self.applied.items():
-            position, facts = self._applied_before.get(key, (Token(0), []))
+            position, facts = recorded.applied.get(key, (Token(0), []))
             each.position, each.facts = position, [*facts]
         for stream, order in self.orders.items():
-            order.last = self._orders_before[stream]
+            order.last = recorded.orders[stream]
 
     def _undo(self, *_: object) -> None:
         """Go back as the application does: what it has applied above is removed with the position."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from twisted.python.failure import Failure
@@ -31,6 +31,13 @@ RIGHT_TIME: Final = 1.7e9  # of the wall at the start, in seconds since 1970
 LIMITS = Limits(line_limit=LINE_LIMIT, max_queued_bytes=1_000, max_queued_lines=25)
 
 
+class Saved(NamedTuple):
+    """What a disk had, and what was recorded of it at this host."""
+
+    disk: bytes
+    recorded: Any
+
+
 class Host(ABC):
     """A host, which outlives its processes; ``running`` is set while it has one."""
 
@@ -42,7 +49,8 @@ class Host(ABC):
         self.disk = disk or MemoryStore(ReceiptClock(self.wall, lambda: world.network.clock.now))
         finish(self.disk.open())
         self.running = False
-        self.backup: bytes | None = None  # of the disk
+        self.backup: Saved | None = None
+        self._synced: Saved | None = None  # what is left after a power loss; None: all of the disk
         self.restored = False  # whether its disk was ever replaced by a backup
 
     def __repr__(self) -> str:
@@ -54,6 +62,8 @@ class Host(ABC):
         self.reactor = SimulatedReactor(self.world.network, self.name)
         self.store = SimulatedStore(self.disk, self._record)
         self.store.held = held
+        self.store.before_asynchronous = self._keep_synced
+        self.store.on_synced = self._forget_synced
         self._start()
 
     def wall(self) -> float:
@@ -67,19 +77,21 @@ class Host(ABC):
         return RIGHT_TIME + now + self._wall_jump
 
     def kill(self, *, power: bool = False) -> None:
-        """Kill the process; with ``power`` lost, its peers are not notified."""
+        """Kill the process; with ``power`` lost, its peers are not notified, and the last commits may be undone."""
         self.running = False
         self.reactor.kill(power=power)
         # Keep its coroutines: if they were collected as garbage, they would run on in a dead process.
         self.world.remains.append((self.store, [*self.store.waiting], self._killed()))
         self.store.killed = True
         self.store.waiting.clear()
+        if power and self._synced is not None:
+            self._put_back(self._synced)
 
     def save(self) -> None:
         """Take a backup of the disk."""
-        backup = self._saved()
+        disk = self._saved()
         for each in self.sharing:
-            each.backup = backup
+            each.backup = Saved(disk, each.recorded())
 
     def restore(self) -> None:
         """Replace the disk by the backup, if there is one: kill the processes that have it, and start this one."""
@@ -88,9 +100,9 @@ class Host(ABC):
         for each in self.sharing:
             if each.running:
                 each.kill()
-        vars(self.disk).update(pickle.loads(self.backup))  # noqa: S301 (its own)
         for each in self.sharing:
-            each.disk_restored()
+            if each.backup is not None:
+                each._put_back(each.backup)
             each.restored = True
         self.start()
 
@@ -100,8 +112,24 @@ class Host(ABC):
         return [self, *(each for each in self.world.hosts if each.disk is self.disk and each is not self)]
 
     @abstractmethod
-    def disk_restored(self) -> None:
-        """Note what the disk has lost."""
+    def recorded(self) -> object:
+        """Return what ``disk_restored`` needs."""
+
+    @abstractmethod
+    def disk_restored(self, recorded: Any) -> None:
+        """Note what the disk has lost, given what was recorded before."""
+
+    def _put_back(self, saved: Saved) -> None:
+        vars(self.disk).update(pickle.loads(saved.disk))  # noqa: S301 (its own)
+        self._synced = None
+        self.disk_restored(saved.recorded)
+
+    def _keep_synced(self) -> None:
+        if self._synced is None:
+            self._synced = Saved(self._saved(), self.recorded())
+
+    def _forget_synced(self) -> None:
+        self._synced = None
 
     def _saved(self) -> bytes:
         return pickle.dumps({name: kept for name, kept in vars(self.disk).items() if isinstance(kept, dict)})

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from twisted.logger import LogEvent
     from twisted.python.failure import Failure
 
-    from replication.bench.simulation.following import PageRequest
+    from replication.bench.simulation.sources import PageRequest
     from replication.bench.simulation.host import Host
     from replication.bench.simulation.network import Connection
 

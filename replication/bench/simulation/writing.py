@@ -194,7 +194,10 @@ class MasterHost(Host):
         self.jobs.append(job)
         return job
 
-    def disk_restored(self) -> None:
+    def recorded(self) -> None:
+        """Return nothing: the disk has what is needed."""
+
+    def disk_restored(self, _: object) -> None:
         """Forget what the disk has lost."""
         for stream, history in self.histories.items():
             position = finish(self.disk.positions(stream)).get(self.name, Token(0))

@@ -100,6 +100,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self._foreign = foreign
         self._file: tuple[int, int] | None = None  # device and inode
         self._files: DatabaseFiles | None = None  # of a file that this connection writes
+        self._synchronous = True  # whether the present transaction is
+        self.has_synced = True  # whether every commit is on the disk
         self._held = ExitStack()
 
     def open(self) -> None:
@@ -170,7 +172,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def commit(self, batch: Batch) -> None:
         """Store a batch with all earlier statements; if that fails, undo all of it."""
         try:
-            self._begin()
+            self._begin(synchronous=batch.synchronous)
             self._store(batch)
             self._commit()
         except BaseException:
@@ -188,7 +190,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         stored at its end: each once, not with each fact.
         """
         try:
-            self._begin()
+            self._begin(synchronous=any(each.synchronous for each in batches))
         except StoreError as error:
             return [error] * len(batches)
         of_writers = not any(write.expected is not None or write.reset for each in batches for _, write in each.writes)
@@ -301,11 +303,12 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                     break
         return batches, end
 
-    def _begin(self) -> None:
+    def _begin(self, *, synchronous: bool = True) -> None:
         if not self.session.begun:
             if self._files is not None:
                 self._files.check_sizes()
-            self.session.begin()
+            self.session.begin(synchronous=synchronous)
+            self._synchronous = synchronous
             if self._files is not None:
                 try:
                     self.known.check(self.session)
@@ -315,6 +318,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
 
     def _commit(self) -> None:
         self.session.commit()
+        self.has_synced = self._synchronous
         if self._files is not None:
             self._files.check_commit()
 
@@ -336,7 +340,6 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             ((mode,),) = run("PRAGMA journal_mode = WAL")
             if mode not in ("wal", "memory"):
                 raise StoreError(f"database {self.session.name!r} cannot have a WAL: keep it on a local disk")
-            run("PRAGMA synchronous = FULL")  # a commit is on the disk when it returns
             installed(run)  # a new WAL is made by the first statement that reads
 
     def _identity(self) -> tuple[int, int] | None:

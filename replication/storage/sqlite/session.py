@@ -54,6 +54,7 @@ class SqliteSession:
         self._read_only = read_only
         self._busy_timeout = busy_timeout
         self._begun = False
+        self._synchronous: bool | None = None  # whether commits wait for the disk; None: not set yet
         self._database: sqlite3.Connection | None = None
 
     def connect(self) -> None:
@@ -125,13 +126,19 @@ class SqliteSession:
             raise StoreError(f"database {self.name!r} has undone this transaction after an error: begin another one")
         return self._begun
 
-    def begin(self, how: str = "IMMEDIATE") -> None:
-        """Begin a transaction, with the write lock; ``how`` DEFERRED takes none before the first write."""
+    def begin(self, how: str = "IMMEDIATE", *, synchronous: bool = True) -> None:
+        """Begin a transaction, with the write lock; ``how`` DEFERRED takes none before the first write.
+
+        Its commit waits for the disk if it is ``synchronous``, and until all earlier commits are there, too.
+        """
+        if synchronous is not self._synchronous and not self._read_only:
+            self.run(f"PRAGMA synchronous = {'FULL' if synchronous else 'NORMAL'}")
+            self._synchronous = synchronous
         self.run(f"BEGIN {how}")
         self._begun = True
 
     def commit(self) -> None:
-        """Make the transaction durable."""
+        """End the transaction, and keep what it did."""
         self.run("COMMIT")
         self._begun = False
 

@@ -109,6 +109,12 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         histories = {write.stream: history}
         await self._write(lambda connection: connection.known.note_histories(write.writer, histories, ""))
 
+    async def sync(self) -> None:
+        """Return once every commit is on the disk."""
+        writer = self._checked(self._writer)
+        if not writer.connection.has_synced:
+            await self._write(lambda connection: connection.check())
+
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""
         tables = [each for each in self._tables.values() if each.definition.is_mapped("sqlite")]

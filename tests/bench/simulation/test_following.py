@@ -8,19 +8,6 @@ from replication.bench.simulation.world import World
 
 
 class WorkerTests(SynchronousTestCase):
-    def test_pages_wait_fail_and_arrive(self) -> None:
-        with World() as world:
-            (master,), copy = world.masters.values(), world.workers["copy"]
-            copy.pages_held = True
-            master.append("a", world.rows(1, size=300))  # no line holds it
-            world.turn()
-            world.page_requests[0].fail("502")
-            world.advance(1.0)
-            self.assertEqual(copy.position(*next(iter(copy.applied))), 1)
-            copy.pages_held = False
-            world.page_requests[0].deliver_answer()
-            world.converge()
-
     def test_a_function_raises_hangs_and_works_again(self) -> None:
         with World() as world:
             (master,), apply = world.masters.values(), world.workers["apply"]

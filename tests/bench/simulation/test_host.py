@@ -43,6 +43,24 @@ class HostTests(SynchronousTestCase):
         self.assertTrue(any(len(set(times)) > 1 for times in first), "hosts differ")
         self.assertTrue(any(later < earlier for earlier, later in pairwise(each[0] for each in first)), "one goes back")
 
+    def test_a_power_loss_undoes_what_a_function_has_applied_but_no_copy(self) -> None:
+        with World(workers={"copy": (None, ()), "apply": (None, ("a",))}) as world:
+            master = world.masters[InstanceName("master")]
+            master.append("a", world.rows(1, 1))
+            world.turn()
+            for worker in world.workers.values():
+                worker.kill()
+            world.heal()  # a start waits for the disk
+            for _ in range(2):
+                master.append("a", world.rows(1))
+            world.turn()
+            self.assertEqual([each.position("a", "master") for each in world.workers.values()], [5, 5])
+            for worker in world.workers.values():
+                worker.kill(power=True)
+            self.assertEqual([each.position("a", "master") for each in world.workers.values()], [5, 3])
+            world.heal()
+            world.converge()
+
     def test_a_backup_is_restored(self) -> None:
         """The facts after it are lost, and every follower goes back."""
         with World(workers={"copy": (None, ()), "apply": (None, ("a",))}, restores=True) as world:

@@ -25,6 +25,7 @@ from replication.storage.memory import MemoryStore
 from replication.storage.sqlite.connection import SqliteConnection
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
+from replication.storage.transactions import run_transaction
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Receipt, Write
@@ -174,6 +175,73 @@ class FileTests(OnFile, SynchronousTestCase):
             )
         )
         self.assertEqual(pragmas, [[(2,)], [("wal",)]])
+
+    def apply(self, token: int, *, synchronous: bool) -> None:
+        """Apply a fact as a function does: an effect and the position, in one transaction."""
+        transaction = self.store.transaction(synchronous=synchronous)
+        self.wait(transaction.execute("INSERT INTO effects VALUES (?)", (token,)))
+        self.wait(transaction.commit([write(token, expected=token - 1 if token > 2 else 0)]))
+
+    def test_a_power_loss_undoes_the_last_effects_together_with_the_position(self) -> None:
+        """Every part of the WAL that the last synchronous commit has not brought to the disk may be missing."""
+        self.sql("CREATE TABLE effects (token INTEGER)")
+        self.apply(2, synchronous=True)
+        database, wal = Path(self.path), Path(f"{self.path}-wal")
+        synced = len(wal.read_bytes())
+        for token in range(3, 10):
+            self.apply(token, synchronous=False)
+        whole = wal.read_bytes()
+        found = set()
+        for end in range(synced, len(whole) + 1, 700):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "facts.db").write_bytes(database.read_bytes())
+                Path(folder, "facts.db-wal").write_bytes(whole[:end] + bytes(len(whole) - end))
+                with closing(sqlite3.connect(f"{folder}/facts.db")) as left:
+                    effects = [token for (token,) in left.execute("SELECT token FROM effects ORDER BY token")]
+                    ((position,),) = left.execute("SELECT stream_id FROM stream_positions")
+            self.assertEqual(effects, [*range(2, position + 1)])
+            found.add(position)
+        self.assertLessEqual({2, 5, 8}, found)
+
+    def statements(self) -> list[str]:
+        """Return the list to which the writer adds its commits, and how they wait for the disk."""
+        found: list[str] = []
+
+        def trace(sql: str) -> None:
+            if sql.startswith(("PRAGMA synchronous", "COMMIT")):
+                found.append(sql.removeprefix("PRAGMA synchronous = "))
+
+        self.wait(self.run_on_writer(lambda connection: connection.session.database.set_trace_callback(trace)))
+        return found
+
+    def test_sync_waits_for_the_disk_if_a_commit_did_not(self) -> None:
+        found = self.statements()
+        self.wait(self.store.sync())
+        self.assertEqual(found, [])
+        for token in (2, 3):
+            self.wait(self.store.transaction(synchronous=False).commit([write(token)]))
+        self.wait(self.store.sync())
+        self.wait(self.store.sync())
+        self.assertEqual(found, ["NORMAL", "COMMIT", "COMMIT", "FULL", "COMMIT"])
+
+    def test_a_group_of_commits_waits_for_the_disk_if_one_of_them_does(self) -> None:
+        found, gate = self.statements(), self.stop_writer()
+        every = [self.store.transaction(synchronous=each == 3).commit([write(each)]) for each in (2, 3, 4)]
+        asked = [self.begin(each) for each in every]
+        gate.set()
+        for each in asked:
+            self.wait(each)
+        self.assertEqual(found, ["NORMAL", "COMMIT", "FULL", "COMMIT"])  # 2, which was alone, then 3 and 4
+
+    def test_every_other_transaction_waits_for_the_disk(self) -> None:
+        self.wait(self.store.transaction(synchronous=False).commit([write(2)]))
+        found = self.statements()
+        self.wait(self.store.declare(StreamDefinition(StreamName("stock"))))
+        self.assertEqual(found[0], "FULL")
+        self.wait(self.store.transaction(synchronous=False).commit([write(3)]))
+        del found[:]
+        self.wait(run_transaction(self.store, lambda database: database.execute("SELECT 1"), [write(4)]))
+        self.assertEqual(found, ["FULL", "COMMIT"])
 
     def test_reading_does_not_wait_for_an_open_transaction(self) -> None:
         self.commit(write(2, facts(2)))
