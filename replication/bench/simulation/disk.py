@@ -230,11 +230,11 @@ class SimulatedStore(UnheldStore):
     # ---- IStreamStore
 
     async def open(self) -> None:
-        await self.write("open", self.disk.open)
+        await self.ask("open", self.disk.open)
 
     async def declare(self, *definitions: StreamDefinition) -> None:
         names = ", ".join(each.name for each in definitions)
-        await self.write(f"declare {names}", lambda: self.disk.declare(*definitions))
+        await self.ask(f"declare {names}", lambda: self.disk.declare(*definitions))
 
     async def positions(self, stream: StreamName) -> Mapping[InstanceName, Token]:
         return (await self.positions_of([stream]))[stream]

@@ -101,7 +101,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self._file: tuple[int, int] | None = None  # device and inode
         self._files: DatabaseFiles | None = None  # of a file that this connection writes
         self._synchronous = True  # whether the present transaction is
-        self.has_synced = True  # whether every commit is on the disk
+        self.has_synced = False  # whether every commit is on the disk, those of an earlier process, too
         self._held = ExitStack()
 
     def open(self) -> None:

@@ -48,16 +48,12 @@ class HostTests(SynchronousTestCase):
             master = world.masters[InstanceName("master")]
             master.append("a", world.rows(1, 1))
             world.turn()
-            for worker in world.workers.values():
-                worker.kill()
-            world.heal()  # a start waits for the disk
-            for _ in range(2):
-                master.append("a", world.rows(1))
-            world.turn()
-            self.assertEqual([each.position("a", "master") for each in world.workers.values()], [5, 5])
-            for worker in world.workers.values():
-                worker.kill(power=True)
-            self.assertEqual([each.position("a", "master") for each in world.workers.values()], [5, 3])
+            for power, left in ((False, 3), (True, 0)):
+                for worker in world.workers.values():
+                    worker.kill(power=power)
+                self.assertEqual([each.position("a", "master") for each in world.workers.values()], [3, left])
+                if not power:
+                    world.heal()
             world.heal()
             world.converge()
 
