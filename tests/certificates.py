@@ -10,7 +10,13 @@ import attrs
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
@@ -45,6 +51,12 @@ class Identity:
     def files(self) -> tuple[str, str]:
         """The certificate and its key, as clients take them."""
         return str(self.certificate), str(self.key)
+
+    def lock(self) -> None:
+        """Write the key with a password."""
+        key = load_pem_private_key(self.key.read_bytes(), None)
+        locked = BestAvailableEncryption(b"secret")
+        self.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
 
     def show(self) -> str:
         """Return what a ``tls:`` endpoint needs to show this certificate."""

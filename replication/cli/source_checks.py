@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urlsplit
@@ -14,6 +13,7 @@ from replication.follower.catch_up import DATABASES
 from replication.net.endpoints import is_redis
 from replication.storage import path_of
 from replication.storage.blocking import use_store
+from replication.web.blocking_client import tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ def check_redis(config: Config) -> Iterator[Finding]:
             try:
                 yield from _check_redis(url, config)
             except ConfigError as error:
-                yield Finding(str(url), str(error), "install it")
+                yield Finding(str(url), str(error), "install it, or correct [tls] or the file")
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")
@@ -107,13 +107,9 @@ def _connect(url: Url, config: Config) -> socket.socket:
             raise
         return client
     host = parts.hostname or ""
+    context = tls_context(config.tls.shown) if parts.scheme == "rediss" else None
     client = socket.create_connection((host, parts.port or DEFAULT_PORT), PATIENCE)
-    if parts.scheme != "rediss":
-        return client
-    context = ssl.create_default_context()
-    if config.tls.certificate is not None:
-        context.load_cert_chain(config.tls.certificate, config.tls.private_key)
-    return context.wrap_socket(client, server_hostname=host)
+    return client if context is None else context.wrap_socket(client, server_hostname=host)
 
 
 def _ask(client: socket.socket, command: bytes) -> Any:

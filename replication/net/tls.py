@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from replication.net.endpoints import split_endpoint
-from replication.net.trust import trust_cure
+from replication.net.trust import password_fault, trust_cure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +64,7 @@ def check_key(file: str) -> None:
     try:
         load_pem_private_key(Path(file).read_bytes(), None)
     except TypeError as error:
-        raise ValueError(
-            f"the private key in {file} has a password: write it without one, with openssl pkey -in {file} -out FILE"
-        ) from error
+        raise ValueError(password_fault(file)) from error
     except Exception:  # noqa: BLE001, S110 (OpenSSL reads the file next, and has the better words)
         pass
 

@@ -1,4 +1,4 @@
-"""What to do about a certificate of an authority that is not trusted.  It imports no Twisted."""
+"""What to do about an authority that is not trusted, or a private key with a password.  It imports no Twisted."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def trust_cure() -> str:
     if file and not Path(file).is_file():
         return f"SSL_CERT_FILE names {file}, and there is no such file: name the file with the certificates to trust"
     return "SSL_CERT_FILE names the certificates to trust"
+
+
+def password_fault(file: str) -> str:
+    """Return that a private key has a password, and the cure: OpenSSL would ask a terminal for it."""
+    return f"the private key in {file} has a password: write it without one, with openssl pkey -in {file} -out FILE"

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import attrs
 
 from replication.errors import ConfigError, ReplicationError
-from replication.net.trust import trust_cure
+from replication.net.trust import password_fault, trust_cure
 from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
@@ -269,8 +269,12 @@ def tls_context(certificate: tuple[str, str] | None) -> SSLContext:
     """Return what checks a server, and shows the certificate and key in two files; ConfigError if it cannot."""
     context = create_default_context()
     if certificate is not None:
+
+        def refuse_password() -> str:
+            raise ConfigError(password_fault(certificate[1]))
+
         try:
-            context.load_cert_chain(*certificate)
+            context.load_cert_chain(*certificate, refuse_password)
         except (OSError, SSLError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot use {' and '.join(certificate)}, a certificate and its key: {why}") from error

@@ -12,6 +12,7 @@ import psycopg
 
 from replication import config
 from replication.cli.source_checks import check_redis, check_sources
+from tests.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +74,15 @@ def test_an_answer_that_quotes_the_password_is_shown_without_it(tmp_path: Path) 
         url, line = f"redis://127.0.0.1:{server.getsockname()[1]}", f'redis_password_file = "{tmp_path}/password"'
         (found,) = redis_findings(tmp_path, url, line)
     assert "with args beginning with: `…`" in found
+
+
+def test_a_private_key_with_a_password_is_found_and_no_terminal_is_asked(tmp_path: Path) -> None:
+    mine = Authority(tmp_path).issue("mine", "worker1")
+    mine.lock()
+    lines = "[tls]", f'certificate = "{mine.certificate}"', f'private_key = "{mine.key}"'
+    (found,) = redis_findings(tmp_path, "rediss://localhost:1", *lines)
+    assert f"the private key in {mine.key} has a password: write it without one, with openssl pkey -in" in found
+    assert found.endswith("cure: install it, or correct [tls] or the file")
 
 
 def test_what_is_no_redis_is_found(tmp_path: Path) -> None:

@@ -109,3 +109,18 @@ def test_a_certificate_that_cannot_be_used_is_named(place: Place, capsys: pytest
     assert place.doctor(mixed, http=False) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert f"cannot use {good.certificate} and {mixed.key}, a certificate and its key" in line
+
+
+def test_a_private_key_with_a_password_is_refused_and_no_terminal_is_asked(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = place.authority.issue("locked", "worker1", valid=VALID)
+    good.lock()
+    words = f"the private key in {good.key} has a password: write it without one, with openssl pkey -in {good.key}"
+    shown = "--http", "https://localhost:1", "--certificate", str(good.certificate), "--private-key", str(good.key)
+    for command in (["status"], ["append", "orders", "[1]"], ["rooms", "!abc:h"]):
+        with pytest.raises(SystemExit):
+            main([*command, *shown])
+        assert words in capsys.readouterr().err
+    assert place.doctor(good, http=False) == 1
+    assert f"{words} -out FILE; cure: correct [tls], the endpoint or the file" in capsys.readouterr().out

@@ -5,12 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from unittest.mock import patch
 
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from OpenSSL import SSL
 from twisted.internet.protocol import Factory
 
@@ -69,9 +63,7 @@ class TlsTests(TlsCase):
 
     def test_a_private_key_with_a_password_is_refused_and_openssl_asks_no_terminal(self) -> None:
         mine = self.authority.issue("mine", "worker1")
-        key = load_pem_private_key(mine.key.read_bytes(), None)
-        locked = BestAvailableEncryption(b"secret")
-        mine.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+        mine.lock()
         endpoint = f"tls:127.0.0.1:1{mine.show()}"
         with patch("OpenSSL.crypto.load_privatekey", side_effect=AssertionError("it would ask")):
             for function, *given in (
