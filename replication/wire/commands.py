@@ -7,6 +7,7 @@ own commands are subclasses of ``ApplicationCommand``.
 
 from __future__ import annotations
 
+import reprlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Self, get_args
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from replication.wire.grammar import InstanceName, StreamName, Token
+
+_FIELDS: Final = reprlib.Repr()  # shows a command with its fields, also if its own repr() raises
+_FIELDS.maxother = 200  # characters
 
 LINE_LIMIT: Final = 16_384  # bytes without the LF: what every Synapse accepts (docs/protocol/wire.md A1)
 
@@ -331,6 +335,9 @@ def encode_line(command: Command, limit: int = LINE_LIMIT) -> bytes:
         same = "\n" not in text and parse_line(text, {word: type(command)}) == command
     except (RowError, RemoteProtocolError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"{word} cannot be encoded: {error}") from error
+    except Exception as error:  # an application's own encode() and parse() may raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise LocalProtocolError(f"{word} cannot be encoded: {why}, in {_FIELDS.repr(command)}") from error
     if not same:
         raise LocalProtocolError(f"{word} would be read as something else: {text[:80]!r}")
     if len(line) > limit:

@@ -566,6 +566,43 @@ def test_an_error_of_an_applications_parse_is_a_fault_of_its_connection() -> Non
         assert why in fault.text
 
 
+@attrs.frozen
+class Paint(ApplicationCommand):
+    """An application's own command, whose methods raise what Python raises."""
+
+    WORD = "PAINT"
+    SENT_BY = ("worker",)
+    number: int
+    color: str
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        number, color = rest.split(" ")
+        return cls(int(number), color)
+
+    def encode(self) -> str:
+        return f"{self.number:d} {self.color}"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (
+            Paint(1, "dark red"),
+            "ValueError: too many values to unpack (expected 2)",
+        ),
+        (Paint("1", "red"), "ValueError: Unknown format code 'd'"),  # type: ignore[arg-type]
+        (Paint(None, "red"), "TypeError: unsupported format string"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_of_an_applications_encode_or_parse_is_one_of_send_with_the_fields(command: Paint, why: str) -> None:
+    assert worker().send(Paint(1, "red"), 1.0) == b"PAINT 1 red\n"
+    with pytest.raises(LocalProtocolError) as raised:
+        worker().send(command, 1.0)
+    assert str(raised.value).startswith(f"PAINT cannot be encoded: {why}")
+    assert repr(command) in str(raised.value)
+
+
 def test_a_command_without_parse_or_encode_names_the_missing_method() -> None:
     with pytest.raises(NotImplementedError, match=r"ApplicationCommand lacks parse\(\)"):
         ApplicationCommand.parse("")

@@ -81,7 +81,9 @@ def test_an_applications_command_must_have_parse_and_encode() -> None:
 
     with pytest.raises(NotImplementedError, match=r"^Half lacks parse\(\)$"):
         parse_line("HALF 1", {"HALF": Half})
-    with pytest.raises(NotImplementedError, match=r"^Half lacks encode\(\)$"):
+    with pytest.raises(
+        LocalProtocolError, match=r"^HALF cannot be encoded: NotImplementedError: Half lacks encode\(\),"
+    ):
         encode_line(Half())
 
 
