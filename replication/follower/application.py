@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from replication.follower.failures import Step
     from replication.follower.transaction_size import TransactionSize
+    from replication.follower.waits import DatabaseWaits
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore, ITransaction, Write
     from replication.streams.merge import ApplyMerged
@@ -80,6 +81,7 @@ class Application:
         stream: its name.
         store: holds the positions.
         failing: the facts that the function cannot take.
+        waits: finds transactions that wait for the database.
         size: of the function's transactions.
         synchronous: whether a step is on the disk before the next one begins.  Otherwise a power loss may undo the last
             steps, each with its position, so that they are applied again.
@@ -94,6 +96,7 @@ class Application:
     _stream: StreamName
     _store: IStreamStore
     failing: FailingFacts
+    waits: DatabaseWaits
     _size: TransactionSize
     _synchronous: bool
     function: Callable[..., object] | None = None
@@ -226,7 +229,7 @@ class Application:
     async def _transact(self, work: _Work, call: Call) -> Sequence[SkippedFact]:
         """Call a function, and store the rest in the same transaction; returns what was skipped."""
         goes_back = len(work.of_facts) < len(work.parts)
-        transaction = self._store.transaction(synchronous=self._synchronous or goes_back)
+        transaction = self.waits.begin(self._store.transaction(synchronous=self._synchronous or goes_back))
         with traces.applying(self._stream, work.of_facts):
             try:
                 skipped = await call(ApplyTransaction(self._stream, work.line, transaction, work.of_facts))
@@ -240,6 +243,8 @@ class Application:
                 if isinstance(raised, PositionMovedError):
                     await self._store.verify()  # CommitsLostError: a restore has moved the position
                 raise
+            finally:
+                self.waits.end()
         if skipped:  # an operator has decided that
             with suppress(StoreError):  # the step is stored, and may not be applied again
                 await self._store.sync()

@@ -189,7 +189,9 @@ class ServedStreams:
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
-            statuses[follower.name] = attrs.evolve(ours, writers=[*others, *followed])
+            wait = follower.application.waits.note
+            notes = ours.notes if wait is None else [*ours.notes, wait]
+            statuses[follower.name] = attrs.evolve(ours, writers=[*others, *followed], notes=notes)
         return [*statuses.values()]
 
     def unreachable_writers(self) -> Sequence[str]:

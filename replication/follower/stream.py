@@ -22,6 +22,7 @@ from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
 from replication.follower.relay import Relay, RelayedCursor
 from replication.follower.transaction_size import TransactionSize
+from replication.follower.waits import DatabaseWaits
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -146,6 +147,7 @@ class StreamFollower:
             stream=self.name,
             store=self._store,
             failing=FailingFacts(self.name, self._lifetime),
+            waits=DatabaseWaits(self.name, "copy" if self._function is None else "function", self._lifetime),
             size=TransactionSize(self._lifetime.clock),
             # Copies and relays serve others, and acknowledged facts are not sent again.
             synchronous=self.mode is FollowMode.COPIED or self._relay is not None or self.name == FEDERATION,

@@ -437,3 +437,7 @@ class MemoryTransaction:
         if self._end == "committed":
             raise ended(self._end)
         self._end = "rolled back"
+
+    async def blockers(self) -> Sequence[str]:
+        """Return nothing: no call waits here."""
+        return ()

@@ -239,6 +239,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
     log = Logger()
     FIRST_WORDS: ClassVar[re.Pattern[str]]  # two groups: the first two words of a statement, after comments
     RESERVED: ClassVar[frozenset[str]]  # statements that would end the transaction, or do not work inside one
+    ALL_USED: ClassVar[str]  # what ``acquire`` waits for
 
     def __init__(
         self,
@@ -368,6 +369,10 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
     def release_connection(self, connection: ConnectionThread[_Connection]) -> None:
         """Give a connection back."""
         raise NotImplementedError
+
+    async def blockers(self, connection: ConnectionThread[_Connection] | None) -> Sequence[str]:  # noqa: ARG002
+        """Return what a statement waits for, None for a commit without statements; empty if that is not known."""
+        return ()
 
     # ---- inside
 

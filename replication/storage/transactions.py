@@ -93,6 +93,12 @@ class Transaction:
             if self._connection is not None:
                 await self._run_last(self._connection, lambda connection: connection.rollback())
 
+    async def blockers(self) -> Sequence[str]:
+        """Return what a call that has not returned waits for; empty if that is not known."""
+        if self._connection is None and self._end is None:
+            return [self._store.ALL_USED]
+        return await self._store.blockers(self._connection)
+
     async def _acquire(self) -> ConnectionThread[SqlConnection[Any]]:
         self._check_open()
         if self._connection is None:

@@ -303,6 +303,10 @@ class ITransaction(Protocol):
         """Undo all statements."""
         ...
 
+    async def blockers(self) -> Sequence[str]:
+        """Return what a call that has not returned waits for, as texts for people; empty if that is not known."""
+        ...
+
 
 class IStreamStore(ICatchUp, IKeptFacts, Protocol):
     """Where facts and positions are stored.

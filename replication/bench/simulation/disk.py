@@ -374,6 +374,9 @@ class SimulatedTransaction:
         if not self._store.killed:
             await self._on_disk.rollback()
 
+    async def blockers(self) -> Sequence[str]:
+        return await self._on_disk.blockers()
+
     async def _note(self, parameters: Sequence[Sequence[object]]) -> None:
         self._notes.extend(parameters)
 

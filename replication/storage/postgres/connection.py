@@ -19,6 +19,7 @@ from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
 from replication.storage.postgres.ids import CLAIMS, STATES, Allocations, create_sequence, prepare_sequence
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
+from replication.storage.postgres.watch import BLOCKERS
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.tables.kept_facts import CREATE as CREATE_GONE
 from replication.storage.tables.kept_facts import lower_gone, put_gone
@@ -176,6 +177,14 @@ class PostgresConnection(SqlConnection[PostgresSession]):
     def claims(self, names: Collection[InstanceName]) -> dict[InstanceName, bool]:
         """Return which of these names are claimed, each with whether its process has a session now."""
         return {InstanceName(name): connected for name, connected in self.session.ask(CLAIMS, ([*names],))}
+
+    def blockers_of(self, waiting: PostgresSession) -> list[str]:
+        """Return the sessions that hold the locks which another session waits for, as texts for people."""
+        if waiting.backend_pid is None:
+            return []
+        ((pids,),) = self.session.ask("SELECT pg_blocking_pids(%s)", (waiting.backend_pid,))
+        prepared = ["a prepared transaction"] if 0 in pids else []
+        return [*[text for _, text in self.session.ask(BLOCKERS, (pids, []))], *prepared]
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does; on a standby, only up to the writer's stored position."""

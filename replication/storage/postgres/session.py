@@ -162,6 +162,11 @@ class PostgresSession:
             self.holder.connected = True
         return self._connection
 
+    @property
+    def backend_pid(self) -> object:
+        """The process ID of the server's end; None before the session is open."""
+        return next(iter(self._backend), None)
+
     def close(self, last: str = "") -> None:
         """End the session, if there is one, after a ``last`` statement; an open transaction is undone."""
         if last and self._connection is not None:

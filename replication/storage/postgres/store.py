@@ -76,6 +76,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
     """
 
     SCHEMA = len(STEPS)
+    ALL_USED = "other transactions of this process, which use all its connections"
     # A line ends at CR, too.  Comments may be nested: one that has another one, or no end, stands for the first word.
     FIRST_WORDS = re.compile(r"(?:[\s\ufeff;]|--[^\r\n]*|/\*(?:(?!/\*|\*/).)*\*/)*(/\*|\w*)\s*(\w*)", re.DOTALL)
     RESERVED = frozenset(("BEGIN", "START", "COMMIT", "END", "ABORT", "ROLLBACK", "SAVEPOINT", "RELEASE", "PREPARE"))
@@ -230,6 +231,11 @@ class PostgresStore(SqlStore[PostgresConnection]):
         """Give the connection back."""
         self._free.append(connection)
         self._slots.release()
+
+    async def blockers(self, connection: ConnectionThread[PostgresConnection] | None) -> Sequence[str]:
+        """Return the sessions that hold the locks which a statement waits for."""
+        waiting = (connection or self._checked(self._writer)).connection.session
+        return await self._read(lambda reader: reader.blockers_of(waiting))
 
     def allocate(self, sequence: str, count: int) -> Deferred[list[int]]:
         """Allocate IDs from a sequence."""

@@ -50,6 +50,7 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
     """
 
     SCHEMA = len(STEPS)
+    ALL_USED = "another transaction of this process, which holds the write lock"
     FIRST_WORDS = re.compile(r"(?:[\s\ufeff;]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*(\w*)\s*(\w*)", re.DOTALL)
     RESERVED = frozenset(
         ("BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA", "ATTACH", "DETACH", "VACUUM")

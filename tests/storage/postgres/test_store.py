@@ -334,6 +334,36 @@ class WaitingTests(UsesThreads, SynchronousTestCase):
         self.wait(closed)
         self.assertEqual(self.sql("SELECT stream_id FROM stream_orders ORDER BY 1"), [(2,), (3,)])
 
+    def test_a_statement_and_a_commit_that_wait_for_a_lock_name_the_session_that_holds_it(self) -> None:
+        self.commit(write(2, facts(2)))
+        waiting = f"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {OTHERS}"
+        with psycopg.connect(self.url, application_name="backup") as other:
+            other.execute("LOCK TABLE stream_orders IN ACCESS EXCLUSIVE MODE")
+            reading, committing = self.store.transaction(), self.store.transaction()
+            asked = self.begin(reading.execute("SELECT * FROM stream_orders"))
+            committed = self.begin(committing.commit([write(3, facts(3))]))
+            self.pump.run_call()  # the end of the turn
+            until(lambda: self.sql(waiting) == [(2,)], "both wait")
+            for each in (reading, committing):
+                (holder,) = self.wait(each.blockers())
+                self.assertRegex(holder, rf"^session {other.info.backend_pid} of \w+ \(backup\) since 20")
+        self.wait(asked)
+        self.wait(committed)
+        self.assertEqual(self.wait(reading.blockers()), [])
+        self.wait(reading.rollback())
+
+    def test_a_transaction_that_waits_for_a_connection_names_the_others(self) -> None:
+        open_ones = [self.store.transaction() for _ in range(8)]
+        for each in open_ones:
+            self.wait(each.execute("SELECT 1"))
+        late = self.store.transaction()
+        asked = self.begin(late.execute("SELECT 1"))
+        self.assertEqual(self.wait(late.blockers()), [PostgresStore.ALL_USED])
+        for each in open_ones:
+            self.wait(each.rollback())
+        self.wait(asked)
+        self.wait(late.rollback())
+
     def test_close_does_not_wait_for_a_server_that_does_not_answer(self) -> None:
         """A table is locked, and a server process is stopped: the outcome of what it was sent is not known."""
         self.patch(postgres_store, "PATIENCE", 0.5)

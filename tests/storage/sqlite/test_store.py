@@ -372,6 +372,16 @@ class WaitingTests(OnFile, SynchronousTestCase):
         self.wait(second.rollback())
         self.assertEqual(self.sql("SELECT name FROM pragma_table_info('mine')"), [("a",)])
 
+    def test_a_transaction_that_waits_for_another_one_names_it(self) -> None:
+        first, second = self.store.transaction(), self.store.transaction()
+        self.wait(first.execute("CREATE TABLE mine (a)"))
+        waiting = self.begin(second.execute("INSERT INTO mine VALUES (1)"))
+        self.assertEqual(self.wait(second.blockers()), [SqliteStore.ALL_USED])
+        self.assertEqual([*self.wait(first.blockers())], [])
+        self.wait(first.commit([]))
+        self.wait(waiting)
+        self.wait(second.commit([]))
+
     def test_close_waits_for_what_runs(self) -> None:
         transaction = self.store.transaction()
         self.wait(transaction.execute("CREATE TABLE mine (a)"))
