@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from replication.errors import SchemaError
 from replication.storage.contract import Batch, ISession
 from replication.storage.pages import check_limit, collect_positions
-from replication.storage.tables.applied_counts import prepare_counts, put_counts
+from replication.storage.tables.applied_counts import find_counts, has_counts, prepare_counts, put_counts
 from replication.storage.tables.histories import EXISTS, find_history
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -63,6 +63,13 @@ class SqlConnection(Generic[_Session]):
         if not self._has_histories:
             self._has_histories = bool(self.session.ask(EXISTS[self.session.dialect]))
         return find_history(self.session, stream, writer, follower) if self._has_histories else ()
+
+    def applied_counts(self, stream: StreamName, follower: str) -> dict[InstanceName, str]:
+        """Return the stored texts of a follower, by writer; none without the table, whose absence is not remembered."""
+        if not self._has_counts and not has_counts(self.session):
+            return {}
+        self._has_counts = True
+        return find_counts(self.session, stream, follower)
 
     def positions(self, table: StreamTable[_Session]) -> dict[InstanceName, Token]:
         """Return, per writer, the largest token that was committed or stored as a position."""

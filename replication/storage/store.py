@@ -15,7 +15,6 @@ from replication.storage.interactions import Interaction
 from replication.storage.proof import WriteProof
 from replication.storage.receipts import ReceiptClock
 from replication.storage.table import POSITIONS_ONLY, StreamTable
-from replication.storage.tables.applied_counts import get_counts
 from replication.storage.tables.histories import get_histories, put_histories, replace_history
 from replication.storage.tables.kept_facts import delete_slices, get_gone, get_slices, put_gone, put_slice
 from replication.storage.tables.known_followers import delete_follower, get_followers, put_follower
@@ -94,7 +93,7 @@ class HistoryStore:
 
     async def applied_counts(self, stream: StreamName, follower: InstanceName) -> Mapping[InstanceName, str]:
         """Return, per writer, the text that ``Write.counts`` has stored for ``follower``."""
-        found: Mapping[InstanceName, str] = await self.read(lambda database: get_counts(database, stream, follower))
+        found: Mapping[InstanceName, str] = await self._read(lambda each: each.applied_counts(stream, follower))
         return found
 
     async def raise_position(self, write: Write, history: History, former: History) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.sqlite.connection import SqliteConnection
+from replication.storage.tables.applied_counts import CREATE, GET, STATE
+from replication.wire.grammar import InstanceName, StreamName
 
 
 class SharedTests(SynchronousTestCase):
@@ -36,3 +40,19 @@ class SharedTests(SynchronousTestCase):
                 raise SchemaError("there is no table")
 
         self.assertEqual(str(self.assertRaises(SchemaError, refuse)), "database ':memory:': there is no table")
+
+    def test_whether_there_are_counts_is_asked_until_the_table_is_found_and_not_for_each_stream(self) -> None:
+        asked: list[str] = []
+        session, run = self.connection.session, self.connection.session.run
+        self.assertEqual(self.connection.applied_counts(StreamName("orders"), "worker1"), {})
+        session.run(CREATE["sqlite"])
+        session.run("INSERT INTO applied_counts VALUES ('orders', 'master', '', 'at 3')")
+
+        def ask(sql: str, parameters: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+            asked.append(sql)
+            return run(sql, parameters)
+
+        with patch.object(session, "ask", ask):
+            found = [self.connection.applied_counts(StreamName(each), "worker1") for each in ("orders", "b", "c")]
+        self.assertEqual(found, [{InstanceName("master"): "at 3"}, {}, {}])
+        self.assertEqual(asked, [STATE["sqlite"], GET["sqlite"], GET["sqlite"], GET["sqlite"]])

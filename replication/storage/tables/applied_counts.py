@@ -48,12 +48,15 @@ PUT: Final[Mapping[str, str]] = {
 }
 
 
-def get_counts(database: ISqlExecutor, stream: StreamName, follower: str) -> dict[InstanceName, str]:
-    """Return the stored texts of a follower, by writer; none without the table."""
-    ((exists, _),) = database.execute(STATE[database.dialect])
-    if not exists:
-        return {}
-    found = database.execute(GET[database.dialect], (stream, _follower(database, follower)))
+def has_counts(session: ISession) -> bool:
+    """Return whether the table exists, read outside a transaction."""
+    ((exists, _),) = session.ask(STATE[session.dialect])
+    return bool(exists)
+
+
+def find_counts(session: ISession, stream: StreamName, follower: str) -> dict[InstanceName, str]:
+    """Return the stored texts of a follower, by writer, read outside a transaction; StoreError without the table."""
+    found = session.ask(GET[session.dialect], (stream, _follower(session, follower)))
     return {InstanceName(writer): counts for writer, counts in found}
 
 
@@ -73,5 +76,5 @@ def put_counts(session: ISession, write: Write) -> None:
     session.add(PUT[session.dialect], (*key, write.counts))
 
 
-def _follower(database: ISqlExecutor, follower: str) -> str:
+def _follower(database: ISqlExecutor | ISession, follower: str) -> str:
     return "" if database.dialect == "sqlite" else follower
