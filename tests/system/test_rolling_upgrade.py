@@ -55,7 +55,7 @@ class Appender(threading.Thread):
         while not self.ending.is_set():
             number = len(self.ids)
             body = json.dumps({"rows": [[f"o{number}", "placed"]]}).encode()
-            headers = {"Content-Type": "application/json", "Idempotency-Key": f"order {number}"}
+            headers = {"Content-Type": "application/json", "Idempotency-Key": f"order {number} of {id(self)}"}
             try:
                 with urllib.request.urlopen(
                     urllib.request.Request(self.url, body, headers), timeout=PATIENCE
@@ -146,6 +146,44 @@ def test_followers_stay_while_the_master_is_replaced_by_todays(
             assert applied(tmp_path, each) == ids
         assert (later.starts, later.ended) == (1, False)
         for each in (earlier, later, new):
+            assert each.terminate() == 0
+
+
+def test_version_0_1_0_goes_on_with_what_todays_has_written_and_todays_after_it(
+    tmp_path: Path, yesterday: dict[str, str]
+) -> None:
+    """Master and function go back to 0.1.0 on SQLite, and then forward again: no fact is lost or twice."""
+    (tmp_path / "app.py").write_text(APP)
+    wire, http = (f"127.0.0.1:{port}" for port in free_ports(2))
+    listen = [f"--{key}=tcp:{at.split(':')[1]}:interface=127.0.0.1" for key, at in (("listen", wire), ("http", http))]
+    master = Daemon(tmp_path, "master", "--stream=orders", "--database=sqlite:///shop.db", *listen)
+    follows = f"--connect=tcp:{wire}", f"--catch-up=http://{http}", "--instance-name=back", "--app=app"
+    worker = Daemon(tmp_path, "worker", *follows, name="back")
+    ids: list[int] = []
+    with ExitStack() as stack:
+        for each in (master, worker):
+            stack.enter_context(each)
+        for version in (None, yesterday, environment()):
+            if version is not None:
+                for each in (worker, master):
+                    assert each.terminate() == 0
+                    each.environment = version
+                for each in (master, worker):
+                    each.start()
+            assert master.address("HTTP") == http
+            client = Appender(http)
+            client.start()
+            stack.callback(client.end)
+            until(lambda: len(client.ids) >= 20, "appends go on")  # noqa: B023 (it is used at once)
+            ids += client.end()
+            until(partial(has_applied, tmp_path, worker, len(ids)), "all are applied")
+            claimed = (tmp_path / "shop.db-claim").exists(), (tmp_path / "replication-back.db-claim").exists()
+            assert claimed == (version is yesterday,) * 2, "only 0.1.0 has these files"
+        assert ids == [*range(2, len(ids) + 2)]
+        assert applied(tmp_path, worker) == ids
+        with closing(sqlite3.connect(tmp_path / "replication-back.db")) as database:
+            assert database.execute("SELECT count(*) FROM applied_counts").fetchone() == (1,), "today's has counted"
+        for each in (worker, master):
             assert each.terminate() == 0
 
 
