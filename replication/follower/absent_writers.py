@@ -6,7 +6,7 @@ connection that sends no position proves nothing: the writer there may write no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 from twisted.logger import Logger
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from replication.follower.links import FollowedLinks
     from replication.net.links import IWriterLink
     from replication.wire.grammar import InstanceName
+
+
+LONGEST: Final = 60.0  # seconds between two looks while no connection changes
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -43,11 +46,16 @@ class AbsentWriters:
     _logged: set[InstanceName] = attrs.field(init=False, factory=set)
 
     async def watch(self) -> None:
-        """Log each writer that is absent, once; return when all have sent a position."""
+        """Log each writer that is absent, once; return when all have sent a position.
+
+        A writer may never send one.  So while the connections stay as they are, each pause is twice the one before.
+        """
         before: dict[IWriterLink, int] = {}
+        pause = self._patience
         while not self._lifetime.ended and self._missing():
-            await self._lifetime.sleep(self._patience)
+            await self._lifetime.sleep(pause)
             connected = {link: link.connections for link in self._links if link.greeted}
+            pause = min(2 * pause, LONGEST) if connected == before else self._patience
             self._had_time, before = dict(connected.items() & before.items()), connected
             for name, text in self._find().items():
                 if name not in self._logged:

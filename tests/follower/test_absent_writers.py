@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+from replication.follower.absent_writers import AbsentWriters
 from tests.doubles import begin, logged
 from tests.follower.cases import HELLO, WIRE, WorkerCase, position
 from tests.system.daemons import LOCAL, Daemon, run_command, until
@@ -47,6 +49,18 @@ class AbsentWritersTests(WorkerCase):
 
     def test_a_writer_that_may_write_no_followed_stream_is_only_logged(self) -> None:
         self.assertEqual(self.follow(position(1, 1, writer="w1"), streams=["orders"]), ([WHY], []))
+
+    def test_a_writer_that_never_sends_a_position_is_looked_for_once_a_minute(self) -> None:
+        with patch.object(AbsentWriters, "_find", return_value={}) as looked:
+            self.assertEqual(self.follow(seconds=600.0), ([], []))
+        self.assertIn(looked.call_count, range(10, 16))  # not 120, as every 5 s
+
+    def test_a_new_connection_is_looked_at_within_a_minute_and_the_time_of_a_writer(self) -> None:
+        self.follow(seconds=600.0)
+        self.serve(HELLO + position(1, 1, writer="w1"))
+        self.writer.connections[-1].transport.loseConnection()
+        self.net.run(75.0)
+        self.assertEqual(self.worker.served.absent_writers(), [WHY])
 
     def test_a_name_of_this_process_is_not_expected(self) -> None:
         self.assertEqual(self.follow(position(1, 1, writer="w1"), instance_name="w2"), ([], []))
