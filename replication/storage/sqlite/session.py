@@ -98,6 +98,13 @@ class SqliteSession:
     add = run
     execute = run
 
+    def change(self, sql: str, parameters: Any) -> int:
+        """Run one statement that changes rows, and return how many it has changed."""
+        try:
+            return (self._database or self.database).execute(sql, parameters).rowcount
+        except _ERRORS as error:
+            raise self.refusal(error, sql) from error
+
     def find_undecoded(self, sql: str, parameters: Any = ()) -> tuple[Any, int, bytes] | None:
         """Return the first text in the result that is not UTF-8: the first value of its row, its column, its bytes."""
         self.database.text_factory = bytes

@@ -57,6 +57,21 @@ class ConnectionTests(SynchronousTestCase):
         rows = self.execute("SELECT stream_name, instance_name, stream_id FROM stream_positions")
         self.assertEqual(sorted(rows), [("down", "master", -3), ("orders", "master", 3)])
 
+    def test_a_function_moves_its_position_with_one_statement(self) -> None:
+        ran: list[str] = []
+        for stream, sign in (("orders", 1), ("down", -1)):
+            self.connection.commit(self.batch(write(3, stream=stream, expected=0)))  # there is no row yet
+            self.connection.session.database.set_trace_callback(ran.append)
+            self.connection.commit(self.batch(write(5, stream=stream, expected=3)))
+            self.connection.session.database.set_trace_callback(None)
+            with self.assertRaises(PositionMovedError):
+                self.connection.commit(self.batch(write(6, stream=stream, expected=3)))
+            rows = self.execute("SELECT stream_id FROM stream_positions WHERE stream_name = ?", (stream,))
+            self.connection.rollback()
+            self.assertEqual(rows, [(5 * sign,)])
+        moved = [each for each in ran if "stream_positions" in each]
+        self.assertEqual([each.split()[0] for each in moved], ["UPDATE", "UPDATE"], ran)
+
     def test_batches_share_one_transaction(self) -> None:
         outcomes = self.commit_together(*(self.batch(write(token, facts(token))) for token in range(2, 12)))
         self.assertEqual((outcomes, self.tokens()), ([None] * 10, [*range(2, 12)]))
