@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from twisted.logger import LogEvent
     from twisted.python.failure import Failure
 
-    from replication.bench.simulation.sources import PageRequest
     from replication.bench.simulation.host import Host
     from replication.bench.simulation.network import Connection
+    from replication.bench.simulation.sources import PageRequest
 
 # Seconds.  A dead link is noticed after 15 and closed after 15 more; a retry waits up to 10.
 HEALED_WITHIN = 45.0

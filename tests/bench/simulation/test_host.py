@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.bench.simulation.host import WALL_STEADY
 from replication.bench.simulation.world import World
-from replication.wire.grammar import InstanceName
+from replication.wire.grammar import InstanceName, StreamName
 
 
 class HostTests(SynchronousTestCase):
@@ -51,7 +51,10 @@ class HostTests(SynchronousTestCase):
             for power, left in ((False, 3), (True, 0)):
                 for worker in world.workers.values():
                     worker.kill(power=power)
-                self.assertEqual([each.position("a", "master") for each in world.workers.values()], [3, left])
+                self.assertEqual(
+                    [each.position(StreamName("a"), InstanceName("master")) for each in world.workers.values()],
+                    [3, left],
+                )
                 if not power:
                     world.heal()
             world.heal()
