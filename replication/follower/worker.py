@@ -254,9 +254,15 @@ class Worker(RegistersFunctions):
         )
 
     def token(self, stream: str) -> MultiWriterToken:
-        """Return the applied position of every writer of a stream (docs/protocol/ids.md F6)."""
+        """Return the applied position of every writer of a stream (docs/protocol/ids.md F6).
+
+        Until each connection has sent its first positions, a writer that is not known yet is at 0.
+        """
         follower = self._followed.get(stream)
-        return token_of({} if follower is None else follower.all_positions())
+        positions = {} if follower is None else follower.all_positions()
+        if not self._followed.links.all_positions_received():
+            return MultiWriterToken(Token(0), positions)
+        return token_of(positions)
 
     @property
     def connections(self) -> dict[str, str]:

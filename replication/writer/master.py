@@ -21,7 +21,6 @@ from replication.session.connection import Role
 from replication.storage import store_of
 from replication.storage.tables.instances import TokenCodec
 from replication.streams.definitions import CACHES, FEDERATION, StreamDefinition, StreamRegistry
-from replication.streams.positions import MultiWriterToken, token_of
 from replication.web.synapse_requests import RequestFunction, SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from replication.net.access import Access
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
+    from replication.streams.positions import MultiWriterToken
     from replication.urls import Url
     from replication.wire.grammar import InstanceName, StreamName, Token
     from replication.writer.positions import IRelay
@@ -206,7 +206,7 @@ class Master:
 
     def token(self, stream: str) -> MultiWriterToken:
         """Return the position of every writer of a stream, as of the last poll (docs/protocol/ids.md F6)."""
-        return token_of(self._positions.of_writers(self.stream(stream)))
+        return self._positions.token(self.stream(stream))
 
     # ---- commands
 

@@ -11,6 +11,8 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.session.encoder import EncodedLines, encode_position
 from replication.streams.definitions import CACHES
+from replication.streams.positions import MultiWriterToken, token_of
+from replication.wire.grammar import Token
 from replication.writer.former_writers import find_left
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from replication.net.protocol import ReplicationProtocol
     from replication.streams.interfaces import IStreamStore
     from replication.wire.commands import Command
-    from replication.wire.grammar import InstanceName, StreamName, Token
+    from replication.wire.grammar import InstanceName, StreamName
     from replication.writer.former_writers import FormerWriters
     from replication.writer.stream import StreamWriter
 
@@ -74,6 +76,7 @@ class Positions:
         self._streams = streams
         self.former = former
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
+        self._reached: dict[StreamName, Token] = {}  # where this writer was before that poll, by shared stream
         self._warnings = 0  # how many of the store's warnings are logged
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
         self._loop.clock = clock
@@ -83,7 +86,8 @@ class Positions:
         shared = [each for each in self._streams.values() if each.shared]
         await self._store_positions(shared)
         if shared:
-            self._warn_of_left(await self._store.stored_positions())
+            await self._read_others()
+            self._warn_of_left(self._others)
         self._log_warnings()
         self._loop.start(POLL_INTERVAL, now=False)
 
@@ -132,6 +136,17 @@ class Positions:
             others[self._instance_name] = writer.published
         return others
 
+    def token(self, writer: StreamWriter) -> MultiWriterToken:
+        """Return the position of every writer of a stream, as of the last poll.
+
+        A writer that the last poll did not find allocates IDs above the place where this one was before the poll.
+        """
+        positions = self.of_writers(writer)
+        if not writer.shared:
+            return token_of(positions)
+        before = self._reached.get(writer.definition.name, Token(0))
+        return MultiWriterToken(min([before, *positions.values()]), positions)
+
     def known_writers(self, stream: StreamName) -> Collection[InstanceName] | None:
         """Return the writers of a stream, former ones too; None if this process does not have the stream."""
         writer = self._streams.get(stream)
@@ -165,7 +180,7 @@ class Positions:
         if not shared:
             return
         known = {writer.definition.name: writer.outgoing.stored for writer in shared if not writer.outgoing.memory_log}
-        self._others = await self._store.stored_positions()
+        await self._read_others()
         self._warn_of_left(self._others)
         if any(self._others.get(name, {}).get(self._instance_name, 0) < stored for name, stored in known.items()):
             await self._store.verify()
@@ -173,6 +188,10 @@ class Positions:
             found = self._others.get(writer.definition.name, {})
             self.former.note(writer.definition, found)
             writer.publisher.follow(max(found.values(), default=INITIAL_POSITION))
+
+    async def _read_others(self) -> None:
+        reached = {name: each.published for name, each in self._streams.items() if each.shared}
+        self._others, self._reached = await self._store.stored_positions(), reached
 
     async def _store_positions(self, writers: Iterable[StreamWriter]) -> None:
         writes = {each.outgoing: write for each in writers if (write := each.outgoing.unstored_position()) is not None}

@@ -84,11 +84,14 @@ class SeveralWritersTests(WorkerCase):
             found += [each.token for each in since.written]
             tokens.append(text)
         self.assertEqual((found, tokens[-1]), ([2, 3, 5, 6], "m0~1.6~2.3"))
+        places = {InstanceName("one"): Token(6), InstanceName("two"): Token(3)}
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(0), places), "a third may have facts")
         new = self.serve(HELLO + position(3, 3, writer="two") + position(1, 1, writer="new"), port=9102)
         self.net.run(10.0)
         self.send(new, rdata(4, writer="new"), position(4, 6, writer="new"), position(3, 6, writer="two"))
         since, text = now(self.worker.served.since("orders", tokens[-1], 1000))
         self.assertEqual(([each.token for each in since.written], text), ([4], "6"))
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(6)))
 
 
 class FieldsTests(WorkerCase):

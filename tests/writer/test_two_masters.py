@@ -12,7 +12,8 @@ from replication.storage.postgres.holder import HOLDER_KEY
 from replication.storage.postgres.ids import END_SESSIONS
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
-from replication.wire.grammar import InstanceName, StreamName
+from replication.streams.positions import MultiWriterToken
+from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.former_writers import ENDED_AFTER
 from replication.writer.master import Master
 from tests.doubles import Net, connect, lines_of, logged
@@ -105,6 +106,20 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.assertEqual([(each.token, each.writer) for each in since.written], [(7, A)])
         self.assertFalse(since.limited)
         self.assertEqual(self.pump.wait(self.b.served.since("orders", text, 100))[0].written, [])
+
+    def test_protocol_f6_the_token_of_a_master_passes_no_open_id_of_one_that_has_started_since_its_poll(self) -> None:
+        """Otherwise a program that goes on from that token would never receive the fact."""
+        one, two = self.start(self.a), self.start(self.b)
+        reservation = two.reserve()
+        fact = self.pump.wait(reservation.__aenter__())
+        self.assertEqual(self.pump.wait(one.append([["a3"]])), [3])
+        self.assertEqual((fact.token, self.a.token("orders").of(A), self.a.token("orders").of(B)), (2, 3, 1))
+        self.pump.wait(self.a._positions.poll())
+        self.assertEqual((self.a.token("orders").of(A), self.a.token("orders").of(B)), (3, 1))
+        self.pump.wait(reservation.__aexit__(None, None, None))
+        for master in (self.b, self.b, self.a):
+            self.pump.wait(master._positions.poll())
+        self.assertEqual(self.a.token("orders"), MultiWriterToken(Token(3)))
 
     def test_f17_a_second_process_of_one_name_is_refused(self) -> None:
         self.start(self.a)
