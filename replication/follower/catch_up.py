@@ -422,15 +422,18 @@ def _only_common(page: Page, after: Token, theirs: History, ours: History, what:
     """Return the facts of a page that are of the writer's history ``ours``, given the history of the source.
 
     The source may be older than a restore of the writer's database, and have facts that the writer has lost.
-    FactsGoneError: it has no fact of the writer above ``after``.
+    FactsGoneError: it has no fact of the writer above ``after``, or it lacks facts that a lost fact has replaced.
     """
     if not ours:
         return page
-    common = common_position(theirs, ours, page.upto) or Token(0)
+    common = common_position(theirs, ours, max(page.upto, page.replaced_upto)) or Token(0)
     if common <= after:
         why = "the source is older than a restore of that database, or of another database"
         raise FactsGoneError(f"{what} above {common} are not those that the writer has: {why}")
-    if common == page.upto:
+    if common < page.replaced_upto:
+        why = f"so it may lack facts below: its segments are compacted up to {page.replaced_upto}"
+        raise FactsGoneError(f"{what} above {common} are not those that the writer has, {why}")
+    if common >= page.upto:
         return page
     return Page(page.facts[: bisect_right(page.facts, common, key=itemgetter(0))], common, limited=True)
 

@@ -6,9 +6,11 @@ All calls block; ``replication.follower.catch_up`` makes them on a thread of the
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, takewhile
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
@@ -68,7 +70,7 @@ class Archive:
             raise
         if page.upto >= segment.upto:
             self._close(stream, writer)
-        return page
+        return attrs.evolve(page, replaced_upto=self._replaced_upto(segment)) if segment.compacted else page
 
     def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer's facts in the segments; empty if the folder has none.
@@ -99,6 +101,17 @@ class Archive:
                 upto=chain[0].after,
             )
         return next((each for each in chain if after < each.upto), None)
+
+    def _replaced_upto(self, segment: Segment) -> Token:
+        """Return up to where a fact may be that replaces one of a compacted segment.
+
+        An older entry does not have the end of its range: then every compacted segment that follows may be of it.
+        """
+        if segment.compacted_upto:
+            return segment.compacted_upto
+        chain = self._chains[segment.stream, segment.instance]
+        following = takewhile(attrgetter("compacted"), chain[chain.index(segment) :])
+        return [each.upto for each in following][-1]
 
     def _refresh(self) -> None:
         stamp = self._folder.stamp(MANIFEST)

@@ -296,6 +296,8 @@ class _WriterExport(ExitStack):
         writer.end()
         self.close()
         size = self._folder.size(instance, self._after)
-        compression, compacted = self._options.compression, self._last_facts is not None
-        segment = Segment(self._stream, instance, self._after, upto, *writer.summary(), size, compression, compacted)
+        compression = self._options.compression
+        segment = Segment(self._stream, instance, self._after, upto, *writer.summary(), size, compression)
+        if self._last_facts is not None:
+            segment = attrs.evolve(segment, compacted=True, compacted_upto=self._range.upto)
         self._finished.append(segment)

@@ -26,7 +26,7 @@ from replication.segments.compression import SUFFIXES
 from replication.segments.folders import TEMPORARY, read_index, write_index
 from replication.streams.retention import SegmentChain
 from replication.wire import grammar
-from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (msgspec reads the annotations)
+from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +51,7 @@ class Segment:
         size: bytes of its lines, uncompressed; ``sha256`` is the checksum of the same bytes.
         stored_size: bytes of the file.
         compacted: whether facts were left out that a later fact with the same key replaces.
+        compacted_upto: the end of the range in which such a later fact is; 0 if that is not known.
 
     """
 
@@ -66,6 +67,7 @@ class Segment:
     stored_size: int
     compression: str
     compacted: bool = False
+    compacted_upto: Token = attrs.field(default=Token(0))
 
     @property
     def name(self) -> str:
@@ -76,14 +78,14 @@ class Segment:
     def to_json(self) -> dict[str, object]:
         """Return its entry in the manifest."""
         values = {**attrs.asdict(self), "name": self.name}
-        return {key: values[field] for key, field in KEYS.items() if key != "compacted" or self.compacted}
+        return {key: values[field] for key, field in KEYS.items() if key not in _OPTIONAL or values[field]}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Segment:
         """Return the segment of an entry; one of the errors of ``NOT_AN_ENTRY`` if it is not one."""
-        values = {field: entry[key] for key, field in KEYS.items() if key != "compacted"}
+        values = {field: entry[key] for key, field in KEYS.items() if key not in _OPTIONAL or key in entry}
         name = values.pop("name")
-        segment = msgspec.convert({**values, "compacted": entry.get("compacted", False)}, cls)
+        segment = msgspec.convert(values, cls)
         grammar.stream_name(segment.stream)
         grammar.instance_name(segment.instance)
         if name != segment.name:
@@ -93,7 +95,7 @@ class Segment:
         return segment
 
 
-# By the keys of an entry, the attributes.  An entry has the key ``compacted`` only if it is true.
+# By the keys of an entry, the attributes.
 KEYS: Final = {
     "stream": "stream",
     "instance": "instance",
@@ -108,7 +110,9 @@ KEYS: Final = {
     "file_bytes": "stored_size",
     "compression": "compression",
     "compacted": "compacted",
+    "compacted_upto": "compacted_upto",
 }
+_OPTIONAL: Final = frozenset({"compacted", "compacted_upto"})  # an entry has such a key only if it is true, or not 0
 
 
 def instance_folder(instance: InstanceName) -> str:

@@ -31,13 +31,15 @@ class Page:
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
     may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``left_out`` no source has the facts up to
-    ``upto`` any more, so they are not here.
+    ``upto`` any more, so they are not here.  Facts that are replaced by another one up to ``replaced_upto`` may be
+    missing: they are in compacted segments.
     """
 
     facts: Sequence[Fact]
     upto: Token
     limited: bool
     left_out: bool = False
+    replaced_upto: Token = attrs.field(default=Token(0))
 
 
 class ICatchUp(Protocol):

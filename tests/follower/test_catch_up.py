@@ -9,6 +9,7 @@ from threading import enumerate as enumerate_threads
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
@@ -265,6 +266,27 @@ class OtherHistoryTests(SourcesCase):
                 self.assertEqual(fetch(0), page(9))
             self.assertEqual(["are not those" in lines[0], "histories.json cannot be read" in lines[1]], [True, True])
             pump.wait(sources.close())
+
+    def test_a_compacted_segment_is_not_used_if_the_restore_began_within_its_range(self) -> None:
+        """Facts below may have been replaced by facts above, which the writer has lost."""
+        facts = [Fact(Token(token), (f"[{token}]",)) for token in range(2, 10)]
+        restored = (*self.OLD, Epoch("b", Token(6), Token(6)))
+        later = (*self.OLD, Epoch("b", Token(9), Token(9)))
+        for range_end, followed, expected in ((9, restored, 12), (5, restored, 5), (9, later, 5), (0, restored, 12)):
+            with TemporaryDirectory() as name:
+                folder, pump = LocalFolder(Path(name)), Pump()
+                segments = [write_segment(folder, facts[:4]), write_segment(folder, facts[4:], after=5)]
+                compacted = [attrs.evolve(each, compacted=True, compacted_upto=Token(range_end)) for each in segments]
+                write_manifest(folder, Manifest(compacted))
+                (folder.path / HISTORIES).write_text(json.dumps([[ORDERS, MASTER, '[["a",1,1]]']]))
+                sources = CatchUpSources(pump, [name], {"master": {"http": "http://m:1"}}, None)
+                sources._sources[Url("http://m:1")] = cast("Any", FakeSource(page(12)))
+                with logged() as lines:
+                    step = CatchUp(Token(0), Token(12))
+                    found = pump.wait(sources.page(None, ORDERS, MASTER, step, 500, followed=followed))
+                self.assertEqual((found.upto, bool(lines)), (expected, expected == 12))
+                self.assertEqual(["segments are compacted up to 9" in line for line in lines], [True] * len(lines))
+                pump.wait(sources.close())
 
 
 class CountTests(SourcesCase):

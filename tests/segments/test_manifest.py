@@ -89,8 +89,10 @@ def test_the_manifest_has_an_entry_for_each_segment(tmp_path: Path) -> None:
     assert read_manifest(folder) == Manifest([Segment.from_json(first), Segment.from_json(second)])
 
 
-def test_only_a_compacted_segment_has_the_field_compacted() -> None:
-    assert "compacted" not in make(0, 7).to_json()
+def test_only_a_compacted_segment_has_the_fields_compacted() -> None:
+    assert make(0, 7).to_json().keys().isdisjoint({"compacted", "compacted_upto"})
+    whole = make(0, 7, compacted=True, compacted_upto=Token(9))
+    assert (whole.to_json()["compacted_upto"], Segment.from_json(whole.to_json())) == (9, whole)
     assert make(0, 7, compacted=True).to_json()["compacted"] is True
     assert Segment.from_json(make(0, 7, compacted=True).to_json()) == make(0, 7, compacted=True)
 
