@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -14,7 +15,7 @@ from replication.storage.tables.client_ips import declare_last_seen, forget_last
 from replication.storage.transactions import run_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replication.streams.interfaces import ISqlExecutor, IStreamStore
     from replication.wire.commands import UserIp
@@ -28,13 +29,14 @@ DELETE_EVERY: Final = 1_000  # batches: about every 90 minutes, if every batch h
 class LastSeen:
     """The table ``users_last_seen``, one row per user, access token and address, and the rows that wait to be written.
 
-    ``written`` and ``dropped`` count rows.
+    ``wall`` is the time in seconds since 1970.  ``written`` and ``dropped`` count rows.
     """
 
     log = Logger()
 
-    def __init__(self, store: IStreamStore) -> None:
+    def __init__(self, store: IStreamStore, wall: Callable[[], float] = time.time) -> None:
         self.written = self.dropped = 0
+        self._wall = wall
         self._store = store
         self._waiting: dict[tuple[str, str, str], UserIp] = {}
         self._bytes = 0  # of their texts
@@ -95,7 +97,9 @@ class LastSeen:
             if batch:
                 put_last_seen(database, batch)
                 if self._batches % DELETE_EVERY == 0:
-                    forget_last_seen(database, max(each.last_seen for each in batch) - MAX_AGE_MS)
+                    newest = max(each.last_seen for each in batch)
+                    # Only if both clocks are wrong are rows deleted early.
+                    forget_last_seen(database, min(newest, int(self._wall() * 1000)) - MAX_AGE_MS)
 
         async with self._lock:
             self._batches += 1

@@ -116,7 +116,7 @@ class Master:
         self._streams: dict[StreamName, StreamWriter] = {}
         self._external = ExternalWriters(reactor, self.store, self.instance_name)
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
-        self._last_seen, syncing = LastSeen(self.store), SyncingUsers(self._functions.syncing_changed)
+        self._last_seen, syncing = LastSeen(self.store, wall), SyncingUsers(self._functions.syncing_changed)
         self._presence = PresenceTracker(reactor, syncing, self._last_seen, self._acknowledged)
         former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast)
         self._positions = Positions(self.instance_name, self.store, self._streams, former, reactor)

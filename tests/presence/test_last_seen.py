@@ -99,3 +99,12 @@ class LastSeenTests(SynchronousTestCase):
             self.receive(seen(6 + MAX_AGE_MS))
             self.flush()
         self.assertEqual(self.of(), [seen(6 + MAX_AGE_MS)])
+
+    def test_a_follower_whose_clock_is_ahead_deletes_no_rows(self) -> None:
+        self.places = LastSeen(self.store, lambda: 2.0 * MAX_AGE_MS / 1000)
+        with patch.object(lastseen, "DELETE_EVERY", 1):
+            self.receive(seen(MAX_AGE_MS - 1, ip="::1"), seen(MAX_AGE_MS))
+            self.flush()
+            self.receive(seen(9 * MAX_AGE_MS, user="@other:h"))
+            self.flush()
+        self.assertEqual(self.of(), [seen(MAX_AGE_MS)], "only what is old by the clock of this process, too")
