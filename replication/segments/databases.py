@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import attrs
 
 from replication.errors import ConfigError, StoreError, install_command
+from replication.storage.contract import POSTGRES_PATIENCE
 from replication.storage.names import quoted, relation_name
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import SqliteSession
@@ -198,7 +199,15 @@ def _server_at(url: Url) -> _Server:
     """Return the handle for ``url``, made once per process: making it reads the server's types, which is slow."""
     from adbc_driver_postgresql import connect  # noqa: PLC0415 (an extra)
 
-    return _Server(connect(url.reveal()))
+    return _Server(connect(_with_patience(url.reveal())))
+
+
+def _with_patience(url: str) -> str:
+    """Return a URL with the options of POSTGRES_PATIENCE that it lacks: a call of ADBC that waits ignores Ctrl-C."""
+    before, _, query = url.partition("?")
+    given = {each.partition("=")[0] for each in query.split("&")}
+    added = [f"{name}={value}" for name, value in POSTGRES_PATIENCE.items() if name not in given]
+    return f"{before}?{'&'.join([*filter(None, [query]), *added])}"
 
 
 def _batches(connection: Any, settings: list[str], options: dict[str, str], sql: str) -> Iterator[pa.RecordBatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -49,6 +50,23 @@ def test_a_password_is_not_part_of_a_message() -> None:
 def test_a_url_that_names_no_database_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="give sqlite:///"):
         resolve_url(url)
+
+
+def test_a_server_that_accepts_connections_and_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose processes are stopped.  ADBC would wait without end, and Ctrl-C would not end it."""
+    monkeypatch.setattr(databases, "POSTGRES_PATIENCE", {"connect_timeout": 2})
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="timeout expired"):
+        open_database(f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
+
+
+def test_options_of_a_url_stay_beside_those_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "POSTGRES_PATIENCE", {"connect_timeout": 10, "keepalives_idle": 30})
+    urls = ["postgresql://me@here", "postgresql://here/db?connect_timeout=2", "postgresql://here/db?sslmode=require"]
+    assert [databases._with_patience(url) for url in urls] == [
+        "postgresql://me@here?connect_timeout=10&keepalives_idle=30",
+        "postgresql://here/db?connect_timeout=2&keepalives_idle=30",
+        "postgresql://here/db?sslmode=require&connect_timeout=10&keepalives_idle=30",
+    ]
 
 
 def test_positions_include_every_writer_of_every_stream(tmp_path: Path) -> None:

@@ -12,19 +12,15 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
+from replication.storage.contract import POSTGRES_PATIENCE
 from replication.urls import Url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _DEFAULTS: Final[Mapping[str, str | int]] = {
-    "connect_timeout": 10,  # seconds for each host
+    **POSTGRES_PATIENCE,
     "client_encoding": "UTF8",
-    # A server that vanished is noticed within 45 s, not within hours.
-    "keepalives_idle": 30,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
 }
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
 _SHOWN: Final = ("host", "port", "user", "dbname")  # parts of ``name``
