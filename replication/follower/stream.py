@@ -27,7 +27,7 @@ from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import FEDERATION, StreamDefinition
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import IStreamStore, ITransaction, Page, Write, WriterStatus
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
 FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY: Final = 10.0
-FEDERATION: Final = "federation"  # Synapse's: its writer forgets the facts that FEDERATION_ACK acknowledges
 _DOING: Final = {CatchUp: "fetching", Check: "checking the history of", Again: "applying again a fact of"}
 
 
@@ -149,7 +148,7 @@ class StreamFollower:
             failing=FailingFacts(self.name, self._lifetime),
             waits=DatabaseWaits(self.name, "copy" if self._function is None else "function", self._lifetime),
             size=TransactionSize(self._lifetime.clock),
-            # Copies and relays serve others, and acknowledged facts are not sent again.
+            # Copies and relays serve others.  The writer of federation forgets what FEDERATION_ACK acknowledges.
             synchronous=self.mode is FollowMode.COPIED or self._relay is not None or self.name == FEDERATION,
             function=self._function,
             undo=self._undo,
