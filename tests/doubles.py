@@ -221,7 +221,8 @@ def _pump(net: Net, server: Any, client: Any, here: IPv4Address, there: IPv4Addr
 class FragileStore(MemoryStore):
     """A MemoryStore whose operations wait if they are named in ``gates``, and fail if they are in ``errors``.
 
-    ``asked`` are the operations so far, ``executed`` the SQL statements, ``ends`` how each transaction ended.
+    ``asked`` are the operations so far, ``executed`` the SQL statements, ``ends`` how each transaction ended, and
+    ``synchronous`` whether each transaction waits for the disk.
     """
 
     def __init__(self) -> None:
@@ -231,6 +232,7 @@ class FragileStore(MemoryStore):
         self.asked: list[str] = []
         self.executed: list[str] = []
         self.ends: list[str] = []
+        self.synchronous: list[bool] = []
 
     async def operation(self, name: str) -> None:
         self.asked.append(name)
@@ -300,6 +302,7 @@ class FragileStore(MemoryStore):
         await super().sync()
 
     def transaction(self, *, synchronous: bool = True) -> MemoryTransaction:
+        self.synchronous.append(synchronous)
         return _FragileTransaction(self)
 
 
