@@ -33,10 +33,10 @@ async def run_transaction(
     transaction = store.transaction()
     try:
         result = await transaction.run(function)
-        await transaction.commit(writes)
     except BaseException:
         await transaction.rollback()
         raise
+    await transaction.commit(writes)  # if that fails, or goes on without its caller, nothing is left to roll back
     return result
 
 

@@ -234,6 +234,15 @@ class FileTests(OnFile, SynchronousTestCase):
             self.wait(each)
         self.assertEqual(found, ["NORMAL", "COMMIT", "FULL", "COMMIT"])  # 2, which was alone, then 3 and 4
 
+    def test_a_transaction_whose_caller_is_cancelled_during_its_commit_is_committed(self) -> None:
+        """The caller receives the CancelledError, and no other error, as when a worker is stopped."""
+        running = self.pump.start(run_transaction(self.store, lambda _: None, [write(2)]))
+        self.pump.run_call()  # the function has returned, so the commit begins
+        running.cancel()
+        self.assertRaises(CancelledError, self.wait, running)
+        self.reopen()
+        self.assertEqual(self.positions(), {ME: 2})
+
     def test_every_other_transaction_waits_for_the_disk(self) -> None:
         self.wait(self.store.transaction(synchronous=False).commit([write(2)]))
         found = self.statements()
