@@ -143,7 +143,7 @@ WAYS: dict[str, list[str]] = {
         "streams/cursor.py:Cursor.rows_received = the next step",
         "follower/stream.py:StreamFollower._apply",
         "follower/application.py:Application.apply = your function, then the position",
-        "storage/transactions.py:Transaction.commit = durable",
+        "storage/transactions.py:Transaction.commit = stored",
         "streams/cursor.py:Cursor.applied = the position has moved",
         "follower/waiters.py:PositionWaiters.moved",
     ],

@@ -62,7 +62,7 @@ def check_redis(config: Config) -> Iterator[Finding]:
             try:
                 yield from _check_redis(url, config)
             except ConfigError as error:
-                yield Finding(str(url), str(error), "install it, or correct [tls] or the file")
+                yield Finding(str(url), str(error), "install what is missing, or correct [tls] or the file")
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 yield Finding(str(url), f"Redis does not answer: {why}", "start it, or correct connect")

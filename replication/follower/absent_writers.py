@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import InstanceName
 
 
-LONGEST: Final = 60.0  # seconds between two looks while no connection changes
+LONGEST_PAUSE: Final = 60.0  # seconds between two looks, if no connection changes
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -48,14 +48,15 @@ class AbsentWriters:
     async def watch(self) -> None:
         """Log each writer that is absent, once; return when all have sent a position.
 
-        A writer may never send one.  So while the connections stay as they are, each pause is twice the one before.
+        A writer may never send one.  So each pause is twice the one before, up to LONGEST_PAUSE, until a connection
+        changes.
         """
         before: dict[IWriterLink, int] = {}
         pause = self._patience
         while not self._lifetime.ended and self._missing():
             await self._lifetime.sleep(pause)
             connected = {link: link.connections for link in self._links if link.greeted}
-            pause = min(2 * pause, LONGEST) if connected == before else self._patience
+            pause = min(2 * pause, LONGEST_PAUSE) if connected == before else self._patience
             self._had_time, before = dict(connected.items() & before.items()), connected
             for name, text in self._find().items():
                 if name not in self._logged:

@@ -84,7 +84,7 @@ class Application:
         waits: finds transactions that wait for the database.
         size: of the function's transactions.
         synchronous: whether a step is on the disk before the next one begins.  Otherwise a power loss may undo the last
-            steps, each with its position, so that they are applied again.
+            steps, each with its position.  Then they are applied again.
         function: ``function(facts, transaction)``; None if there is none, as of a copy.
         undo: ``undo(writer, to, transaction)``.
         on_failed: decides about a fact that fails.
@@ -245,8 +245,8 @@ class Application:
                 raise
             finally:
                 self.waits.end()
-        if skipped:  # an operator has decided that
-            with suppress(StoreError):  # the step is stored, and may not be applied again
+        if skipped:  # an operator or ``on_failed`` has decided that: a power loss must not undo it
+            with suppress(StoreError):  # the step is committed: an error here would let it be applied again
                 await self._store.sync()
         return skipped
 

@@ -422,7 +422,7 @@ def _only_common(page: Page, after: Token, theirs: History, ours: History, what:
     """Return the facts of a page that are of the writer's history ``ours``, given the history of the source.
 
     The source may be older than a restore of the writer's database, and have facts that the writer has lost.
-    FactsGoneError: it has no fact of the writer above ``after``, or it lacks facts that a lost fact has replaced.
+    FactsGoneError: it has no fact of the writer above ``after``, or may lack facts that a lost fact has replaced.
     """
     if not ours:
         return page
@@ -431,7 +431,7 @@ def _only_common(page: Page, after: Token, theirs: History, ours: History, what:
         why = "the source is older than a restore of that database, or of another database"
         raise FactsGoneError(f"{what} above {common} are not those that the writer has: {why}")
     if common < page.replaced_upto:
-        why = f"so it may lack facts below: its segments are compacted up to {page.replaced_upto}"
+        why = f"so facts below may be missing, because the segments are compacted up to {page.replaced_upto}"
         raise FactsGoneError(f"{what} above {common} are not those that the writer has, {why}")
     if common >= page.upto:
         return page

@@ -171,7 +171,7 @@ class FailingFacts:
         return failed
 
     def committed(self, line: InstanceName, skipped: Iterable[SkippedFact], rows: int) -> None:
-        """Note that a step is durable, without the facts that were skipped."""
+        """Note that a step is stored, without the facts that were skipped."""
         self._failed.pop(line, None)
         if (limit := self._limits.get(line)) is not None:
             self._limits[line] = 2 * limit

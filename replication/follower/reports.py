@@ -48,7 +48,7 @@ class PositionReports:
         processes: returns the HTTP of the writers.
         followers: of all streams.
         copied: returns the streams of which copies are stored.
-        sync: that of the store: what is reported must not be undone by a power loss.
+        sync: ``IStreamStore.sync``, called before each report: no power loss may undo what is reported.
         lifetime: of this process.
 
     """

@@ -1,7 +1,7 @@
 """Transactions of one stream that wait for the database: logged once for each wait, and shown in the stream's status.
 
-A wait is a delay, as an ID that is open is one: the stream goes on by itself, so the process stays ready
-(docs/operations.md, Transactions that wait).  A database that refuses makes an error, and the stream is stopped.
+A wait is a delay, like an open ID: the stream goes on by itself, so the process stays ready (docs/operations.md,
+Transactions that wait).  If the database refuses a statement instead, there is an error, and the stream is stopped.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Look(NamedTuple):
 
     transaction: WatchedTransaction
     returned: int
-    at: float  # seconds, of the first look
+    at: float  # seconds: the time of the first look
 
 
 @attrs.define(eq=False, repr=False)
@@ -92,7 +92,7 @@ class DatabaseWaits:
 
     Args:
         stream: its name.
-        whose: transactions they are, for people.
+        whose: what runs the transactions, for people: ``function`` or ``copy``.
         lifetime: of this process.
 
     """
@@ -103,11 +103,12 @@ class DatabaseWaits:
     _whose: str
     _lifetime: Lifetime
     _open: WatchedTransaction | None = attrs.field(init=False, default=None)
-    _waiting: _Look | None = attrs.field(init=False, default=None)  # at the last look
-    _why: str | None = attrs.field(init=False, default=None)  # what it waits for; None unless a wait was noted
+    _waiting: _Look | None = attrs.field(init=False, default=None)  # the call that had not returned at the last look
+    # What it waits for, "" if that is not known; None unless a wait was noted.
+    _why: str | None = attrs.field(init=False, default=None)
 
     def begin(self, transaction: ITransaction) -> WatchedTransaction:
-        """Return a transaction to use instead, until ``end``."""
+        """Return a watched transaction, to use in place of ``transaction`` until ``end``."""
         self._open = WatchedTransaction(transaction)
         return self._open
 
@@ -165,7 +166,7 @@ class DatabaseWaits:
 
 
 async def look_for_waits(followers: Iterable[StreamFollower], lifetime: Lifetime) -> None:
-    """Look at the transactions of all streams, each NOTED_AFTER seconds, until the process ends."""
+    """Look at the transactions of all streams, every NOTED_AFTER seconds, until the process ends."""
     while not lifetime.ended:
         await lifetime.sleep(NOTED_AFTER)
         for follower in followers:

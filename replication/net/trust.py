@@ -15,5 +15,5 @@ def trust_cure() -> str:
 
 
 def password_fault(file: str) -> str:
-    """Return that a private key has a password, and the cure: OpenSSL would ask a terminal for it."""
+    """Return an error text for a private key with a password, and its cure: OpenSSL would ask the terminal for it."""
     return f"the private key in {file} has a password: write it without one, with openssl pkey -in {file} -out FILE"

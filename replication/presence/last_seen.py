@@ -29,7 +29,7 @@ DELETE_EVERY: Final = 1_000  # batches: about every 90 minutes, if every batch h
 class LastSeen:
     """The table ``users_last_seen``, one row per user, access token and address, and the rows that wait to be written.
 
-    ``wall`` is the time in seconds since 1970.  ``written`` and ``dropped`` count rows.
+    ``wall`` returns the time in seconds since 1970.  ``written`` and ``dropped`` count rows.
     """
 
     log = Logger()
@@ -98,7 +98,7 @@ class LastSeen:
                 put_last_seen(database, batch)
                 if self._batches % DELETE_EVERY == 0:
                     newest = max(each.last_seen for each in batch)
-                    # Only if both clocks are wrong are rows deleted early.
+                    # Rows are deleted early only if both clocks are ahead.
                     forget_last_seen(database, min(newest, int(self._wall() * 1000)) - MAX_AGE_MS)
 
         async with self._lock:

@@ -103,9 +103,9 @@ class Archive:
         return next((each for each in chain if after < each.upto), None)
 
     def _replaced_upto(self, segment: Segment) -> Token:
-        """Return up to where a fact may be that replaces one of a compacted segment.
+        """Return the largest ID that may have a fact which replaces one of a compacted segment.
 
-        An older entry does not have the end of its range: then every compacted segment that follows may be of it.
+        An older entry lacks the end of its range: then all compacted segments that directly follow may be of it.
         """
         if segment.compacted_upto:
             return segment.compacted_upto

@@ -51,7 +51,7 @@ class Segment:
         size: bytes of its lines, uncompressed; ``sha256`` is the checksum of the same bytes.
         stored_size: bytes of the file.
         compacted: whether facts were left out that a later fact with the same key replaces.
-        compacted_upto: the end of the range in which such a later fact is; 0 if that is not known.
+        compacted_upto: the end of the range that has these later facts; 0 if it is not compacted, or in older entries.
 
     """
 
@@ -112,7 +112,7 @@ KEYS: Final = {
     "compacted": "compacted",
     "compacted_upto": "compacted_upto",
 }
-_OPTIONAL: Final = frozenset({"compacted", "compacted_upto"})  # an entry has such a key only if it is true, or not 0
+_OPTIONAL: Final = frozenset({"compacted", "compacted_upto"})  # an entry lacks them if they are false or 0
 
 
 def instance_folder(instance: InstanceName) -> str:

@@ -65,7 +65,7 @@ class SqlConnection(Generic[_Session]):
         return find_history(self.session, stream, writer, follower) if self._has_histories else ()
 
     def applied_counts(self, stream: StreamName, follower: str) -> dict[InstanceName, str]:
-        """Return the stored texts of a follower, by writer; none without the table, whose absence is not remembered."""
+        """Return the stored texts of a follower, by writer; none without the table, which is then looked for again."""
         if not self._has_counts and not has_counts(self.session):
             return {}
         self._has_counts = True
@@ -137,7 +137,7 @@ class SqlConnection(Generic[_Session]):
         raise NotImplementedError
 
     def run(self, function: Callable[[ISqlExecutor], _T], *, synchronous: bool = True) -> _T:
-        """Run ``function`` inside the transaction; if there is none, begin one that is ``synchronous`` or not."""
+        """Run ``function`` inside the transaction; if there is none, begin one, ``synchronous`` or not."""
         self._begin(synchronous=synchronous)
         return function(self.session)
 

@@ -70,8 +70,8 @@ class UsedByOneProcess:
 class Batch:
     """What one commit stores: writes with their tables, and a receipt.
 
-    ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).  If it is
-    ``synchronous``, the commit waits for the disk.
+    ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).  A
+    commit without statements waits for the disk if it is ``synchronous``; with statements, their transaction decides.
     """
 
     writes: Sequence[tuple[StreamTable[Any], Write]]

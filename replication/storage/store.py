@@ -270,12 +270,12 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
 
     @property
     def commits(self) -> int:
-        """The number of durable commits that callers asked for."""
+        """The number of commits that callers asked for."""
         return sum(each.connection.commits for each in self._writing())
 
     @property
     def transactions(self) -> int:
-        """The number of transactions of the database, and so of fsyncs, that stored them."""
+        """The number of transactions of the database that stored them; each has an fsync if it is synchronous."""
         return sum(each.connection.transactions for each in self._writing())
 
     async def open(self) -> None:

@@ -300,7 +300,7 @@ class Cursor:
             self._unchecked = None
 
     def applied(self, step: Apply | Reset) -> None:
-        """Note that ``step`` is durable; StreamError if it does not start at the position.
+        """Note that ``step`` is stored; StreamError if it does not start at the position.
 
         A committed step from before a reset counts too: its facts are not applied again, unless a later Reset undoes
         them.

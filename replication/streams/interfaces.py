@@ -31,8 +31,8 @@ class Page:
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
     may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``left_out`` no source has the facts up to
-    ``upto`` any more, so they are not here.  Facts that are replaced by another one up to ``replaced_upto`` may be
-    missing: they are in compacted segments.
+    ``upto`` any more, so they are not here.  A page of compacted segments may lack facts
+    that a later fact up to ``replaced_upto`` replaces.
     """
 
     facts: Sequence[Fact]
@@ -297,7 +297,8 @@ class ITransaction(Protocol):
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` and ``receipt`` with all earlier statements; return when they are durable.
 
-        If it raises StoreError, nothing is stored.  ``IStreamStore.transaction`` has what ``synchronous`` changes.
+        If it raises StoreError, nothing is stored.  A commit that is not synchronous may return before it is durable
+        (``IStreamStore.transaction``).
         """
         ...
 

@@ -76,7 +76,7 @@ class Positions:
         self._streams = streams
         self.former = former
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
-        self._reached: dict[StreamName, Token] = {}  # where this writer was before that poll, by shared stream
+        self._reached: dict[StreamName, Token] = {}  # this writer's position before that poll, by shared stream
         self._warnings = 0  # how many of the store's warnings are logged
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
         self._loop.clock = clock
@@ -139,7 +139,7 @@ class Positions:
     def token(self, writer: StreamWriter) -> MultiWriterToken:
         """Return the position of every writer of a stream, as of the last poll.
 
-        A writer that the last poll did not find allocates IDs above the place where this one was before the poll.
+        A writer that the last poll did not find allocates only IDs above this writer's position before that poll.
         """
         positions = self.of_writers(writer)
         if not writer.shared:

@@ -82,7 +82,7 @@ def test_a_private_key_with_a_password_is_found_and_no_terminal_is_asked(tmp_pat
     lines = "[tls]", f'certificate = "{mine.certificate}"', f'private_key = "{mine.key}"'
     (found,) = redis_findings(tmp_path, "rediss://localhost:1", *lines)
     assert f"the private key in {mine.key} has a password: write it without one, with openssl pkey -in" in found
-    assert found.endswith("cure: install it, or correct [tls] or the file")
+    assert found.endswith("cure: install what is missing, or correct [tls] or the file")
 
 
 def test_what_is_no_redis_is_found(tmp_path: Path) -> None:

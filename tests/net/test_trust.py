@@ -1,4 +1,4 @@
-"""A certificate that is not trusted: the cure names a file of SSL_CERT_FILE that does not exist.
+"""A certificate that is not trusted: the cure names the file in SSL_CERT_FILE that does not exist.
 
 The tests of a private key with a password are in ``test_tls.py`` and ``tests/cli/test_tls_checks.py``.
 """

@@ -89,7 +89,7 @@ def test_the_manifest_has_an_entry_for_each_segment(tmp_path: Path) -> None:
     assert read_manifest(folder) == Manifest([Segment.from_json(first), Segment.from_json(second)])
 
 
-def test_only_a_compacted_segment_has_the_fields_compacted() -> None:
+def test_only_a_compacted_segment_has_the_fields_of_compaction() -> None:
     assert make(0, 7).to_json().keys().isdisjoint({"compacted", "compacted_upto"})
     whole = make(0, 7, compacted=True, compacted_upto=Token(9))
     assert (whole.to_json()["compacted_upto"], Segment.from_json(whole.to_json())) == (9, whole)

@@ -101,7 +101,7 @@ class SimulatedSequence:
 
 
 class DiskCalls:
-    """What happens to calls of a disk.
+    """The base of a simulated store: decides what happens to its calls.
 
     While ``held``, they wait in ``waiting``; while ``failing``, they fail; after ``works_for`` calls, one fails.
     """
@@ -110,7 +110,7 @@ class DiskCalls:
         self.held = self.failing = self.killed = self.closed = False
         self.waiting: list[Operation[Any]] = []
         self.before_asynchronous: Callable[[], object] = lambda: None  # before a commit that does not wait for the disk
-        self.on_synced: Callable[[], object] = lambda: None  # every commit is on the disk
+        self.on_synced: Callable[[], object] = lambda: None  # once every commit is on the disk
         self.works_for: int | None = None
         self._idle: Deferred[None] | None = None
 

@@ -32,7 +32,7 @@ LIMITS = Limits(line_limit=LINE_LIMIT, max_queued_bytes=1_000, max_queued_lines=
 
 
 class Saved(NamedTuple):
-    """What a disk had, and what was recorded of it at this host."""
+    """The content of a disk at one time, and what the host had recorded about it then."""
 
     disk: bytes
     recorded: Any
@@ -77,7 +77,7 @@ class Host(ABC):
         return RIGHT_TIME + now + self._wall_jump
 
     def kill(self, *, power: bool = False) -> None:
-        """Kill the process; with ``power`` lost, its peers are not notified, and the last commits may be undone."""
+        """Kill the process; with ``power`` lost, its peers are not notified, and unsynced commits are undone."""
         self.running = False
         self.reactor.kill(power=power)
         # Keep its coroutines: if they were collected as garbage, they would run on in a dead process.

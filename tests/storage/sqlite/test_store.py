@@ -183,7 +183,7 @@ class FileTests(OnFile, SynchronousTestCase):
         self.wait(transaction.commit([write(token, expected=token - 1 if token > 2 else 0)]))
 
     def test_a_power_loss_undoes_the_last_effects_together_with_the_position(self) -> None:
-        """Every part of the WAL that the last synchronous commit has not brought to the disk may be missing."""
+        """Any part of the WAL after the last synchronous commit may be missing."""
         self.sql("CREATE TABLE effects (token INTEGER)")
         self.apply(2, synchronous=True)
         database, wal = Path(self.path), Path(f"{self.path}-wal")
