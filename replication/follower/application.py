@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -246,8 +245,10 @@ class Application:
             finally:
                 self.waits.end()
         if skipped:  # an operator or ``on_failed`` has decided that: a power loss must not undo it
-            with suppress(StoreError):  # the step is committed: an error here would let it be applied again
+            try:
                 await self._store.sync()
+            except StoreError as error:  # the step is committed: to raise it would let the step be applied again
+                self.log.error("{stream}: a power loss may undo a skip: {error}", stream=self._stream, error=str(error))
         return skipped
 
 

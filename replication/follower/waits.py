@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError  # noqa: A004 - Twisted's name
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError  # noqa: A004 - Twisted's name
 from twisted.logger import Logger
 
 from replication.errors import StoreError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # SQLite refuses a statement after 5 s, if another process holds the lock: then there is an error, and no wait.
-NOTED_AFTER: Final = 6.0  # seconds without an answer; it is noted before twice this time
+NOTED_AFTER: Final = 6.0  # seconds without an answer; it is noted after twice this time and PATIENCE at the latest
 PATIENCE: Final = 2.0  # seconds in which the database must answer what a transaction waits for
 
 
@@ -118,6 +118,11 @@ class DatabaseWaits:
         self._note_answer()
         self._waiting = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction has begun and not ended."""
+        return self._open is not None
+
     async def look(self) -> None:
         """Note a call that has not returned since the last look."""
         watched, before = self._open, self._waiting
@@ -169,5 +174,5 @@ async def look_for_waits(followers: Iterable[StreamFollower], lifetime: Lifetime
     """Look at the transactions of all streams, every NOTED_AFTER seconds, until the process ends."""
     while not lifetime.ended:
         await lifetime.sleep(NOTED_AFTER)
-        for follower in followers:
-            await follower.application.waits.look()
+        begun = [each.application.waits for each in followers if each.application.waits.is_open]
+        await DeferredList([Deferred.fromCoroutine(each.look()) for each in begun])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from replication.errors import StoreError
 from replication.follower.application import ApplyTransaction
 from replication.streams.cursor import Apply
 from replication.streams.skips import FailedFactAction
@@ -56,7 +57,12 @@ class DiskTests(WorkerCase):
 
         writer = self.serve(HELLO + position(1, 1))
         self.start()
-        del self.store.asked[:]
-        with logged():
-            self.send(writer, rdata(2))
-        self.assertEqual((self.at(), self.store.asked[-2:]), (2, ["commit", "sync"]))
+        for token, error in ((2, None), (3, StoreError("the disk fails"))):
+            del self.store.asked[:]
+            if error is not None:
+                self.store.errors["sync"] = error
+            with logged() as messages:
+                self.send(writer, rdata(token))
+            self.assertEqual((self.at(), self.store.asked[-2:]), (token, ["commit", "sync"]))
+            found = [each for each in messages if "a power loss may undo a skip: the disk fails" in each]
+            self.assertEqual(len(found), 0 if error is None else 1)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,7 +105,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self._file: tuple[int, int] | None = None  # device and inode
         self._files: DatabaseFiles | None = None  # of a file that this connection writes
         self._synchronous = True  # whether the present transaction is
-        self.has_synced = False  # whether every commit is on the disk, those of an earlier process, too
+        self._unsynced = True  # whether a commit may not be on the disk, perhaps one of an earlier process
+        self._sync_lock = Lock()  # from an asynchronous COMMIT until it is noted
         self._held = ExitStack()
 
     def open(self) -> None:
@@ -260,6 +262,17 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         finally:
             self.rollback()
 
+    def sync(self) -> None:
+        """Return once every commit that a reader may see is on the disk; for any thread."""
+        with self._sync_lock:
+            unsynced, self._unsynced = self._unsynced, False
+        if unsynced and self._files is not None:
+            try:
+                self._files.sync()
+            except StoreError:
+                self._unsynced = True
+                raise
+
     def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""
         if not self.session.begun:
@@ -320,8 +333,12 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                     raise
 
     def _commit(self) -> None:
-        self.session.commit()
-        self.has_synced = self._synchronous
+        if self._synchronous:
+            self.session.commit()
+        else:
+            with self._sync_lock:
+                self.session.commit()
+                self._unsynced = True
         if self._files is not None:
             self._files.check_commit()
 

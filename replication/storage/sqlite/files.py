@@ -77,6 +77,13 @@ class DatabaseFiles:
             self._lost = error
             raise
 
+    def sync(self) -> None:
+        """Return once the WAL is on the disk, with every commit; a checkpoint syncs what it moves to the database."""
+        try:
+            os.fsync(self._wal)
+        except OSError as error:
+            raise self._error(1, f"cannot be written to the disk: {error.strerror}") from error
+
     def _is_whole(self, size: int) -> bool:
         """Whether a file that has become smaller has all its pages, as after a VACUUM of another process."""
         header = os.pread(self._database, 100, 0)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
 
+    from replication.errors import StoreError
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.history import History
@@ -112,9 +113,8 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
 
     async def sync(self) -> None:
         """Return once every commit is on the disk."""
-        writer = self._checked(self._writer)
-        if not writer.connection.has_synced:
-            await self._write(lambda connection: connection.check())
+        writer = self._checked(self._writer).connection
+        await self._read(lambda _: writer.sync())  # on another thread than a long transaction
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""
@@ -122,7 +122,14 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         if not tables or self.name == MEMORY:
             return None
         names = [each.definition.name for each in tables]
-        return SqliteWatch(names, lambda known: self._read(lambda connection: connection.poll(tables, known)))
+
+        async def poll(known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
+            found = await self._read(lambda connection: connection.poll(tables, known))
+            if self._writer is not None:
+                await self.sync()  # what is found is published, and may be of a function of this process
+            return found
+
+        return SqliteWatch(names, poll)
 
     async def close(self) -> None:
         """Finish what runs, with open transactions, and close the database."""

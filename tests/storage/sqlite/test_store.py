@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import capturedLogs, formatEvent
@@ -215,15 +216,25 @@ class FileTests(OnFile, SynchronousTestCase):
         return found
 
     def test_sync_waits_for_the_disk_if_a_commit_did_not(self) -> None:
-        found = self.statements()
-        self.wait(self.store.sync())  # an earlier process may have left commits that are not on the disk
+        synced: list[int] = []  # bytes of the WAL
+        with mock.patch.object(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size)):
+            self.wait(self.store.sync())  # an earlier process may have left commits that are not on the disk
+            self.wait(self.store.sync())
+            self.assertEqual(len(synced), 1)
+            for token in (2, 3):
+                self.wait(self.store.transaction(synchronous=False).commit([write(token)]))
+            self.wait(self.store.sync())
+            self.wait(self.store.sync())
+        self.assertEqual(synced[1:], [Path(f"{self.path}-wal").stat().st_size])
+
+    def test_a_sync_that_fails_is_repeated(self) -> None:
+        with mock.patch.object(os, "fsync", side_effect=OSError(5, "Input/output error")):
+            for _ in range(2):
+                error = self.assertRaises(StoreError, self.wait, self.store.sync())
+                self.assertEqual(
+                    str(error), f"database '{self.path}-wal' cannot be written to the disk: Input/output error"
+                )
         self.wait(self.store.sync())
-        self.assertEqual(found, ["COMMIT"])
-        for token in (2, 3):
-            self.wait(self.store.transaction(synchronous=False).commit([write(token)]))
-        self.wait(self.store.sync())
-        self.wait(self.store.sync())
-        self.assertEqual(found, ["COMMIT", "NORMAL", "COMMIT", "COMMIT", "FULL", "COMMIT"])
 
     def test_a_group_of_commits_waits_for_the_disk_if_one_of_them_does(self) -> None:
         found, gate = self.statements(), self.stop_writer()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -47,6 +49,18 @@ class SqliteWatchTests(SynchronousTestCase):
 
     def reached(self, watch: IWatch) -> dict[str, tuple[int | None, int]]:
         return {name: (reach.settled, reach.last_value) for name, reach in self.pump.wait(watch.poll()).items()}
+
+    def test_rows_are_on_the_disk_before_they_are_published(self) -> None:
+        """A function of the same process may write them; its transactions do not wait for the disk."""
+        watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.reached(watch)
+        transaction = self.store.transaction(synchronous=False)
+        self.pump.wait(transaction.execute("INSERT INTO events (name) VALUES ('a')"))
+        self.pump.wait(transaction.commit([]))
+        synced: list[int] = []  # bytes of the WAL
+        with mock.patch.object(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size)):
+            self.assertEqual(self.reached(watch), {"events": (2, 2)})
+        self.assertEqual(synced, [Path(f"{self.path}-wal").stat().st_size])
 
     def test_the_last_committed_id_is_complete(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"], where="name > ''"))
