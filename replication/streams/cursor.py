@@ -172,8 +172,12 @@ class Cursor:
 
     @property
     def crowded(self) -> bool:
-        """Whether reading should pause: facts that are ready take more than half of ``max_held_bytes``."""
-        return self._tail == self._gap_upto and 2 * self.held_bytes > self._max_held_bytes
+        """Whether reading should pause: facts that are ready take more than half of ``max_held_bytes``.
+
+        It should not during a Check: that waits for an answer behind the facts that are not read yet.
+        """
+        can_apply = self._unchecked is None and self._tail == self._gap_upto
+        return can_apply and 2 * self.held_bytes > self._max_held_bytes
 
     def position_received(self, link: Hashable, prev: Token, new: Token) -> None:
         """Process a POSITION: IDs up to ``new`` are settled, and there is no fact with ``prev < token <= new``.

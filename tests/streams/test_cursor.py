@@ -692,6 +692,16 @@ class TestHistory:
         receive(made, 0, 0)
         assert made.step() == Check(Token(0), Token(0), 1)
 
+    def test_reading_does_not_pause_during_a_comparison(self) -> None:
+        """The comparison ends with an answer of the writer, and that is behind the facts that are not read yet."""
+        made = Cursor(Token(5), max_held_bytes=1000, checks_history=True)
+        receive(made, 5, 5)
+        for token in range(6, 8):
+            send(made, token, text="x" * 100)
+        assert not made.crowded
+        self.check(made, 7)
+        assert made.crowded
+
     def test_a_comparison_of_an_earlier_link_counts_no_more(self) -> None:
         made = self.checked_cursor()
         made.link_lost(LINK)
