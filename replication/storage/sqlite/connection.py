@@ -263,7 +263,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.rollback()
 
     def sync(self) -> None:
-        """Return once every commit that a reader may see is on the disk; for any thread."""
+        """Return once every commit that a reader may see is on the disk; only the thread of the reader calls it."""
         with self._sync_lock:
             unsynced, self._unsynced = self._unsynced, False
         if unsynced and self._files is not None:

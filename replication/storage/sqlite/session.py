@@ -136,7 +136,7 @@ class SqliteSession:
     def begin(self, how: str = "IMMEDIATE", *, synchronous: bool = True) -> None:
         """Begin a transaction, with the write lock; ``how`` DEFERRED takes none before the first write.
 
-        Its commit waits for the disk if it is ``synchronous``, and until all earlier commits are there, too.
+        If it is ``synchronous`` and writes anything, its commit waits until all commits are on the disk.
         """
         if synchronous is not self._synchronous and not self._read_only:
             self.run(f"PRAGMA synchronous = {'FULL' if synchronous else 'NORMAL'}")
