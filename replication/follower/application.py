@@ -18,9 +18,9 @@ from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact,
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from replication.follower.database_waits import DatabaseWaits
     from replication.follower.failures import Step
     from replication.follower.transaction_size import TransactionSize
-    from replication.follower.waits import DatabaseWaits
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore, ITransaction, Write
     from replication.streams.merge import ApplyMerged

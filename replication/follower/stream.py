@@ -18,11 +18,11 @@ from twisted.logger import Logger
 
 from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
 from replication.follower.application import Application, FailedFactFunction
+from replication.follower.database_waits import DatabaseWaits
 from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
 from replication.follower.relay import Relay, RelayedCursor
 from replication.follower.transaction_size import TransactionSize
-from replication.follower.waits import DatabaseWaits
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens

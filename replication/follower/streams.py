@@ -13,6 +13,7 @@ from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, FactsGoneError, ReplicationError, StreamError
 from replication.follower.absent_writers import AbsentWriters
 from replication.follower.audit import Audit
+from replication.follower.database_waits import look_for_waits
 from replication.follower.doubts import Doubts
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
@@ -21,7 +22,6 @@ from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
 from replication.follower.stream import FIRST_RETRY, LAST_RETRY, FollowMode, StreamFollower, begin_without_gap
-from replication.follower.waits import look_for_waits
 from replication.logs import TroubleLog
 from replication.net.endpoints import is_redis
 from replication.session.backoff import Backoff

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime
 from replication.errors import StoreError
-from replication.follower.waits import NOTED_AFTER, PATIENCE, DatabaseWaits, look_for_waits
+from replication.follower.database_waits import NOTED_AFTER, PATIENCE, DatabaseWaits, look_for_waits
 from replication.web.health import Health
 from tests.doubles import begin, now
 from tests.follower.cases import HELLO, ORDERS, WorkerCase, position, rdata

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from replication.deferreds import Lifetime
     from replication.follower.stream import StreamFollower
@@ -39,33 +39,24 @@ class WatchedTransaction:
 
     async def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows."""
-        self.begun += 1
-        try:
-            return await self._transaction.execute(sql, parameters)
-        finally:
-            self.returned += 1
+        return await self._counted(self._transaction.execute(sql, parameters))
 
     async def executemany(self, sql: str, parameters: Sequence[Sequence[object]]) -> None:
         """Run one statement once per item of ``parameters``."""
-        self.begun += 1
-        try:
-            await self._transaction.executemany(sql, parameters)
-        finally:
-            self.returned += 1
+        await self._counted(self._transaction.executemany(sql, parameters))
 
     async def run(self, function: Callable[[ISqlExecutor], _T]) -> _T:
         """Call ``function`` inside the transaction."""
-        self.begun += 1
-        try:
-            return await self._transaction.run(function)
-        finally:
-            self.returned += 1
+        return await self._counted(self._transaction.run(function))
 
     async def commit(self, writes: Sequence[Write], receipt: Receipt | None = None) -> None:
         """Store ``writes`` and ``receipt`` with all earlier statements."""
+        await self._counted(self._transaction.commit(writes, receipt))
+
+    async def _counted(self, call: Awaitable[_T]) -> _T:
         self.begun += 1
         try:
-            await self._transaction.commit(writes, receipt)
+            return await call
         finally:
             self.returned += 1
 
