@@ -31,7 +31,6 @@ from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Reset
 from replication.streams.definitions import CACHES
 from replication.streams.interfaces import Page
-from replication.synapse import since_1_159
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -464,5 +463,8 @@ def described_streams(
     endpoints: Sequence[str], definitions: Sequence[StreamDefinition]
 ) -> dict[StreamName, StreamDefinition]:
     """Return the definitions of streams that other programs write, by name: behind Redis, those of a Synapse."""
-    behind_redis = since_1_159.STREAMS if any(map(is_redis, endpoints)) else ()
-    return {StreamName(each.name): each for each in (*(stream.definition for stream in behind_redis), *definitions)}
+    if any(map(is_redis, endpoints)):
+        from replication.synapse import since_1_159  # noqa: PLC0415 (few workers follow a Synapse)
+
+        definitions = [*(each.definition for each in since_1_159.STREAMS), *definitions]
+    return {StreamName(each.name): each for each in definitions}

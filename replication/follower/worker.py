@@ -25,7 +25,6 @@ from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
 from replication.net.endpoints import is_redis, show_certificate
 from replication.net.protocol import Limits, ReplicationProtocol
-from replication.net.redis import RedisClient
 from replication.presence.reporter import PresenceReporter
 from replication.session.connection import Role
 from replication.storage import store_of
@@ -412,6 +411,8 @@ class Worker(RegistersFunctions):
         }
         client: IWriterLink
         if is_redis(endpoint):
+            from replication.net.redis import RedisClient  # noqa: PLC0415 (few workers follow a Synapse)
+
             password, certificate = self._redis_login
             client = RedisClient(
                 url=endpoint,
