@@ -107,6 +107,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self._synchronous = True  # whether the present transaction is
         self._unsynced = True  # whether a commit may not be on the disk, perhaps one of an earlier process
         self._sync_lock = Lock()  # from an asynchronous COMMIT until it is noted
+        self._syncing = Lock()
         self._held = ExitStack()
 
     def open(self) -> None:
@@ -263,15 +264,16 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             self.rollback()
 
     def sync(self) -> None:
-        """Return once every commit that a reader may see is on the disk; only the thread of the reader calls it."""
-        with self._sync_lock:
-            unsynced, self._unsynced = self._unsynced, False
-        if unsynced and self._files is not None:
-            try:
-                self._files.sync()
-            except StoreError:
-                self._unsynced = True
-                raise
+        """Return once every commit that a reader may see is on the disk; any thread may call it."""
+        with self._syncing:
+            with self._sync_lock:
+                unsynced, self._unsynced = self._unsynced, False
+            if unsynced and self._files is not None:
+                try:
+                    self._files.sync()
+                except StoreError:
+                    self._unsynced = True
+                    raise
 
     def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""
@@ -335,6 +337,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def _commit(self) -> None:
         if self._synchronous:
             self.session.commit()
+            self.sync()  # an earlier commit may be missing on the disk: SQLite does not report each error
         else:
             with self._sync_lock:
                 self.session.commit()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 MAGIC: Final = b"\x37\x7f\x06"  # the beginning of a WAL
 HEADER: Final = 32  # bytes of a WAL before its first page
 MOVED: Final = "was moved or deleted: restart with the file in its place"
-_WAL_MOVED: Final = "was moved or deleted: stop this process with SIGTERM, which stores what it holds, and restart"
+_CLOSE: Final = "stop this process with SIGTERM, which stores what it holds, and restart"
+_WAL_MOVED: Final = f"was moved or deleted: {_CLOSE}"
 _TRUNCATED: Final = "was truncated: restore the database from a backup"
 
 
@@ -78,11 +79,18 @@ class DatabaseFiles:
             raise
 
     def sync(self) -> None:
-        """Return once the WAL is on the disk, with every commit; a checkpoint syncs what it moves to the database."""
+        """Return once the WAL is on the disk, with every commit; a checkpoint syncs what it moves to the database.
+
+        After an error it fails for good, and so does every commit.  Linux reports an error once, to each descriptor,
+        and does not write these pages again.  So a later fsync succeeds, and a power loss ends the WAL before them.
+        """
+        if self._lost is not None:
+            raise self._lost
         try:
             os.fsync(self._wal)
         except OSError as error:
-            raise self._error(1, f"cannot be written to the disk: {error.strerror}") from error
+            self._lost = self._error(1, f"cannot be written to the disk: {error.strerror}; {_CLOSE}")
+            raise self._lost from error
 
     def _is_whole(self, size: int) -> bool:
         """Whether a file that has become smaller has all its pages, as after a VACUUM of another process."""

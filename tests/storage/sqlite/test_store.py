@@ -227,14 +227,36 @@ class FileTests(OnFile, SynchronousTestCase):
             self.wait(self.store.sync())
         self.assertEqual(synced[1:], [Path(f"{self.path}-wal").stat().st_size])
 
-    def test_a_sync_that_fails_is_repeated(self) -> None:
-        with mock.patch.object(os, "fsync", side_effect=OSError(5, "Input/output error")):
-            for _ in range(2):
-                error = self.assertRaises(StoreError, self.wait, self.store.sync())
-                self.assertEqual(
-                    str(error), f"database '{self.path}-wal' cannot be written to the disk: Input/output error"
-                )
-        self.wait(self.store.sync())
+    def refuse_sync(self) -> mock._patch[Any]:
+        """Let the disk fail once: Linux then counts the pages as written, and reports the error to each file once."""
+        return mock.patch.object(os, "fsync", side_effect=[OSError(5, "Input/output error"), *[None] * 9])
+
+    def test_after_a_sync_that_fails_nothing_is_acknowledged_until_the_restart(self) -> None:
+        """A later sync that succeeds does not write what is missing: a power loss would end the WAL there."""
+        self.wait(self.store.transaction(synchronous=False).commit([write(2, facts(2))]))
+        why = f"database '{self.path}-wal' cannot be written to the disk: Input/output error"
+        with self.refuse_sync():
+            for ask in (
+                self.store.sync(),
+                self.store.sync(),
+                self.store.transaction().commit([write(3, facts(3))]),
+                self.store.transaction(synchronous=False).commit([write(3, facts(3))]),
+                self.store.check(),
+            ):
+                self.assertIn(why, str(self.assertRaises(StoreError, self.wait, ask)))
+        self.reopen()
+        self.commit(write(3, facts(3)))
+        self.assertEqual(self.tokens(), [2, 3])
+
+    def test_a_commit_is_not_acknowledged_if_an_earlier_one_did_not_reach_the_disk(self) -> None:
+        """SQLite does not report the error of a checkpoint, nor a second time that of a commit that failed."""
+        self.commit(write(2, facts(2)))
+        with self.refuse_sync() as fsync:
+            self.commit(write(3, facts(3)))
+            self.assertEqual(fsync.call_count, 0, "every earlier commit is on the disk")
+            self.wait(self.store.transaction(synchronous=False).commit([write(4, facts(4))]))
+            error = self.assertRaises(StoreError, self.commit, write(5, facts(5)))
+        self.assertIn("cannot be written to the disk: Input/output error", str(error))
 
     def test_a_group_of_commits_waits_for_the_disk_if_one_of_them_does(self) -> None:
         found, gate = self.statements(), self.stop_writer()
