@@ -323,12 +323,11 @@ class SqliteConnection(SqlConnection[SqliteSession]):
 
     def _begin(self, *, synchronous: bool = True) -> None:
         if not self.session.begun:
-            if self._files is not None:
-                self._files.check_sizes()
             self.session.begin(synchronous=synchronous)
             self._synchronous = synchronous
             if self._files is not None:
                 try:
+                    self._files.check_sizes()
                     self.known.check(self.session)
                 except StoreError:
                     self.rollback()

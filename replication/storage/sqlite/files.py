@@ -40,7 +40,10 @@ class DatabaseFiles:
         self._lost: StoreError | None = None
 
     def check_sizes(self) -> None:
-        """Raise StoreError if a file has lost pages since the last check, or if a commit was lost before."""
+        """Raise StoreError if a file has lost pages since the last check, or if a commit was lost before.
+
+        It comes after BEGIN: the COMMIT of another process may cut a WAL that its transaction has begun again.
+        """
         if self._lost is not None:
             raise self._lost
         size, wal_size = os.fstat(self._database).st_size, os.fstat(self._wal).st_size

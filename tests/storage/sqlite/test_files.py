@@ -53,7 +53,7 @@ class FilesTests(UsesStore, SynchronousTestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.path = str(Path(folder.name) / "app.db")
-        return SqliteStore(self.path, self.pump, clock=clock)
+        return SqliteStore(self.path, self.pump, busy_timeout=0.1, clock=clock)
 
     def refusal(self, tokens: int = 100) -> str:
         return str(self.assertRaises(StoreError, self.commit, write(tokens, facts(tokens))))
@@ -130,3 +130,18 @@ class FilesTests(UsesStore, SynchronousTestCase):
         self.commit(write(2, facts(2)))
         Path(f"{self.path}-wal").unlink()
         self.assertIn("-wal' was moved or deleted", self.refusal())
+
+    def test_a_large_transaction_of_another_process_that_shortens_the_wal_is_no_harm(self) -> None:
+        """It begins the WAL again before its COMMIT, which cuts the file to the limit; a commit between is refused."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
+            other.execute("CREATE TABLE mine AS SELECT randomblob(4000000) AS a")
+            self.commit(write(2, facts(2)))
+            for statement in ("journal_size_limit = 100000", "cache_size = 5", "wal_checkpoint(RESTART)"):
+                other.execute(f"PRAGMA {statement}")
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("INSERT INTO mine SELECT randomblob(1000000)")
+            self.assertIn("database is locked", self.refusal(3))
+            before = Path(f"{self.path}-wal").stat().st_size
+            other.execute("COMMIT")
+        self.assertLess(Path(f"{self.path}-wal").stat().st_size, before)
+        self.commit(write(3, facts(3)))
