@@ -263,11 +263,14 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         finally:
             self.rollback()
 
-    def sync(self) -> None:
-        """Return once every commit that a reader may see is on the disk; any thread may call it."""
+    def sync(self, *, foreign: bool = False) -> None:
+        """Return once every commit that a reader may see is on the disk; any thread may call it.
+
+        ``foreign``: there may be commits of other processes.
+        """
         with self._syncing:
             with self._sync_lock:
-                unsynced, self._unsynced = self._unsynced, False
+                unsynced, self._unsynced = self._unsynced or foreign, False
             if unsynced and self._files is not None:
                 try:
                     self._files.sync()

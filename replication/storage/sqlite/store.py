@@ -124,10 +124,11 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         names = [each.definition.name for each in tables]
 
         async def poll(known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
-            found = await self._read(lambda connection: connection.poll(tables, known))
-            if self._writer is not None:
-                await self.sync()  # what is found is published, and may be of a function of this process
-            return found
+            version, last = await self._read(lambda connection: connection.poll(tables, known))
+            if last and self._writer is not None:  # is published: its commit may not have waited for the disk
+                writer = self._writer.connection
+                await self._read(lambda _: writer.sync(foreign=True))
+            return version, last
 
         return SqliteWatch(names, poll)
 

@@ -62,6 +62,18 @@ class SqliteWatchTests(SynchronousTestCase):
             self.assertEqual(self.reached(watch), {"events": (2, 2)})
         self.assertEqual(synced, [Path(f"{self.path}-wal").stat().st_size])
 
+    def test_rows_of_a_program_that_does_not_wait_for_the_disk_are_there_before_they_are_published(self) -> None:
+        watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.reached(watch)
+        with closing(sqlite3.connect(self.path)) as database:
+            database.execute("PRAGMA synchronous = NORMAL")  # as many programs set it for a WAL
+            database.execute("INSERT INTO events (name) VALUES ('a')")
+            database.commit()
+        with mock.patch.object(os, "fsync") as fsync:
+            for _ in range(2):
+                self.assertEqual(self.reached(watch), {"events": (2, 2)})
+                self.assertEqual(fsync.call_count, 1, "once for each change")
+
     def test_the_last_committed_id_is_complete(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"], where="name > ''"))
         self.assertEqual(self.reached(watch), {"events": (1, 1)}, "ID 1 is used up")
