@@ -339,13 +339,14 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def _commit(self) -> None:
         if self._synchronous:
             self.session.commit()
-            self.sync()  # an earlier commit may be missing on the disk: SQLite does not report each error
         else:
             with self._sync_lock:
                 self.session.commit()
                 self._unsynced = True
         if self._files is not None:
             self._files.check_commit()
+        if self._synchronous:
+            self.sync()  # an earlier commit may be missing on the disk: SQLite does not report each error
 
     def _set_up(self) -> None:
         run = self.session.run

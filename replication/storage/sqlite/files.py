@@ -74,9 +74,11 @@ class DatabaseFiles:
                     raise self._error(which, missing)
                 sizes.append(found.st_size)
             self._size, self._wal_size = sizes
-            if self._emptied and not os.pread(self._wal, HEADER, 0).startswith(MAGIC):
-                raise self._error(1, _TRUNCATED)
-            self._emptied = False
+            if self._emptied or not self._wal_size:
+                header = os.pread(self._wal, HEADER, 0)
+                if header and not header.startswith(MAGIC):
+                    raise self._error(1, _TRUNCATED)
+                self._emptied = not header  # just now: the next commit shows whether that was a checkpoint
         except StoreError as error:
             self._lost = error
             raise

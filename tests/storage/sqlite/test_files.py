@@ -8,10 +8,12 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError
+from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
 from tests.contract.stream_store import UsesStore, facts, write
 
@@ -145,3 +147,31 @@ class FilesTests(UsesStore, SynchronousTestCase):
             other.execute("COMMIT")
         self.assertLess(Path(f"{self.path}-wal").stat().st_size, before)
         self.commit(write(3, facts(3)))
+
+    def test_a_checkpoint_that_empties_the_wal_right_after_a_commit_is_no_harm(self) -> None:
+        with closing(sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)) as other:
+
+            def commit_and_empty(session: SqliteSession) -> None:
+                commit(session)
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+            commit = SqliteSession.commit
+            for token in (2, 4, 6):
+                self.commit(write(token, facts(token)))
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                with mock.patch.object(SqliteSession, "commit", commit_and_empty):
+                    self.commit(write(token + 1, facts(token + 1)))
+                self.assertEqual(Path(f"{self.path}-wal").stat().st_size, 0)
+        self.commit(write(8, facts(8)))
+        empty(Path(f"{self.path}-wal"))
+        self.assertIn("was truncated", self.refusal())
+
+    def test_a_wal_that_is_emptied_by_mistake_right_after_a_commit_is_noticed_at_the_next_one(self) -> None:
+        def commit_and_empty(session: SqliteSession) -> None:
+            commit(session)
+            empty(Path(f"{self.path}-wal"))
+
+        commit = SqliteSession.commit
+        with mock.patch.object(SqliteSession, "commit", commit_and_empty):
+            self.commit(write(2, facts(2)))
+        self.assertIn("was truncated", self.refusal())
