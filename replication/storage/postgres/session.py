@@ -78,6 +78,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 }
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
+OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -Hn)"
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -474,6 +475,10 @@ class PostgresSession:
             kind = SessionLostError if lost else ValueRefusedError if _is_of_values(error) else StoreError
             temporary = (lost and self.holder.connected) or _is_temporary(error)
             raise kind(_message(error, self.address), temporary=temporary) from error
+        except OSError as error:  # the driver cannot wait for the server: this process has no file descriptor left
+            self._drop()
+            why = f"database {self.name!r}: {error.strerror}: {OPEN_FILES_CURE}"
+            raise SessionLostError(why, temporary=self.holder.connected) from error
         except (UnicodeEncodeError, OverflowError) as error:  # for a value that cannot be sent
             raise ValueRefusedError(f"database {self.name!r}: {error}") from error
 

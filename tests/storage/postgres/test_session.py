@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections import Counter
 from threading import Event, Thread
@@ -75,6 +76,24 @@ class SessionTests(UsesSession, SynchronousTestCase):
         slow = self.make_session()
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
+
+    def test_without_file_descriptors_the_session_is_lost_for_now_and_is_opened_again(self) -> None:
+        self.session.run("SELECT 1")
+        self.session.close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        failed, free = list[SessionLostError](), os.dup(0)
+        os.close(free)
+        try:
+            for left in range(5):  # the first connects to nothing; another cannot wait for the answer of the server
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
+                try:
+                    self.session.run("SELECT 1")
+                except SessionLostError as error:
+                    failed.append(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        self.assertTrue([each for each in failed if "ulimit" in str(each) and each.temporary], failed)
+        self.assertEqual(self.session.run("SELECT 1"), [(1,)])
 
     def test_a_sequence_at_its_end_is_no_fault_of_a_value(self) -> None:
         self.session.run("CREATE SEQUENCE used_up MAXVALUE 2")
