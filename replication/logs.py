@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import json as standard_json
+import os
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from twisted.logger import (
     FileLogObserver,
@@ -21,6 +22,7 @@ from twisted.logger import (
     LogPublisher,
     eventAsText,
     formatEvent,
+    globalLogPublisher,
     textFileLogObserver,
 )
 from twisted.python.failure import Failure
@@ -31,9 +33,13 @@ from replication.errors import escape
 if TYPE_CHECKING:
     from typing import Any
 
-    from twisted.logger import LogEvent, Logger
+    from twisted.logger import ILogObserver, LogEvent, Logger
 
 
+OF_APPLICATION: Final = "the application's function"  # how the text of its failures begins
+NO_MEMORY: Final = (
+    b"replication: the memory of this process is exhausted: it ends, and loses nothing if it is restarted\n"
+)
 _BREAKS: Final = "\n\t"  # the observers of Twisted indent the lines of a text after the first
 # Until a program sets an observer, twisted.logger keeps events in memory, and writes critical ones to standard error.
 _BEFORE_OBSERVERS = (LogPublisher, LimitedHistoryLogObserver, FilteringLogObserver)
@@ -105,6 +111,12 @@ def text() -> FileLogObserver:
     return FileLogObserver(sys.stdout, lambda event: escape(format_event(event) or "", keep=_BREAKS))
 
 
+def add_observers(reactor: Any) -> None:
+    """Add the observers of a daemon: the first one, because twistd adds its own later, and the last one."""
+    globalLogPublisher.addObserver(cast("ILogObserver", escape_event))
+    reactor.callWhenRunning(globalLogPublisher.addObserver, end_without_memory)
+
+
 def escape_event(event: LogEvent) -> None:
     """Escape what a terminal would obey in the text and in the traceback of ``event``.
 
@@ -119,6 +131,19 @@ def escape_event(event: LogEvent) -> None:
         traceback = failure.getTraceback()
         if (escaped := escape(traceback, keep=_BREAKS)) != traceback:
             event["log_failure"] = _EscapedFailure(failure, escaped)
+
+
+def end_without_memory(event: LogEvent) -> None:
+    """End the process with status 1 if ``event`` is a failure for lack of memory; it is an observer, the last one.
+
+    Such an error may leave any state half changed.  A process that is killed loses nothing.  A function of the
+    application may request too much memory: that is a failure of its fact, and the process goes on.
+    """
+    failure = event.get("log_failure", event.get("failure"))  # the latter of twisted.python.log
+    text = str(event.get("log_format", ""))
+    if failure is not None and failure.check(MemoryError) and not text.startswith(OF_APPLICATION):
+        os.write(2, NO_MEMORY)  # takes no memory
+        os._exit(1)
 
 
 class _EscapedFailure(Failure):

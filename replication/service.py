@@ -16,19 +16,19 @@ import sys
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 from twisted.application import service
 from twisted.internet import defer
-from twisted.logger import Logger, globalLogPublisher
+from twisted.logger import Logger
 from twisted.python import usage
 from twisted.python.failure import Failure
 
 from replication import __version__, config
 from replication.deferreds import Lifetime, share
 from replication.errors import ConfigError, ReplicationError, StoreError, did_you_mean, escape
-from replication.logs import TroubleLog, escape_event, reopen_log_files
+from replication.logs import TroubleLog, add_observers, reopen_log_files
 from replication.net import clock, traces
 from replication.net.access import Access
 from replication.net.admission import allow_open_files
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from twisted.internet.interfaces import IListeningPort
-    from twisted.logger import ILogObserver
 
     from replication.follower.worker import Worker
     from replication.net.listening import Socket
@@ -350,7 +349,7 @@ def makeService(options: Options) -> service.IService:
     """Return the service that ``twistd replication`` runs; a wrong configuration ends it with one line and status 1."""
     from twisted.internet import reactor  # noqa: PLC0415 (importing it installs it)
 
-    globalLogPublisher.addObserver(cast("ILogObserver", escape_event))  # twistd adds its own after this one
+    add_observers(reactor)
     hide_arguments()
     clock.use_monotonic_clock(reactor)  # before anything is scheduled: twistd has no timer of its own
     allow_open_files()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import call, patch
 
 import pytest
 from twisted.logger import FileLogObserver, Logger, LogLevel, LogPublisher, textFileLogObserver
@@ -129,6 +131,32 @@ def test_a_trouble_is_written_to_standard_error_if_the_program_has_no_observer(o
         assert (logged, written) == (TROUBLES, [])
     else:
         assert (logged, written) == ([], [f"replication: {each}" for each in TROUBLES])
+
+
+class MemoryTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.log = Logger(observer=cast("Any", logs.end_without_memory))
+
+    def ends(self, error: Exception, text: str = "it failed") -> bool:
+        """Return whether the failure ends this process."""
+        with patch.object(os, "write") as write, patch.object(os, "_exit") as leave:
+            self.log.failure(text, Failure(error))
+        self.assertEqual(write.call_args_list, [call(2, logs.NO_MEMORY)] if leave.called else [])
+        return leave.called
+
+    def test_a_failure_for_lack_of_memory_ends_the_process(self) -> None:
+        self.assertTrue(self.ends(MemoryError()))
+        self.assertFalse(self.ends(ValueError()))
+        self.log.error("no failure")
+
+    def test_so_does_a_failure_that_twisted_logs_in_its_older_way(self) -> None:
+        """Such as that of ``dataReceived``."""
+        with patch.object(os, "write"), patch.object(os, "_exit") as leave:
+            logs.end_without_memory({"failure": Failure(MemoryError()), "isError": 1})
+        leave.assert_called_once_with(1)
+
+    def test_that_of_a_function_of_the_application_does_not(self) -> None:
+        self.assertFalse(self.ends(MemoryError(), f"{logs.OF_APPLICATION} for {{stream}} raised"))
 
 
 class TroubleLogTests(SynchronousTestCase):

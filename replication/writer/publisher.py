@@ -151,8 +151,13 @@ class PublishedStream:
             "which is open: try again when it is complete"
         )
 
-    def complete(self, tokens: Sequence[Token], facts: Sequence[Fact]) -> None:
-        """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled."""
+    def complete(self, tokens: Sequence[Token], facts: Sequence[Fact], *, unknown: bool = False) -> None:
+        """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled.
+
+        If it is ``unknown`` what was committed, that is read from the store.
+        """
+        if unknown:
+            self.reorder_buffer.spill(tokens[-1])
         self.ids.pending.complete(tokens)
         stored = self._storing.pop(tokens[0], self.stored)
         self._committing.pop(tokens[0], None)
@@ -203,6 +208,15 @@ def encode_within(
     limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
 ) -> Sequence[EncodedLines] | None:
     """Return the lines of ``encode_facts``; None if they are too many to queue, and a gap is published instead."""
+    try:
+        return _encode_within(limits, stream, writer, facts, after=after, upto=upto)
+    except MemoryError:  # the facts are committed: followers fetch them
+        return None
+
+
+def _encode_within(
+    limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
+) -> Sequence[EncodedLines] | None:
     only = encode_only_row(stream, writer, facts, upto, limits.line_limit)  # the usual case
     if only is not None and len(only.data) <= limits.max_queued_bytes and limits.max_queued_lines:
         return [only]
@@ -325,7 +339,7 @@ class Publisher:
         facts = [fact for _, batch in batches for fact in batch.facts]
         limits = self._limits
         too_much = fact_bytes(facts) > limits.max_queued_bytes or count_rows(facts) > limits.max_queued_lines
-        if too_much or any(batch.spilled for _, batch in batches):
+        if too_much or any(batch.spilled or batch.after != stream.published for stream, batch in batches):
             for stream, _ in batches:
                 self._send_gap(stream, upto)
             return
@@ -338,11 +352,16 @@ class Publisher:
                 self._send(stream, (), stream.published, upto)
 
     def _send(self, stream: PublishedStream, facts: Sequence[Fact], after: Token, upto: Token) -> None:
-        """Send ``facts``, all that the stream has in ``(after, upto]``, to its subscribers."""
+        """Send ``facts``, all that the stream has in ``(after, upto]``, to its subscribers.
+
+        If an earlier call has raised, its facts were sent to some subscribers, or to none: a gap is sent.
+        """
         if stream.memory_log is not None:
             stream.memory_log.add(facts, self._clock.seconds())
         name = stream.definition.name
-        chunks = encode_within(self._limits, name, self._instance_name, facts, after=after, upto=upto)
+        chunks = None
+        if after == stream.published:
+            chunks = encode_within(self._limits, name, self._instance_name, facts, after=after, upto=upto)
         if chunks is None:
             self._send_gap(stream, upto)
             return

@@ -235,8 +235,8 @@ class FactTransaction(Generic[T]):
             writes = [write for stream, some in committed.items() for write in stream.writes(some, alone=alone)]
             if writes or receipt is not None or alone:  # else everything lives in memory
                 await (self._transaction or self._all.store).commit(writes, receipt)
-        except BaseException:
-            self._complete_all({})
+        except BaseException as error:
+            self._complete_all({}, error)
             raise
         self._complete_all(committed)
 
@@ -298,7 +298,7 @@ class FactTransaction(Generic[T]):
         except BaseException as error:
             if isinstance(error, RowError):
                 self.stream.refused += 1
-            self._complete_all({})
+            self._complete_all({}, error)
             raise
         self._complete_all(interaction.committed)
         return interaction.result
@@ -368,14 +368,19 @@ class FactTransaction(Generic[T]):
         finally:
             self._complete_all({})
 
-    def _complete_all(self, committed: Mapping[PublishedStream, Sequence[Fact]]) -> None:
+    def _complete_all(
+        self, committed: Mapping[PublishedStream, Sequence[Fact]], error: BaseException | None = None
+    ) -> None:
+        """Complete all IDs.  The process may have run out of memory after COMMIT: then the store has the outcome."""
         if self._complete:
             return
         self._complete = True
-        for stream, tokens in self.held.items():
-            facts = committed.get(stream, ())
-            if facts:
-                self._all.on_commit(stream.definition.name, facts)
-                self._all.trace(self, stream.definition.name, facts)
-            stream.complete(tokens, facts)
-        self._all.end(self)
+        try:
+            for stream, tokens in self.held.items():
+                facts = committed.get(stream, ())
+                if facts:
+                    self._all.on_commit(stream.definition.name, facts)
+                    self._all.trace(self, stream.definition.name, facts)
+                stream.complete(tokens, facts, unknown=isinstance(error, MemoryError))
+        finally:
+            self._all.end(self)

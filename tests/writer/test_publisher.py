@@ -6,7 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -143,6 +144,37 @@ class FailureTests(WriterCase):
         del self.store.errors["commit"]
         now(self.notes.append([["later"]]))
         self.assertEqual(self.process.new_lines(), [], "a row after the gap would hide the gap")
+
+
+class MemoryTests(WriterCase):
+    """Without memory no follower may pass a committed fact."""
+
+    def test_facts_that_cannot_be_encoded_become_a_gap(self) -> None:
+        with patch.object(publisher_module, "encode_only_row", side_effect=MemoryError):
+            now(self.notes.append([["one"]]))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 2 2"])
+
+    def test_facts_that_could_not_be_sent_become_a_gap_together_with_the_next_ones(self) -> None:
+        with patch.object(self.process, "publish", side_effect=MemoryError):
+            self.assertIsInstance(error_of(begin(self.notes.append([["one"]]))), MemoryError)
+        self.assertEqual(self.process.open, [])
+        now(self.notes.append([["two"]]))
+        self.assertEqual(self.process.new_lines(), ["POSITION notes master 3 3"])
+        now(self.notes.append([["three"]]))
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 4 "three"'])
+
+    def test_a_fact_whose_commit_has_worked_before_its_error_is_read_from_the_store(self) -> None:
+        commit = self.store.commit
+
+        async def commit_and_fail(*arguments: Any) -> None:
+            await commit(*arguments)
+            raise MemoryError
+
+        with patch.object(self.store, "commit", commit_and_fail):
+            self.assertIsInstance(error_of(begin(self.notes.append([["one"]]))), MemoryError)
+        self.assertEqual(self.stored("notes"), {2: ('"one"',)})
+        now(self.notes.append([["two"]]))
+        self.assertEqual(self.process.new_lines(), ['RDATA notes master 2 "one"', 'RDATA notes master 3 "two"'])
 
 
 class LargeTests(WriterCase):
