@@ -110,6 +110,7 @@ class Audit:
     _links: Iterable[IWriterLink]
     _lifetime: Lifetime
     _interval: float
+    _stored: _Positions = attrs.field(init=False, factory=dict)  # at the last check; empty if it failed
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -124,9 +125,15 @@ class Audit:
         running = Deferred.fromCoroutine(self._run())
         running.addErrback(lambda failure: self.log.failure("comparing with the database", failure))
 
+    def all_writers_known(self, follower: StreamFollower) -> bool:
+        """Whether the last check has found the writers of a stream, and the position of each is known here."""
+        stored = self._stored.get(follower.name)
+        return stored is not None and stored.keys() <= follower.all_positions().keys()
+
     async def check(self) -> None:
         """Compare; if facts are missing, compare again after LOOK_AGAIN seconds, and fetch those still missing."""
         stored = await self._tried("", self._source.stored_positions())
+        self._stored = stored or {}
         if stored is None:
             return
         suspects = {}

@@ -55,6 +55,10 @@ class FollowedLinks:
         """Whether the first positions of each link were complete once since the start."""
         return all(first.called for first in self._first.values())
 
+    def over_redis(self) -> bool:
+        """Whether a link is to a Redis, where writers may be found at any time."""
+        return any(is_redis(link.endpoint) for link in self)
+
     def silent_endpoints(self) -> list[str]:
         """Return the endpoints of writers and relays whose first positions are not complete; a Redis is neither."""
         return [

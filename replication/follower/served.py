@@ -147,7 +147,7 @@ class ServedStreams:
         after = await self._tokens.read(token)
         copied, known = follower.mode is FollowMode.COPIED, follower.all_positions()
         positions = known if copied else follower.positions()  # a copy has the facts of writers that do not run
-        all_known = self._followed.links.all_positions_received() and positions.keys() == known.keys()
+        all_known = self._followed.all_writers_known(follower) and positions.keys() == known.keys()
         options = {"limit": limit, "all_known": all_known}
         return await read_page_since(self._tokens.encode, self.page, follower.name, after, positions, **options)
 

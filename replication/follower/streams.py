@@ -107,6 +107,7 @@ class FollowedStreams:
     links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
     absent: AbsentWriters = attrs.field(init=False)
     _same_name_logged: bool = attrs.field(init=False, default=False)
+    _audit: Audit | None = attrs.field(init=False, default=None)  # None: there is no foreign database
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
@@ -158,6 +159,15 @@ class FollowedStreams:
         follower = self._followers.get(stream)
         return Token(-1) if follower is None else follower.position(writer)
 
+    def all_writers_known(self, follower: StreamFollower) -> bool:
+        """Whether no writer of a stream can have earlier facts and be found later (docs/http.md, Polling with since).
+
+        A process that does not run, or is slow, sends no position over Redis: only the database shows such a writer.
+        """
+        if not self.links.all_positions_received():
+            return False
+        return not self.links.over_redis() or (self._audit is not None and self._audit.all_writers_known(follower))
+
     # ---- life
 
     async def open(self) -> None:
@@ -186,13 +196,14 @@ class FollowedStreams:
         ).start()
         database = self._sources.foreign_database()
         if database is not None and self._audit_interval:
-            Audit(
+            self._audit = Audit(
                 source=database,
                 followers=self,
                 links=self.links,
                 lifetime=self._lifetime,
                 interval=self._audit_interval,
-            ).start()
+            )
+            self._audit.start()
 
     async def stop(self, clock: IReactorTime) -> None:
         """Close every connection, and let running functions end for STOP_PATIENCE seconds."""
@@ -318,7 +329,6 @@ class FollowedStreams:
         definition, database = self._described.get(name), self._sources.foreign_database()
         used = mode is not FollowMode.POSITION_ONLY or name == CACHES or self.relay is not None
         compared = used and database is not None and database.audits(name)
-        over_redis = any(is_redis(link.endpoint) for link in self.links)
         relayed = self._relayed_audit if used else None
         described = definition is not None and (definition.known_by_token or definition.position_name is not None)
         known = None
@@ -343,7 +353,7 @@ class FollowedStreams:
             known=known,
             known_by_token=definition is not None and definition.known_by_token,
             audited=compared and self._audit_interval > 0,
-            fetches_whole=compared and over_redis and definition is not None and definition.has_kinds,
+            fetches_whole=compared and self.links.over_redis() and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,
             is_open=lambda client: client.is_open(),
             first=self._invalidate_step if name == CACHES else None,

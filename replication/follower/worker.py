@@ -255,13 +255,12 @@ class Worker(RegistersFunctions):
     def token(self, stream: str) -> MultiWriterToken:
         """Return the applied position of every writer of a stream (docs/protocol/ids.md F6).
 
-        Until each connection has sent its first positions, a writer that is not known yet is at 0.
+        While writers may be unknown, as after a start or over Redis, one that is not known is at 0 (docs/http.md).
         """
         follower = self._followed.get(stream)
         positions = {} if follower is None else follower.all_positions()
-        if not self._followed.links.all_positions_received():
-            return MultiWriterToken(Token(0), positions)
-        return token_of(positions)
+        known = follower is not None and self._followed.all_writers_known(follower)
+        return token_of(positions) if known else MultiWriterToken(Token(0), positions)
 
     @property
     def connections(self) -> dict[str, str]:

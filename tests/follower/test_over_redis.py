@@ -8,16 +8,19 @@ from unittest.mock import patch
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.errors import StoreError
 from replication.follower.audit import LOOK_AGAIN
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.worker import Worker
 from replication.net.redis import COLLECT, REQUEST_INTERVAL
+from replication.streams.positions import MultiWriterToken
 from replication.synapse.since_1_159 import STREAMS
 from replication.urls import Url
 from replication.wire.commands import RemoteServerUp
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.doubles import FragileStore, Net, begin, logged, now, shown_metrics
 from tests.follower.test_audit import FakeDatabase
+from tests.follower.test_served import NumberedTokens
 from tests.redis import FakeRedis
 
 if TYPE_CHECKING:
@@ -220,6 +223,48 @@ class AuditTests(DatabaseCase):
         self.assertEqual(
             shown_metrics(self.worker.served.samples())["lost_and_found_total stream=caches writer=one"], 1
         )
+
+
+class TokenTests(DatabaseCase):
+    """A program that goes on from a token receives also the facts of a writer that was not known then."""
+
+    stream = "caches"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.redis.positions = ("POSITION caches one 4 4", "POSITION caches two 4 4")
+        for writer in ("one", "two"):
+            self.database.positions[InstanceName(writer)] = Token(4)
+        self.behind = MultiWriterToken(Token(0), {InstanceName("one"): Token(4), InstanceName("two"): Token(4)})
+
+    def test_a_token_passes_no_writer_that_the_database_has_and_that_has_sent_no_position(self) -> None:
+        self.start()
+        self.assertEqual(self.worker.token("caches"), self.behind)
+        self.database.positions[InstanceName("new")] = Token(3)
+        self.net.run(self.audit_interval)
+        self.assertEqual(self.worker.token("caches"), self.behind)
+        self.publish("POSITION caches new 4 4")
+        self.assertEqual(self.worker.token("caches"), MultiWriterToken(Token(4)))
+
+    def test_while_the_database_does_not_answer_its_writers_are_not_known(self) -> None:
+        self.start()
+        self.net.run(self.audit_interval)
+        self.assertEqual(self.worker.token("caches"), MultiWriterToken(Token(4)))
+        self.database.errors.append(StoreError("gone"))
+        with logged():
+            self.net.run(self.audit_interval)
+        self.assertEqual(self.worker.token("caches"), self.behind)
+
+    def test_without_a_database_no_token_and_no_page_passes_a_writer_that_is_not_known(self) -> None:
+        self.worker = RedisCase.make_worker(self, copy=True, streams=["orders"])
+        self.worker.served._tokens = NumberedTokens(self.store)
+        self.redis.positions = ("POSITION orders one 0 0", "POSITION orders two 0 0")
+        self.start()
+        self.publish("RDATA orders one 2 []", "RDATA orders two 3 []")
+        self.net.run(60.0)
+        places = {InstanceName("one"): Token(2), InstanceName("two"): Token(3)}
+        self.assertEqual(self.worker.token("orders"), MultiWriterToken(Token(0), places))
+        self.assertEqual(now(self.worker.served.since("orders", "0", 100))[1], "m0~1.2~2.3")
 
 
 class WholeFactTests(DatabaseCase):
