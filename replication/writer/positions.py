@@ -126,15 +126,9 @@ class Positions:
                 lines.append(writer.outgoing.position())
         return lines
 
-    def of_writers(
-        self, writer: StreamWriter, stored: Mapping[StreamName, Mapping[InstanceName, Token]] | None = None
-    ) -> dict[InstanceName, Token]:
-        """Return each writer's position in a stream; ``stored`` are newer positions than the last poll's."""
-        found = (self._others if stored is None else stored).get(writer.definition.name, {})
-        others = {name: found[name] for name in found if name not in (self._instance_name, NO_WRITER)}
-        if writer.outgoing.publishes:
-            others[self._instance_name] = writer.published
-        return others
+    def of_writers(self, writer: StreamWriter) -> dict[InstanceName, Token]:
+        """Return each writer's position in a stream, that of others as of the last poll."""
+        return {**self._of_others(writer, self._others), **self._own(writer)}
 
     def token(self, writer: StreamWriter) -> MultiWriterToken:
         """Return the position of every writer of a stream, as of the last poll.
@@ -157,11 +151,22 @@ class Positions:
 
         Where only this process writes, a former writer gets its position: no older name holds back the minimum.
         """
+        own = self._own(writer)  # before the query: a writer that this does not find allocates only IDs above
         await self.refresh()
-        found = self.of_writers(writer, await self._store.stored_positions() if writer.shared else {})
+        others = self._of_others(writer, await self._store.stored_positions() if writer.shared else {})
+        found = {**others, **own}
         for name, position in self.former.of(writer.definition.name).items():
             found[name] = max(position, found.get(name, position)) if writer.shared else writer.published
         return found
+
+    def _own(self, writer: StreamWriter) -> dict[InstanceName, Token]:
+        return {self._instance_name: writer.published} if writer.outgoing.publishes else {}
+
+    def _of_others(
+        self, writer: StreamWriter, stored: Mapping[StreamName, Mapping[InstanceName, Token]]
+    ) -> dict[InstanceName, Token]:
+        found = stored.get(writer.definition.name, {})
+        return {name: found[name] for name in found if name not in (self._instance_name, NO_WRITER)}
 
     async def _follow_others(self) -> None:
         """Note the positions of other writers: an idle stream moves its own there, so that no follower waits for it.

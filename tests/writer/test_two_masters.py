@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
@@ -120,6 +121,24 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         for master in (self.b, self.b, self.a):
             self.pump.wait(master._positions.poll())
         self.assertEqual(self.a.token("orders"), MultiWriterToken(Token(3)))
+
+    def test_protocol_f6_a_page_passes_no_open_id_of_a_master_that_starts_while_positions_are_read(self) -> None:
+        one = self.start(self.a)
+        read = self.a.store.stored_positions
+
+        async def answer_late() -> Any:
+            positions = await read()
+            reservation = self.start(self.b).reserve()
+            fact = self.pump.wait(reservation.__aenter__())
+            self.pump.wait(fact.write("b2"))
+            self.pump.wait(one.append([["a3"]]))
+            self.pump.wait(reservation.__aexit__(None, None, None))
+            return positions
+
+        with patch.object(self.a.store, "stored_positions", answer_late):
+            first, text = self.pump.wait(self.a.served.since("orders", "0", 100))
+        then, _ = self.pump.wait(self.a.served.since("orders", text, 100))
+        self.assertEqual([(each.token, each.writer) for each in (*first.written, *then.written)], [(2, B), (3, A)])
 
     def test_f17_a_second_process_of_one_name_is_refused(self) -> None:
         self.start(self.a)
