@@ -177,6 +177,12 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         store = master.store
         assert isinstance(store, PostgresStore)
         self.sql(END_SESSIONS, store._holder.id)
+        self.wait_for_end(master)
+
+    def wait_for_end(self, master: Master) -> None:
+        """Wait until the server has noticed that the sessions of a master have ended."""
+        store = master.store
+        assert isinstance(store, PostgresStore)
         held = f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = ({HOLDER_KEY} & 4294967295)::oid"
         until(lambda: not self.sql(held, store._holder.id), "its sessions have ended")
 
@@ -301,6 +307,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
             )
 
         self.pump.wait(left.stop())
+        self.wait_for_end(left)
         self.poll(a, 2 + ENDED_AFTER)
         self.assertEqual(self.sent(a), ["POSITION orders removed 3 3", "POSITION orders a 3 3"])
 
