@@ -86,6 +86,7 @@ def test_a_url_is_made_of_another_one_and_equals_those_of_the_same_text() -> Non
 def test_secrets_are_left_out_of_a_drivers_message() -> None:
     url = Url(f"postgresql://me:{SECRET}@h/db?sslpassword=other{SECRET}")
     assert url.hide_in(f'invalid "{SECRET}", or "other{SECRET}"') == 'invalid "…", or "…"'
+    assert Url("postgresql://h/db?sslkey=/etc/client.key").hide_in("in /etc/client.key") == "in /etc/client.key"
     for option in ("secret_key", "access_key_id", "session_token", "signature"):
         url = Url(f"s3://bucket/out?region=x&{option}={SECRET}&scheme=http")
         assert url.hide_in(f"x http {SECRET}") == "x http …"

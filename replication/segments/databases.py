@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import attrs
 
 from replication.errors import ConfigError, StoreError, install_command
-from replication.storage.contract import POSTGRES_PATIENCE
 from replication.storage.names import quoted, relation_name
+from replication.storage.postgres.options import KEY_CURE, KEY_WORDS, missing_options
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import SqliteSession
 from replication.urls import Url
@@ -199,14 +199,14 @@ def _server_at(url: Url) -> _Server:
     """Return the handle for ``url``, made once per process: making it reads the server's types, which is slow."""
     from adbc_driver_postgresql import connect  # noqa: PLC0415 (an extra)
 
-    return _Server(connect(_with_patience(url.reveal())))
+    return _Server(connect(_with_options(url.reveal())))
 
 
-def _with_patience(url: str) -> str:
-    """Return a URL with the options of POSTGRES_PATIENCE that it lacks: a call of ADBC that waits ignores Ctrl-C."""
+def _with_options(url: str) -> str:
+    """Return a URL with the options of OPTIONS that it lacks: a call of ADBC that waits ignores Ctrl-C."""
     before, _, query = url.partition("?")
-    given = {each.partition("=")[0] for each in query.split("&")}
-    added = [f"{name}={value}" for name, value in POSTGRES_PATIENCE.items() if name not in given]
+    given = [name for name, _, text in (each.partition("=") for each in query.split("&")) if text]
+    added = [f"{name}={value}" for name, value in missing_options(given).items()]
     return f"{before}?{'&'.join([*filter(None, [query]), *added])}"
 
 
@@ -229,7 +229,8 @@ def _errors_of(url: Url) -> Iterator[None]:
         if not any(each.__name__ == "Error" for each in type(error).__mro__):
             raise
         why = url.hide_in(str(error).partition("\n")[0])
-        raise StoreError(f"database {url!r}: {why}") from error
+        cure = f"; {KEY_CURE}" if KEY_WORDS in why else ""
+        raise StoreError(f"database {url!r}: {why}{cure}") from error
 
 
 Database: TypeAlias = SqliteDatabase | PostgresDatabase

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from replication.wire.grammar import StreamName
 
 MASTER: Final = InstanceName("master")  # the writer of rows without an instance name
-# Options of libpq.  A server that vanished is noticed within 45 s, not within hours.
-POSTGRES_PATIENCE: Final = {
-    "connect_timeout": 10,  # seconds for each host
-    "keepalives_idle": 30,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
-}
 
 WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,16 +17,31 @@ import pytest
 from replication.errors import ConfigError, StoreError
 from replication.segments import databases
 from replication.segments.databases import open_database, read_positions, resolve_url
+from replication.storage.postgres import options
+from replication.storage.postgres.options import KEY_CURE
 from replication.streams.definitions import StreamDefinition
 from replication.urls import Url
 from replication.wire.grammar import InstanceName, Token
+from tests.certificates import Authority
+from tests.postgres import PostgresServer
 from tests.segments.histories import MASTER, OTHER, fact, write_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from replication.segments.databases import Database
+
+PSYCOPG = """
+from threading import Event
+from replication.storage.postgres import address, holder, session
+connected = session.PostgresSession(address.Address.parse(URL), Event(), holder.Holder())
+connected.connect()
+"""
+ADBC = """
+from replication.segments.databases import open_database
+open_database(URL)
+"""
 
 
 def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,19 +71,64 @@ def test_a_url_that_names_no_database_is_refused(url: str) -> None:
 
 def test_a_server_that_accepts_connections_and_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose processes are stopped.  ADBC would wait without end, and Ctrl-C would not end it."""
-    monkeypatch.setattr(databases, "POSTGRES_PATIENCE", {"connect_timeout": 2})
+    monkeypatch.setattr(options, "OPTIONS", {"connect_timeout": 2})
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="timeout expired"):
         open_database(f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
 
 
 def test_options_of_a_url_stay_beside_those_that_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "POSTGRES_PATIENCE", {"connect_timeout": 10, "keepalives_idle": 30})
+    monkeypatch.setattr(options, "OPTIONS", {"connect_timeout": 10, "keepalives_idle": 30})
     urls = ["postgresql://me@here", "postgresql://here/db?connect_timeout=2", "postgresql://here/db?sslmode=require"]
-    assert [databases._with_patience(url) for url in urls] == [
+    assert [databases._with_options(url) for url in urls] == [
         "postgresql://me@here?connect_timeout=10&keepalives_idle=30",
         "postgresql://here/db?connect_timeout=2&keepalives_idle=30",
         "postgresql://here/db?sslmode=require&connect_timeout=10&keepalives_idle=30",
     ]
+
+
+@pytest.fixture(scope="module")
+def key_with_password(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the options of a client whose private key has the password ``secret``, with a server that has TLS."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority(folder, "authority")
+    server, client = authority.issue("server", "127.0.0.1"), authority.issue("client", "postgres")
+    client.lock()
+    client.key.chmod(0o600)
+    with PostgresServer(fsync=False) as with_tls:
+        data = with_tls.folder / "data"
+        owner = data.stat()
+        for file, name in ((server.certificate, "server.crt"), (server.key, "server.key")):
+            shutil.copy(file, data / name)
+            (data / name).chmod(0o600)
+            os.chown(data / name, owner.st_uid, owner.st_gid)
+        with_tls.sql("ALTER SYSTEM SET ssl = on")
+        with_tls.restart()
+        yield f"{with_tls.url()}?sslmode=require&sslcert={client.certificate}&sslkey={client.key}"
+
+
+def connect(how: str, url: str) -> str:
+    """Connect in a process without a terminal, and return the last line of what that wrote; it fails if it waits."""
+    program = how.replace("URL", repr(url))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+    assert "pass phrase" not in done.stderr
+    return done.stderr.strip().rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("how", [PSYCOPG, ADBC])
+def test_a_private_key_with_a_password_is_an_error_that_names_file_and_cure(how: str, key_with_password: str) -> None:
+    key = key_with_password.partition("sslkey=")[2]
+    for wrong in ("", "&sslpassword=", "&sslpassword=wrong"):
+        text = connect(how, key_with_password + wrong)
+        assert f'could not load private key file "{key}": bad decrypt; {KEY_CURE}' in text
+    assert connect(how, f"{key_with_password}&sslpassword=secret") == ""
 
 
 def test_positions_include_every_writer_of_every_stream(tmp_path: Path) -> None:

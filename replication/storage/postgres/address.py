@@ -12,18 +12,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from replication.errors import ConfigError
-from replication.storage.contract import POSTGRES_PATIENCE
+from replication.storage.postgres.options import missing_options
 from replication.urls import Url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-_DEFAULTS: Final[Mapping[str, str | int]] = {
-    **POSTGRES_PATIENCE,
-    "client_encoding": "UTF8",
-}
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
-_SHOWN: Final = ("host", "port", "user", "dbname")  # parts of ``name``
+_SHOWN: Final = ("host", "port", "user", "dbname", "sslcert", "sslkey", "sslrootcert")  # no secrets; some are files
 
 
 @attrs.frozen
@@ -53,9 +49,10 @@ class Address:
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         application = f"replication {socket.gethostname()}:{os.getpid()}"
-        defaults = {**_DEFAULTS, **({"target_session_attrs": "primary"} if "," in host and not read_only else {})}
-        known = {key: value for key, value in defaults.items() if key not in given}
-        conninfo = make_conninfo(url, fallback_application_name=application, **known)
+        missing = missing_options([key for key, text in given.items() if text])
+        if "," in host and not read_only:
+            missing.setdefault("target_session_attrs", given.get("target_session_attrs") or "primary")
+        conninfo = make_conninfo(url, fallback_application_name=application, **missing)
         secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
         # An error of the driver may quote an option.  It is hidden only with its quotes: "on" is a part of many words.
         options = [quote for key, text in given.items() if key not in _SHOWN for quote in (f'"{text}"', repr(text))]

@@ -26,6 +26,7 @@ from psycopg.pq import TransactionStatus
 from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
+from replication.storage.postgres.options import KEY_CURE, KEY_WORDS
 from replication.storage.postgres.pipeline import PREPARED, Pipeline, WaitingStatements
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
     "shutting down": "start it again",
     "refused": "start the server, or name another host and port",
     "No such file": "start the server, or name another host and port",
+    KEY_WORDS: KEY_CURE,
 }
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")

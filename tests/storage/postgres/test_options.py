@@ -1,0 +1,27 @@
+"""The options of libpq that a URL lacks are added."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replication.storage.postgres.address import Address
+from replication.storage.postgres.options import OPTIONS, missing_options
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_options_of_a_url_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGSERVICE", raising=False)
+    assert missing_options(()) == OPTIONS
+    assert "connect_timeout" not in missing_options(["connect_timeout"])
+    conninfo = Address.parse("postgresql://here/shop?client_encoding=LATIN1&connect_timeout=2").conninfo
+    assert "client_encoding=LATIN1" in conninfo
+    assert "connect_timeout=2 " in conninfo
+
+
+def test_the_password_of_a_key_that_a_service_may_have_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGSERVICE", raising=False)
+    assert "sslpassword" not in missing_options(["service"])
+    monkeypatch.setenv("PGSERVICE", "shop")
+    assert "sslpassword" not in missing_options(())
