@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL
 from service_identity import CertificateError
 from service_identity.hazmat import DNS_ID, DNSPattern
@@ -24,7 +23,7 @@ from zope.interface import implementer
 
 from replication.errors import ConfigError
 from replication.net.endpoints import SSL_ARGUMENTS, server_endpoint, split_endpoint
-from replication.net.tls import RefusedCertificate, why_not_valid
+from replication.net.tls import RefusedCertificate, check_key, why_not_valid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +133,7 @@ class TlsEndpoint:
         extra = self._named.get("extraCertChain")
         dh, method = self._named.get("dhParameters"), self._named.get("sslmethod")
         try:
-            load_pem_private_key(Path(key).read_bytes(), None)  # OpenSSL would ask a terminal for a passphrase
+            check_key(key)
             chain = b"\n".join([Path(each).read_bytes() for each in (certificate, extra) if each])
             first = x509.load_pem_x509_certificate(chain)
             options = ssl.CertificateOptions(  # for the versions and ciphers that Twisted accepts
@@ -153,7 +152,7 @@ class TlsEndpoint:
                 context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, self._clients.verify)
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
-        except (SSL.Error, TypeError, ValueError) as error:
+        except (SSL.Error, ValueError) as error:
             authority = "" if self._clients is None else f", {self._clients.authority}"
             raise ConfigError(f"cannot use {certificate}, {key}{authority} for TLS: {_text(error)}") from error
         if self.expires and (why := why_not_valid(first)):

@@ -58,11 +58,15 @@ def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnec
 
 
 def check_key(file: str) -> None:
-    """Raise ValueError if the private key in a file has a password: OpenSSL would ask a terminal, and block."""
+    """Raise ValueError if the private key in a file has a password: OpenSSL would ask a terminal, and block.
+
+    OSError: the file cannot be read.
+    """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 (an extra)
 
+    key = Path(file).read_bytes()
     try:
-        load_pem_private_key(Path(file).read_bytes(), None)
+        load_pem_private_key(key, None)
     except TypeError as error:
         raise ValueError(password_fault(file)) from error
     except Exception:  # noqa: BLE001, S110 (OpenSSL reads the file next, and has the better words)
@@ -70,7 +74,7 @@ def check_key(file: str) -> None:
 
 
 def check_key_of(endpoint: str) -> None:
-    """Raise ValueError if the private key that a client's endpoint names has a password."""
+    """Raise ValueError if the private key that a client's endpoint names has a password; OSError as ``check_key``."""
     if key := split_endpoint(endpoint)[1].get("privateKey"):
         check_key(key)
 

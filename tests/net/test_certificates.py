@@ -225,6 +225,10 @@ class ReadingTests(CertificateCase):
         assert_kept(self.good.certificate, b"", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
         assert_kept(self.good.key, b"nonsense", f"cannot use {self.good.certificate}, {self.good.key} for TLS")
         assert_kept(self.good.key, other.key.read_bytes(), "key values mismatch")
+        locked = self.authority.issue("locked", "127.0.0.1")
+        locked.lock()
+        cure = f"the private key in {self.good.key} has a password: write it without one, with openssl pkey"
+        assert_kept(self.good.key, locked.key.read_bytes(), f"for TLS: {cure}")
         rsa_key = rsa.generate_private_key(65_537, 2_048)  # OpenSSL keeps one key of each algorithm
         other.key.write_bytes(rsa_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         assert_kept(self.good.key, other.key.read_bytes(), f"cannot use {self.good.certificate}, {self.good.key}")
