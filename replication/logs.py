@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 
 OF_APPLICATION: Final = "the application's function"  # how the text of its failures begins
-NO_MEMORY: Final = (
-    b"replication: the memory of this process is exhausted: it ends, and loses nothing if it is restarted\n"
-)
+NO_MEMORY: Final = b"replication: this process has no memory left and ends; restart it, nothing is lost\n"
 _BREAKS: Final = "\n\t"  # the observers of Twisted indent the lines of a text after the first
 # Until a program sets an observer, twisted.logger keeps events in memory, and writes critical ones to standard error.
 _BEFORE_OBSERVERS = (LogPublisher, LimitedHistoryLogObserver, FilteringLogObserver)

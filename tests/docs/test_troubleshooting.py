@@ -24,6 +24,8 @@ def texts() -> set[str]:
                     found.add("".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in parts))
                 case ast.Constant(value=str(text)):
                     found.add(re.sub(r"{\w+[^}]*}", "…", text))
+                case ast.Constant(value=bytes(line)):
+                    found.add(line.decode(errors="replace"))
     return found
 
 

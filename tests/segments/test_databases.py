@@ -71,6 +71,7 @@ def test_a_url_that_names_no_database_is_refused(url: str) -> None:
 
 def test_a_server_that_accepts_connections_and_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose processes are stopped.  ADBC would wait without end, and Ctrl-C would not end it."""
+    pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
     monkeypatch.setattr(options, "OPTIONS", {"connect_timeout": 2})
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="timeout expired"):
         open_database(f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
@@ -124,6 +125,8 @@ def connect(how: str, url: str) -> str:
 
 @pytest.mark.parametrize("how", [PSYCOPG, ADBC])
 def test_a_private_key_with_a_password_is_an_error_that_names_file_and_cure(how: str, key_with_password: str) -> None:
+    if how is ADBC:
+        pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
     key = key_with_password.partition("sslkey=")[2]
     for wrong in ("", "&sslpassword=", "&sslpassword=wrong"):
         text = connect(how, key_with_password + wrong)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"\x37\x7f\x06"  # the beginning of a WAL
 HEADER: Final = 32  # bytes of a WAL before its first page
 MOVED: Final = "was moved or deleted: restart with the file in its place"
-_CLOSE: Final = "stop this process with SIGTERM, which stores what it holds, and restart"
-_WAL_MOVED: Final = f"was moved or deleted: {_CLOSE}"
+_WAL_MOVED: Final = "was moved or deleted: stop this process with SIGTERM, which stores what it holds, and restart"
 _TRUNCATED: Final = "was truncated: restore the database from a backup"
 
 
@@ -94,7 +93,11 @@ class DatabaseFiles:
         try:
             os.fsync(self._wal)
         except OSError as error:
-            self._lost = self._error(1, f"cannot be written to the disk: {error.strerror}; {_CLOSE}")
+            why = (
+                f"cannot be written to the disk: {error.strerror}; "
+                "stop this process with SIGTERM, which stores what it holds, and restart"
+            )
+            self._lost = self._error(1, why)
             raise self._lost from error
 
     def _is_whole(self, size: int) -> bool:
