@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from replication.errors import StoreError
 from replication.storage.contract import UsedByOneProcess
 from replication.storage.sqlite.connection import STEPS, SqliteConnection
 from replication.storage.sqlite.joined import table_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorFromThreads
 
-    from replication.errors import StoreError
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
     from replication.streams.history import History
@@ -71,10 +71,16 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         self._interactions: CallGroup[Interaction, None] = CallGroup(self._writer_lock, self._interact_together)
         self._busy_timeout = busy_timeout
         self._foreign = foreign
+        self._name: InstanceName | None = None  # of the Master or Worker that uses this store
 
-    async def claim(self, instance: InstanceName) -> None:  # noqa: ARG002 (one process writes a file, under any name)
-        """Verify only: the one process that writes a file has claimed it when it opened it."""
+    async def claim(self, instance: InstanceName) -> None:
+        """Refuse a second name; the one process that writes a file has claimed that when it opened it."""
+        if self._name not in (None, instance):  # a Worker that was given the store of a Master
+            raise StoreError(
+                f"database {self.name!r} holds the positions of {self._name!r}: give {instance!r} a database of its own"
+            )
         await self.verify()
+        self._name = instance
 
     async def verify(self) -> None:
         """Raise CommitsLostError if a backup was restored into the file; a transaction in progress does this itself."""

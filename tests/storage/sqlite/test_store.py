@@ -438,6 +438,15 @@ class WaitingTests(OnFile, SynchronousTestCase):
         self.assertEqual(self.sql("SELECT stream_id FROM stream_orders"), [(2,), (3,)])
         self.assertEqual(sorted(Path(self.path).parent.iterdir()), [Path(self.path)], "no WAL is left behind")
 
+    def test_a_second_process_object_on_one_store_is_refused(self) -> None:
+        """It would take the positions of the first one for its own, and miss facts."""
+        self.wait(self.store.claim(ME))
+        error = self.assertRaises(StoreError, self.wait, self.store.claim(OTHER))
+        self.assertEqual(
+            str(error), f"database {self.path!r} holds the positions of {ME!r}: give {OTHER!r} a database of its own"
+        )
+        self.wait(self.store.claim(ME))
+
     def test_a_closed_store_is_not_opened_again(self) -> None:
         self.wait(self.store.close())
         self.assertIn("closed", str(self.assertRaises(StoreError, self.wait, self.store.open())))
