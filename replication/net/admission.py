@@ -7,6 +7,7 @@ anything is sent or received, which costs the least.
 from __future__ import annotations
 
 import ipaddress
+import os
 import resource
 from collections import Counter
 from contextlib import suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
 PERIOD: Final = 60.0  # seconds over which what is "per minute" is counted
+RESERVED_FILES: Final = 64  # for the database, sources and logs; of a limit below 256, a quarter
 MAX_ADDRESSES: Final = 10_000  # that are counted in one period; with more, the period begins again
 
 
@@ -77,14 +79,16 @@ class Admission:
             self._begin_period()
         host, bounds = host_of(address), self._bounds
         if _reached(self.open, bounds.max_connections):
-            return self._refuse("max_connections", address)
+            return self._refuse("max_connections", bounds.max_connections, address)
+        if (files := _scarce_files()) is not None:
+            return self._refuse("ulimit -Hn", files, address)
         if host is not None:
             if _reached(self._by_host[host], bounds.max_connections_per_address):
-                return self._refuse("max_connections_per_address", address)
+                return self._refuse("max_connections_per_address", bounds.max_connections_per_address, address)
             if _reached(self._new[host], bounds.max_connects_per_minute):
-                return self._refuse("max_connects_per_minute", address)
+                return self._refuse("max_connects_per_minute", bounds.max_connects_per_minute, address)
             if _reached(self._faults[host], bounds.max_faults_per_minute):
-                return self._refuse("max_faults_per_minute", address)
+                return self._refuse("max_faults_per_minute", bounds.max_faults_per_minute, address)
             self._by_host[host] += 1
             self._new[host] += 1
         self.open += 1
@@ -110,11 +114,11 @@ class Admission:
         for bound, count in self.refused.items():
             yield Sample("connections_refused_total", count, {"socket": self._socket, "bound": bound})
 
-    def _refuse(self, bound: str, address: object) -> bool:
+    def _refuse(self, bound: str, limit: int, address: object) -> bool:
         self.refused[bound] += 1
         if bound not in self._logged:  # once in a period: a flood does not fill the log
             self._logged.add(bound)
-            host, limit = getattr(address, "host", "this machine"), getattr(self._bounds, bound)
+            host = getattr(address, "host", "this machine")
             text = "{socket}: refusing connections, such as one from {host}: {bound} is {limit}"
             self.log.warn(text, socket=self._socket, host=host, bound=bound, limit=limit)
         return False
@@ -144,6 +148,22 @@ def allow_open_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # macOS has a lower one, which it does not show
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _scarce_files() -> int | None:
+    """Return the limit of open files if only those are left that are reserved; None otherwise.
+
+    A new file has the smallest number that is free.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        smallest = os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return limit
+    os.close(smallest)
+    return limit if smallest >= limit - min(RESERVED_FILES, limit // 4) else None
 
 
 @lru_cache(1_000)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 
-from replication.net.admission import MAX_ADDRESSES, PERIOD, Admission, Bounds, host_of
+from replication.net.admission import MAX_ADDRESSES, PERIOD, RESERVED_FILES, Admission, Bounds, host_of
 from tests.doubles import logged, shown_metrics
 
 ONE, OTHER = IPv4Address("TCP", "192.0.2.1", 40_000), IPv4Address("TCP", "192.0.2.2", 40_000)
@@ -27,6 +32,27 @@ def test_connections_in_all_are_bounded_and_one_that_ends_makes_room() -> None:
     assert admission.enter(OTHER)
     assert admission.open == 2
     assert refusals(admission) == {"connections_refused_total socket=wire bound=max_connections": 1}
+
+
+def test_the_last_files_that_may_be_open_are_for_others_than_connections() -> None:
+    admission = Admission("wire", NONE, Clock())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    with logged(LogLevel.warn) as warnings:
+        try:
+            for left in (RESERVED_FILES, 1, 0):
+                limit = max(free, 4 * RESERVED_FILES) + left
+                with ExitStack() as files:
+                    while (taken := files.enter_context(Path(os.devnull).open("rb"))).fileno() < limit - left - 1:
+                        assert taken
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                    assert not admission.enter(ONE)
+                assert admission.enter(ONE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refusals(admission) == {"connections_refused_total socket=wire bound=ulimit -Hn": 3}
+    assert "ulimit -Hn is " in str(warnings)
 
 
 def test_connections_of_one_address_are_bounded_and_others_are_accepted() -> None:
