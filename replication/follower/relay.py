@@ -178,17 +178,12 @@ class Relay:
 
     # ---- commands
 
-    def greeting(self, syncing: Mapping[str, Mapping[str, int]]) -> list[Command]:
-        """Return the commands for a new connection to a writer; ``syncing`` are the users by instance ID.
+    def greeting(self) -> list[Command]:
+        """Return the command for a new connection to a writer, before REPLICATE.
 
-        The first one comes back to this process if it follows itself: see ``forward``.
+        It comes back to this process if it follows itself: see ``forward``.
         """
-        users = [
-            UserSync(instance_id, user_id, syncing=True, last_sync_ms=last)
-            for instance_id, there in syncing.items()
-            for user_id, last in there.items()
-        ]
-        return [ClearUserSync(self._reporter.instance_id), *users]
+        return [ClearUserSync(self._reporter.instance_id)]
 
     def forward(self, peer: ReplicationProtocol | None, command: Command) -> None:
         """Send a follower's command to every connected writer; ``peer`` is None if this process sends it.

@@ -25,7 +25,7 @@ from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
 from replication.net.endpoints import is_redis, show_certificate
 from replication.net.protocol import Limits, ReplicationProtocol
-from replication.presence.reporter import PresenceReporter
+from replication.presence.reporter import PresenceReporter, users_of
 from replication.session.connection import Role
 from replication.storage import store_of
 from replication.storage.tables.instances import TokenCodec
@@ -428,9 +428,8 @@ class Worker(RegistersFunctions):
                 server_name=self.server_name,
                 streams=self._followed.names or (),
                 limits=shared["limits"],
-                greeting=self._reporter.greeting
-                if relay is None
-                else lambda: relay.greeting(self.served.users_syncing()),
+                greeting=tuple if relay is None else relay.greeting,
+                users=self._reporter.users_now if relay is None else lambda: users_of(self.served.users_syncing()),
                 commands=self._functions.commands,
                 **followed,
             )

@@ -70,6 +70,7 @@ class WriterClient(Factory):
         on_fault: called with each fault of the writer.
         on_following: called once for each connection, after ``on_received`` had its first positions.
         greeting: returns commands that are sent before REPLICATE, on each new connection.
+        users: returns those that are sent after it: to process many takes the writer a while.
         commands: those that this end accepts, by name; by default the protocol's.
         wall: the time in seconds since 1970, for PING.
 
@@ -90,6 +91,7 @@ class WriterClient(Factory):
     _on_fault: Callable[[Fault], None]
     _on_following: Callable[[WriterClient], None] = lambda _: None
     _greeting: Callable[[], Sequence[Command]] = tuple
+    _users: Callable[[], Sequence[Command]] = tuple
     _commands: Mapping[str, type[Command]] = COMMANDS
     _wall: Callable[[], float] = time.time
 
@@ -188,7 +190,8 @@ class WriterClient(Factory):
         self._connected_at = self._reactor.seconds()
         self._server_timer = self._reactor.callLater(SERVER_WARNING, self._warn_of_no_server, peer)
         ping = Ping(str(int(self._wall() * 1000)))
-        peer.send(Name(self._instance_name), ping, *self._greeting(), Replicate(tuple(self._streams)))
+        name, replicate = Name(self._instance_name), Replicate(tuple(self._streams))
+        peer.send(name, ping, *self._greeting(), replicate, *self._users())
 
     def commands_received(self, peer: ReplicationProtocol, received: Sequence[Received]) -> None:
         """Pass commands on; close at the first that the right writer would not send."""

@@ -17,7 +17,7 @@ from replication.session.connection import Role, check_direction
 from replication.wire.commands import LINE_LIMIT, ClearUserSync, Command, UserIp, UserSync, encode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 SYNC_LINGER: Final = 10.0  # seconds after the last sync in which the user still counts: the next sync usually follows
 SEEN_INTERVAL: Final = 120.0  # seconds in which USER_IP is not repeated for one user, token, address and device
 MAX_SEEN: Final = 10_000  # of these combinations, the newest ones
+
+
+def users_of(syncing: Mapping[str, Mapping[str, int]]) -> list[UserSync]:
+    """Return the commands that name the users that sync; they are by instance ID, with the last sync in ms."""
+    return [
+        UserSync(instance_id, user_id, syncing=True, last_sync_ms=last)
+        for instance_id, there in syncing.items()
+        for user_id, last in there.items()
+    ]
 
 
 def _random_letters() -> str:
@@ -43,7 +52,7 @@ class PresenceReporter:
         line_limit: the largest line, in bytes without the LF.
 
     ``instance_id`` is new at every start, so that a writer can clear the users of a process that crashed.  Each new
-    connection is sent the users that sync: see ``greeting``.
+    connection is sent the users that sync: see ``users_now``.
 
     """
 
@@ -125,10 +134,9 @@ class PresenceReporter:
         users = self.users()
         return {self.instance_id: dict.fromkeys(users, self._now_ms())} if users else {}
 
-    def greeting(self) -> list[Command]:
-        """Return the commands for a new connection, before REPLICATE (docs/protocol/connection.md B1)."""
-        now = self._now_ms()
-        return [UserSync(self.instance_id, user_id, syncing=True, last_sync_ms=now) for user_id in self.users()]
+    def users_now(self) -> list[UserSync]:
+        """Return the commands for a new connection, after REPLICATE (docs/protocol/connection.md B1)."""
+        return users_of(self.users_syncing())
 
     def end(self) -> None:
         """Send CLEAR_USER_SYNC, so that writers need not wait for a time-out (docs/protocol/traps.md 11)."""

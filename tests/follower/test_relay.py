@@ -520,6 +520,8 @@ class CommandTests(RelayCase):
         self.net.cut()
         self.net.run(1)
         self.assertEqual(self.sent_up(writer)[1:], ["USER_SYNC abcde @u:h start 7"])
+        words = [line.split()[0] for line in lines_of(writer.connections[-1].received)]
+        self.assertEqual(words, ["NAME", "PING", "CLEAR_USER_SYNC", "REPLICATE", "USER_SYNC"])
         self.assertEqual(self.worker.served.users_syncing(), {"abcde": {"@u:h": 7}})
         wire.lose()
         with logged():

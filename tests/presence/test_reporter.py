@@ -102,7 +102,7 @@ class ReporterTests(SynchronousTestCase):
                 self.reporter.send(command)
         with self.assertRaisesRegex(LocalProtocolError, "USER_SYNC"), self.reporter.user_syncing("@a b:h"):
             self.fail("it was sent")  # pragma: no cover
-        self.assertEqual((self.reporter.users(), self.reporter.greeting(), self.sent()), ([], [], []))
+        self.assertEqual((self.reporter.users(), self.reporter.users_now(), self.sent()), ([], [], []))
 
     def test_user_ip_is_sent_once_in_120_s(self) -> None:
         def seen(**more: Any) -> int:
@@ -147,13 +147,13 @@ class ReporterTests(SynchronousTestCase):
         self.clock.advance(10)
         self.assertEqual(len(self.sent()), 2)
 
-    def test_the_greeting_has_the_users_that_sync_now(self) -> None:
+    def test_a_new_connection_is_sent_the_users_that_sync_now(self) -> None:
         with self.reporter.user_syncing("@gone:h"):
             pass
         with self.reporter.user_syncing("@u:h"):
             self.clock.advance(5)
             self.assertEqual(
-                self.reporter.greeting(),
+                self.reporter.users_now(),
                 [UserSync(self.me, user, syncing=True, last_sync_ms=1_705_000) for user in ("@u:h", "@gone:h")],
             )
 
@@ -161,7 +161,7 @@ class ReporterTests(SynchronousTestCase):
         with self.reporter.user_syncing("@u:h"):
             self.reporter.end()
         self.assertEqual(self.sent()[1:], [f"CLEAR_USER_SYNC {self.me}"])
-        self.assertEqual(self.reporter.greeting(), [])
+        self.assertEqual(self.reporter.users_now(), [])
 
     def test_without_users_the_end_sends_nothing(self) -> None:
         self.reporter.end()
