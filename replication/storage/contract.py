@@ -25,6 +25,10 @@ MASTER: Final = InstanceName("master")  # the writer of rows without an instance
 WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 
 
+class TooLargeError(StoreError):
+    """A value is larger than the database allows."""
+
+
 @attrs.frozen
 class Direction:
     """The direction in which a table counts: a stored ID is ``sign`` times its token.  The rest is SQL."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from replication.errors import SchemaError, StoreError
-from replication.storage.contract import ISession, facts_gone
+from replication.storage.contract import ISession, TooLargeError, facts_gone
 from replication.storage.pages import Rows, cut_rows, split_rows
 from replication.storage.table import StreamTable
 from replication.streams.interfaces import FactSlice
@@ -99,7 +99,7 @@ class GenericRows(StreamTable[_Session]):
                     return self.rows(session, writer, after=after, upto=upto, limit=limit)
         except StoreError as error:
             self._has_gone = False  # a backup from before may have been restored
-            if limit == 1 or not self._is_too_large(error.__cause__):
+            if limit == 1 or not isinstance(error, TooLargeError):
                 raise
             return self.rows(session, writer, after=after, upto=upto, limit=limit // 2)
         if ids is None:
@@ -112,10 +112,6 @@ class GenericRows(StreamTable[_Session]):
         if not whole:  # it was deleted meanwhile
             return self.rows(session, writer, after=after, upto=upto, limit=limit)
         return Rows.of_fact(tokens[0], [text for (text,) in whole], upto)
-
-    def _is_too_large(self, error: Any) -> bool:
-        """Whether a value was larger than the database allows."""
-        raise NotImplementedError
 
 
 def newest_of(rows: Sequence[tuple[Any, ...]]) -> Mapping[InstanceName, Token]:

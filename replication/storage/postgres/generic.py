@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from replication.storage.generic import GenericRows, newest_of
 from replication.storage.names import quoted, relation_name
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from replication.storage.contract import WrittenFact
     from replication.streams.definitions import StreamDefinition
     from replication.wire.grammar import InstanceName, Token
-
-_TOO_LARGE: Final = "54000"  # program_limit_exceeded: a value has at most a gigabyte
 
 KIND: Final = "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)"  # "r" is a table
 COLUMNS: Final = (  # in order
@@ -91,6 +89,3 @@ class GenericTable(GenericRows[PostgresSession]):
     def newest(self, session: PostgresSession, stored: Mapping[InstanceName, Token]) -> Mapping[InstanceName, Token]:  # noqa: ARG002 - the index is fast
         """Return each writer's largest token."""
         return newest_of(session.ask(self.select_newest))
-
-    def _is_too_large(self, error: Any) -> bool:
-        return getattr(error, "sqlstate", None) == _TOO_LARGE

@@ -24,6 +24,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, StoreError, ValueRefusedError
+from replication.storage.contract import TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
 from replication.storage.postgres.options import KEY_CURE, KEY_WORDS
@@ -80,6 +81,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -Hn)"
+_TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -474,7 +476,7 @@ class PostgresSession:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
             if lost:
                 self._drop()
-            kind = SessionLostError if lost else ValueRefusedError if _is_of_values(error) else StoreError
+            kind = SessionLostError if lost else _kind_of(error)
             temporary = (lost and self.holder.connected) or _is_temporary(error)
             raise kind(_message(error, self.address), temporary=temporary) from error
         except OSError as error:  # the driver cannot wait for the server: this process has no file descriptor left
@@ -500,6 +502,12 @@ def _message(error: psycopg.Error, address: Address) -> str:
     if not state:
         cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
     return "; ".join([f"database {address.name!r}: {message}", *cures[:1]])
+
+
+def _kind_of(error: psycopg.Error) -> type[StoreError]:
+    if error.sqlstate == _TOO_LARGE:
+        return TooLargeError
+    return ValueRefusedError if _is_of_values(error) else StoreError
 
 
 def _is_of_values(error: psycopg.Error) -> bool:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING
 
 from replication.storage.generic import GenericRows, newest_of
@@ -66,6 +65,3 @@ class GenericTable(GenericRows[SqliteSession]):
         """
         floor = min(stored.values(), default=0)
         return newest_of(session.run(self._newest, (self.direction.sign * floor,)))
-
-    def _is_too_large(self, error: object) -> bool:
-        return isinstance(error, sqlite3.DataError)

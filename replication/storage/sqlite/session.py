@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import StoreError, ValueRefusedError
+from replication.storage.contract import TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -164,6 +165,8 @@ class SqliteSession:
         if undecoded:
             cure = f"; replace the text that is not UTF-8; this statement reads it: {sql[:500]}"
         kind = ValueRefusedError if of_values else UndecodedError if undecoded else StoreError
+        if name == "SQLITE_TOOBIG":
+            kind = TooLargeError
         return kind(f"database {self.name!r}: {error}{cure}", temporary=name.startswith(_TEMPORARY))
 
 
