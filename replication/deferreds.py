@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
+from twisted.logger import Logger
 
 from replication.errors import ConfigError
 
@@ -84,11 +85,17 @@ def shield(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
 
 
 class Lifetime:
-    """The waits of a process: ``end`` cancels them all when the process stops."""
+    """The waits and the tasks of a process: ``end`` cancels all waits when the process stops.
+
+    ``failed_tasks`` names the tasks that have ended with an error, which is a bug: only a restart begins them again.
+    """
+
+    log = Logger()
 
     def __init__(self, clock: IReactorTime) -> None:
         self.ended = False
         self.clock = clock
+        self.failed_tasks: list[str] = []
         self._waiting: dict[Deferred[Any], None] = {}  # oldest first
 
     def add(self, waiting: Deferred[T]) -> Deferred[T]:
@@ -103,6 +110,16 @@ class Lifetime:
         if self.ended:
             waiting.cancel()
         return waiting
+
+    def watch(self, task: Deferred[Any], name: str) -> None:
+        """Log the error with which a task ends before the process does, and note its name."""
+
+        def failed(failure: Failure) -> None:
+            if not self.ended:
+                self.failed_tasks.append(name)
+                self.log.failure("{task} has ended: restart this process", failure, task=name)
+
+        task.addErrback(failed)
 
     async def sleep(self, seconds: float) -> None:
         """Return after that many seconds, or as soon as ``end`` is called."""

@@ -259,7 +259,7 @@ class Daemon(service.Service):
         if self._stopping:
             return
         self.server.failed.addCallback(self._end_with)
-        self.notifier.ready(self._health.timer_fault, lambda: "; ".join(self._health.stream_faults()) or "ready")
+        self.notifier.ready(self._health.process_fault, lambda: "; ".join(self._health.stream_faults()) or "ready")
         await self.server.start()
 
     async def _open_database(self) -> None:

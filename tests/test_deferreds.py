@@ -6,14 +6,14 @@ import asyncio
 import gc
 from unittest.mock import Mock
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.deferreds import Lifetime, StartDeferred, check_reactor, share, shield
 from replication.errors import ConfigError
-from tests.doubles import begin, error_of, now
+from tests.doubles import begin, error_of, logged, now
 
 
 class StartDeferredTests(SynchronousTestCase):
@@ -159,6 +159,24 @@ class LifetimeTests(SynchronousTestCase):
         outcome = begin(self.lifetime.add(waiting))
         self.lifetime.end()
         self.assertIsInstance(error_of(outcome), CancelledError)
+
+    def test_a_task_that_fails_is_logged_and_named(self) -> None:
+        task: Deferred[None] = Deferred()
+        self.lifetime.watch(task, "counting")
+        self.lifetime.watch(succeed(None), "a task without an error")
+        self.assertEqual(self.lifetime.failed_tasks, [])
+        with logged() as messages:
+            task.errback(ZeroDivisionError())
+        self.assertEqual(messages, ["counting has ended: restart this process"])
+        self.assertEqual(self.lifetime.failed_tasks, ["counting"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_a_task_that_fails_while_the_process_stops_is_no_fault(self) -> None:
+        task: Deferred[None] = Deferred()
+        self.lifetime.watch(task, "counting")
+        self.lifetime.end()
+        task.errback(CancelledError())
+        self.assertEqual(self.lifetime.failed_tasks, [])
 
     def test_end_leaves_alone_what_has_fired(self) -> None:
         waiting: Deferred[int] = Deferred()

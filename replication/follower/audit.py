@@ -122,8 +122,7 @@ class Audit:
 
     def start(self) -> None:
         """Check once in each interval, however long a check takes, until the process stops."""
-        running = Deferred.fromCoroutine(self._run())
-        running.addErrback(lambda failure: self.log.failure("comparing with the database", failure))
+        self._lifetime.watch(Deferred.fromCoroutine(self._run()), "comparing with Synapse's database")
 
     def all_writers_known(self, follower: StreamFollower) -> bool:
         """Whether the last check has found the writers of a stream, and the position of each is known here."""

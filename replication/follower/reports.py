@@ -68,9 +68,7 @@ class PositionReports:
 
     def start(self) -> None:
         """Report from now on."""
-        Deferred.fromCoroutine(self._run()).addErrback(
-            lambda failure: self.log.failure("positions are not reported any more", failure)
-        )
+        self._lifetime.watch(Deferred.fromCoroutine(self._run()), "reporting positions")
 
     # ---- inside
 

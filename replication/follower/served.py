@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twisted.internet.protocol import Factory
 
     from replication.caches import Caches
+    from replication.deferreds import Lifetime
     from replication.follower.catch_up import CatchUpSources
     from replication.follower.relay import RelayServer
     from replication.follower.streams import FollowedStreams
@@ -67,6 +68,7 @@ class ServedStreams:
     relay_server: RelayServer | None
     _reports: IFollowers | None
     _sources: CatchUpSources
+    _lifetime: Lifetime
     skips: ISkips | None
 
     @property
@@ -202,6 +204,10 @@ class ServedStreams:
     def absent_writers(self) -> Sequence[str]:
         """Return a sentence for each writer that is not where the configuration places it."""
         return self._followed.absent.faults()
+
+    def failed_tasks(self) -> Sequence[str]:
+        """Return the names of tasks that have ended with an error, also of the part that writes."""
+        return [*self._lifetime.failed_tasks, *(() if self._master is None else self._master.served.failed_tasks())]
 
     async def segments(self) -> list[SegmentChain]:
         """Return what the folders have that facts are fetched from, or that the part that writes waits for."""

@@ -463,6 +463,7 @@ class Worker(RegistersFunctions):
             relay_server=None if self._relay is None else self._relay.server,
             reports=reports,
             sources=self._sources,
+            lifetime=self._lifetime,
         )
 
 

@@ -50,8 +50,10 @@ class Health:
         if self._timer.running:
             self._timer.stop()
 
-    async def timer_fault(self) -> str | None:
-        """Return why timers do not work, or None."""
+    async def process_fault(self) -> str | None:
+        """Return why this process must be restarted, or None: a task has ended, or timers do not work."""
+        if tasks := self._served.failed_tasks():
+            return f"{', '.join(tasks)}: ended by an error, which the log has. Restart this process"
         if not self._timer.running:
             self._timer.start(BEAT)
         if self._is_late():  # perhaps the whole process stood still until now: let its timers run once
@@ -91,8 +93,8 @@ class Health:
 
 
 async def check_live(request: ApiRequest) -> Answer:
-    """Answer: that the reactor runs its timers and answers is the proof.  A restart cures what is missing here."""
-    if fault := await request.api.health.timer_fault():
+    """Answer whether the reactor runs its timers, and all tasks run.  A restart cures what is missing here."""
+    if fault := await request.api.health.process_fault():
         raise RequestError(503, fault)
     return Answer.json({"status": "live"})
 
@@ -100,7 +102,7 @@ async def check_live(request: ApiRequest) -> Answer:
 async def check_ready(request: ApiRequest) -> Answer:
     """Answer whether the store was written, timers run, and all streams are followed and written."""
     health = request.api.health
-    faults = [each for each in (await health.timer_fault(), await health.store_fault()) if each is not None]
+    faults = [each for each in (await health.process_fault(), await health.store_fault()) if each is not None]
     if faults := [*faults, *health.stream_faults()]:
         raise RequestError(503, "; ".join(faults))
     return Answer.json({"status": "ready"})

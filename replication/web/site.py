@@ -131,6 +131,10 @@ class IServed(Protocol):
         """Return a sentence for each followed writer that is not where the configuration places it."""
         ...
 
+    def failed_tasks(self) -> Sequence[str]:
+        """Return the names of tasks of this process that have ended with an error: only a restart begins them again."""
+        ...
+
     async def check(self) -> None:
         """Return if the store answers and can be written, else raise StoreError or StreamError."""
         ...

@@ -23,8 +23,7 @@ from replication.writer.publisher import INITIAL_POSITION, NO_WRITER, RETRY_AFTE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from twisted.internet.interfaces import IReactorTime
-
+    from replication.deferreds import Lifetime
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import IStreamStore, IWatch, SequenceState
     from replication.wire.grammar import InstanceName, StreamName, Token
@@ -44,15 +43,15 @@ class ExternalWriters:
 
     log = Logger()
 
-    def __init__(self, clock: IReactorTime, store: IStreamStore, instance_name: InstanceName) -> None:
+    def __init__(self, lifetime: Lifetime, store: IStreamStore, instance_name: InstanceName) -> None:
         self.states: Mapping[StreamName, SequenceState] = {}
-        self._clock = clock
+        self._lifetime = lifetime
         self._store = store
         self._instance_name = instance_name
         self._streams: dict[StreamName, StreamWriter] = {}  # those that external writers may write
         self._trouble = TroubleLog(self.log)
         self._troubles = defaultdict[str, TroubleLog](lambda: TroubleLog(self.log))
-        self._changed_at = clock.seconds()
+        self._changed_at = lifetime.clock.seconds()
         self._woken = self._ended = False
         self._pause: Deferred[Any] = succeed(None)
         self._loop: Deferred[None] = succeed(None)
@@ -87,11 +86,12 @@ class ExternalWriters:
                 break
         self._ended = False
         self._loop = Deferred.fromCoroutine(self._poll_on(watch))
+        self._lifetime.watch(self._loop, "polling mapped streams")
 
     def wake(self, stream: StreamName) -> None:
         """Poll as soon as possible if ``stream`` is one of these: this process has written to it."""
         if stream in self._streams:
-            self._woken, self._changed_at = True, self._clock.seconds()
+            self._woken, self._changed_at = True, self._lifetime.clock.seconds()
             self._pause.cancel()
 
     async def end(self) -> None:
@@ -104,7 +104,7 @@ class ExternalWriters:
         while not self._ended:
             seconds = await self._poll_once(watch)
             if not self._ended and not self._woken:
-                self._pause = deferLater(self._clock, seconds)
+                self._pause = deferLater(self._lifetime.clock, seconds)
                 with suppress(CancelledError):  # by ``wake`` or ``end``
                     await self._pause
 
@@ -116,7 +116,7 @@ class ExternalWriters:
             self._trouble.report("mapped streams cannot be polled: {error}", error=error)
             return RETRY_AFTER
         self._trouble.end("mapped streams are polled again")
-        now = self._clock.seconds()
+        now = self._lifetime.clock.seconds()
         if changed:
             self._changed_at = now
         return min(LONGEST, max(SHORTEST, (now - self._changed_at) / SHARE))

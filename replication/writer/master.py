@@ -114,12 +114,12 @@ class Master:
         self._functions = functions or CommandFunctions([Role.WORKER])
         self._synapse_requests = SynapseRequests()
         self._streams: dict[StreamName, StreamWriter] = {}
-        self._external = ExternalWriters(reactor, self.store, self.instance_name)
+        self._external = ExternalWriters(self._lifetime, self.store, self.instance_name)
         self._broadcast = Broadcast(reactor) if relay is None else relay.broadcast
         self._last_seen, syncing = LastSeen(self.store, wall), SyncingUsers(self._functions.syncing_changed)
         self._presence = PresenceTracker(reactor, syncing, self._last_seen, self._acknowledged)
         former = FormerWriters(self.instance_name, self.store, self._streams, self._broadcast)
-        self._positions = Positions(self.instance_name, self.store, self._streams, former, reactor)
+        self._positions = Positions(self.instance_name, self.store, self._streams, former, self._lifetime)
         if relay is not None:
             relay.own, self._presence.forward = self._positions, relay.forward
         self._transactions = self._make_transactions()
@@ -383,6 +383,7 @@ class Master:
             synapse_requests=self._synapse_requests,
             retention=self.retention,
             followers=self.followers,
+            lifetime=self._lifetime,
         )
 
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:

@@ -19,8 +19,7 @@ from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from twisted.internet.interfaces import IReactorTime
-
+    from replication.deferreds import Lifetime
     from replication.net.broadcast import Broadcast
     from replication.net.protocol import ReplicationProtocol
     from replication.streams.interfaces import IStreamStore
@@ -69,7 +68,7 @@ class Positions:
         store: IStreamStore,
         streams: Mapping[StreamName, StreamWriter],
         former: FormerWriters,
-        clock: IReactorTime,
+        lifetime: Lifetime,
     ) -> None:
         self._instance_name = instance_name
         self._store = store
@@ -78,8 +77,9 @@ class Positions:
         self._others: Mapping[StreamName, Mapping[InstanceName, Token]] = {}  # as the last poll found them
         self._reached: dict[StreamName, Token] = {}  # this writer's position before that poll, by shared stream
         self._warnings = 0  # how many of the store's warnings are logged
+        self._lifetime = lifetime
         self._loop = LoopingCall(lambda: Deferred.fromCoroutine(self.poll()))
-        self._loop.clock = clock
+        self._loop.clock = lifetime.clock
 
     async def start(self) -> None:
         """Store the positions of streams with several writers, then poll once a second; StoreError if that fails."""
@@ -89,7 +89,7 @@ class Positions:
             await self._read_others()
             self._warn_of_left(self._others)
         self._log_warnings()
-        self._loop.start(POLL_INTERVAL, now=False)
+        self._lifetime.watch(self._loop.start(POLL_INTERVAL, now=False), "storing positions")
 
     def stop(self) -> None:
         """Stop polling."""

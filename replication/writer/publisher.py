@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from twisted.internet.interfaces import IReactorTime
-    from twisted.python.failure import Failure
 
     from replication.deferreds import Lifetime
     from replication.net.broadcast import Broadcast
@@ -422,12 +421,9 @@ class Publisher:
             self._busy = False
             self.publish()
 
-        def failed(failure: Failure) -> None:
-            if not self._lifetime.ended:
-                name = self.streams[0].definition.name
-                self.log.failure("{name}: nothing is published any more", failure, name=name)
-
-        Deferred.fromCoroutine(publish_on()).addErrback(failed)
+        self._lifetime.watch(
+            Deferred.fromCoroutine(publish_on()), f"publishing stream {self.streams[0].definition.name!r}"
+        )
 
     async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``ask`` while the store fails: what is committed must be published, however long that takes."""

@@ -169,9 +169,7 @@ class Retentions:
         if small:
             self.log.warn(SMALL_LIMIT, slice=SLICE_ROWS, more=2 * SLICE_ROWS, limits=", ".join(sorted(small)))
         if self._streams:
-            Deferred.fromCoroutine(self._run()).addErrback(
-                lambda failure: self.log.failure("retention has ended: nothing more is deleted", failure)
-            )
+            self._lifetime.watch(Deferred.fromCoroutine(self._run()), "deleting old facts")
 
     @property
     def active(self) -> bool:

@@ -15,6 +15,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from replication.deferreds import Lifetime
     from replication.presence.last_seen import LastSeen
     from replication.presence.tracker import PresenceTracker
     from replication.storage.tables.instances import TokenCodec
@@ -56,6 +57,7 @@ class WrittenStreams:
     _last_seen: LastSeen
     _tokens: TokenCodec
     _retention: Retentions
+    _lifetime: Lifetime
     followers: KnownFollowers
     skips: ISkips | None = attrs.field(init=False, default=None)  # no function is called here
     _catch_up_rows: int = attrs.field(init=False, default=0)
@@ -143,6 +145,10 @@ class WrittenStreams:
     def absent_writers(self) -> Sequence[str]:
         """Return nothing: a master follows no writer."""
         return ()
+
+    def failed_tasks(self) -> Sequence[str]:
+        """Return the names of tasks that have ended with an error."""
+        return self._lifetime.failed_tasks
 
     async def segments(self) -> list[SegmentChain]:
         """Return what the folder has that a retention waits for, if there is one."""

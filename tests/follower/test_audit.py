@@ -513,7 +513,7 @@ class TroubleTests(AuditCase):
         followed.audit.start()
         with logged() as messages:
             followed.clock.advance(10.0)
-        self.assertEqual(messages, ["comparing with the database"])
+        self.assertEqual(messages, ["comparing with Synapse's database has ended: restart this process"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
 

@@ -190,7 +190,7 @@ class TimeTests(SynchronousTestCase):
         self.start(process)
         with logged() as messages:
             self.assertEqual(self.after(process, 2 * UNKNOWN_AFTER), 1)
-        self.assertEqual(messages, ["positions are not reported any more"])
+        self.assertEqual(messages, ["reporting positions has ended: restart this process"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_a_writer_without_the_call_is_left_alone(self) -> None:

@@ -66,6 +66,7 @@ class FakeServed:
         self.skips: ISkips | None = None
         self.followers: IFollowers | None = None
         self.unreachable: list[str] = []
+        self.failed: list[str] = []
         self.chains: list[SegmentChain] = []
 
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
@@ -144,6 +145,9 @@ class FakeServed:
 
     def absent_writers(self) -> list[str]:
         return []
+
+    def failed_tasks(self) -> list[str]:
+        return self.failed
 
     def users_syncing(self) -> dict[str, dict[str, int]]:
         return {"abcde": {"@v:h": 7, "@u:h": 5}, "fghij": {"@u:h": 6}}

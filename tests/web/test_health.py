@@ -22,7 +22,7 @@ class TimerTests(SynchronousTestCase):
         self.clock, self.time = Clock(), 0.0
         self.health = Health(FakeServed(), self.clock, lambda: self.time)
         self.addCleanup(self.health.stop)
-        self.assertIsNone(now(self.health.timer_fault()))  # the first probe starts the timer
+        self.assertIsNone(now(self.health.process_fault()))  # the first probe starts the timer
 
     def advance(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -32,31 +32,36 @@ class TimerTests(SynchronousTestCase):
     def test_timers_that_run_are_no_fault(self) -> None:
         for _ in range(10):
             self.advance(BEAT)
-            self.assertIsNone(now(self.health.timer_fault()))
+            self.assertIsNone(now(self.health.process_fault()))
 
     def test_timers_stand_still_after_the_clock_of_the_reactor_went_back(self) -> None:
         self.advance(100)
         self.clock.rightNow -= 3600.0
         self.advance(LATE + BEAT + 1)
-        waiting = Deferred.fromCoroutine(self.health.timer_fault())
+        waiting = Deferred.fromCoroutine(self.health.process_fault())
         self.clock.advance(0)
         fault = self.successResultOf(waiting)
         self.assertRegex(str(fault), r"^timers have not run for \d\d s: was the wall clock set back\?")
         self.clock.rightNow += 3600.0
         self.advance(1)
-        self.assertIsNone(now(self.health.timer_fault()))
+        self.assertIsNone(now(self.health.process_fault()))
 
     def test_a_process_that_was_stopped_as_a_whole_runs_its_timers_first(self) -> None:
         """After SIGSTOP and SIGCONT, or on a machine that was suspended, a request may be read before they run."""
         self.advance(7)
         self.time += 600.0
         self.clock.rightNow += 600.0
-        waiting = Deferred.fromCoroutine(self.health.timer_fault())
+        waiting = Deferred.fromCoroutine(self.health.process_fault())
         self.clock.advance(0)
         self.assertIsNone(self.successResultOf(waiting))
 
 
 class HealthTests(ApiTestCase):
+    def test_a_process_with_a_task_that_has_ended_is_neither_live_nor_ready(self) -> None:
+        self.served.failed.append("storing positions")
+        for path in ("/health/live", "/health/ready"):
+            self.assert_refused(self.get(path), 503, "storing positions: ended by an error, which the log has. Restart")
+
     def test_health_answers_role_server_name_and_instance_name(self) -> None:
         answer = self.get("/health")
         self.assertEqual(answer.code, 200)

@@ -453,6 +453,15 @@ class PollingTests(ExternalCase):
         )
         self.assertEqual(self.published_lines(wire), ['RDATA orders master 2 ["o","2"]'])
 
+    def test_an_unexpected_error_is_shown_until_the_restart(self) -> None:
+        self.greeted("REPLICATE")
+        self.store.errors["poll"] = OSError("a bug")
+        with logged() as messages:
+            self.net.advance(LONGEST)
+        self.assertEqual(messages, ["polling mapped streams has ended: restart this process"])
+        self.assertEqual(self.master.served.failed_tasks(), ["polling mapped streams"])
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
     def test_the_start_fails_if_the_first_poll_fails(self) -> None:
         self.store.errors["poll"] = StoreError("the server is away")
         with logged():

@@ -39,6 +39,15 @@ class PositionTests(MasterCase):
         self.net.advance(1.0)
         self.assertEqual(self.store.asked.count("commit"), 3)
 
+    def test_an_unexpected_error_is_shown_until_the_restart(self) -> None:
+        self.leave_one_behind()
+        self.store.errors["commit"] = OSError("a bug")
+        with logged() as messages:
+            self.net.advance(1.0)
+        self.assertEqual(messages, ["storing positions has ended: restart this process"])
+        self.assertEqual(self.master.served.failed_tasks(), ["storing positions"])
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
     def test_a_larger_position_that_a_commit_stores_meanwhile_is_not_stored_again(self) -> None:
         self.leave_one_behind()
         self.store.close_gate("commit")

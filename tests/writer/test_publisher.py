@@ -139,7 +139,7 @@ class FailureTests(WriterCase):
         self.store.errors["commit"] = TypeError("a bug")
         with logged() as messages:
             self.leave(reservation, ValueError("no"))
-        self.assertEqual(messages, ["notes: nothing is published any more"])
+        self.assertEqual(messages, ["publishing stream 'notes' has ended: restart this process"])
         self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
         del self.store.errors["commit"]
         now(self.notes.append([["later"]]))

@@ -310,7 +310,7 @@ class NeedTests(RetentionCase):
         self.append(8)
         with logged() as messages:
             self.rounds(3)
-        self.assertEqual(messages, ["retention has ended: nothing more is deleted"])
+        self.assertEqual(messages, ["deleting old facts has ended: restart this process"])
         self.assertEqual((len(self.flushLoggedErrors(TypeError)), needs.asked, len(self.tokens())), (1, 1, 8))
 
 
