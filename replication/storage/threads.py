@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
+
+from replication.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twisted.internet.interfaces import IReactorFromThreads
 
+THREADS_CURE: Final = "raise the limit of processes (ulimit -u, TasksMax, pids.max)"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -32,13 +35,16 @@ class SerialThread:
     """One thread that runs functions in the order in which they were given; results arrive on the reactor's thread.
 
     ``reactor`` needs nothing but ``callFromThread``, so a test decides when results arrive.  A ``ThreadPool`` with one
-    thread would do the same, but costs 15 % of a small commit.
+    thread would do the same, but costs 15 % of a small commit.  StoreError: the system has no thread left.
     """
 
     def __init__(self, reactor: IReactorFromThreads, name: str) -> None:
         self._reactor = reactor
         self._jobs: SimpleQueue[tuple[Deferred[Any], Callable[[], Any] | None]] = SimpleQueue()
-        Thread(target=self._work, name=name, daemon=True).start()
+        try:
+            Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            raise StoreError(f"the system starts no thread for {name!r}: {THREADS_CURE}") from error
 
     def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Deferred[_T]:
         """Run ``work`` after all earlier work.  To cancel the Deferred ends the waiting, not the work."""

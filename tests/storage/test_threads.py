@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.errors import StoreError
 from replication.storage.threads import SerialThread
 from tests.storage.pump import Pump
 
@@ -28,6 +30,11 @@ class SerialThreadTests(SynchronousTestCase):
             last = self.thread.run(seen.append, number)
         self.pump.wait(last)
         self.assertEqual(seen, list(range(100)))
+
+    def test_a_system_without_threads_is_an_error_of_the_store_with_its_cure(self) -> None:
+        with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            error = self.assertRaises(StoreError, SerialThread, self.pump, "another")
+        self.assertIn("the system starts no thread for 'another': raise the limit", str(error))
 
     def test_an_exception_reaches_the_caller_and_the_thread_goes_on(self) -> None:
         self.assertRaises(ZeroDivisionError, self.pump.wait, self.thread.run(lambda: 1 // 0))
