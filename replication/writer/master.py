@@ -311,21 +311,24 @@ class Master:
 
     async def _close(self) -> None:
         self._subscribers.refuse("server stopping")
-        if self._start is not None:
-            await self._within(STOP_PATIENCE, share(self._start))
-        if self._slow_loop.running:
-            self._slow_loop.stop()
-        self._positions.stop()
-        await self._within(STOP_PATIENCE + STORE_PATIENCE, Deferred.fromCoroutine(self._settle()))
-        self._lifetime.end()
-        await self._subscribers.end()
-        await self._within(STORE_PATIENCE, Deferred.fromCoroutine(self._presence.stop()))
-        await self.store.close()
+        try:
+            if self._start is not None:
+                await self._within(STOP_PATIENCE, share(self._start))
+            if self._slow_loop.running:
+                self._slow_loop.stop()
+            self._positions.stop()
+            await self._within(STOP_PATIENCE + STORE_PATIENCE, Deferred.fromCoroutine(self._settle()))
+        finally:
+            self._lifetime.end()
+            await self._subscribers.end()
+            await self._within(STORE_PATIENCE, Deferred.fromCoroutine(self._presence.stop()))
+            await self.store.close()
 
     async def _settle(self) -> None:
         await self._transactions.finish(STOP_PATIENCE)
         await self._external.end()
-        await self._positions.poll()
+        if self._opened:  # else not all streams are declared
+            await self._positions.poll()
 
     async def _within(self, seconds: float, work: Deferred[Any]) -> None:
         """Wait for work whose statements the database may never answer; closing the store ends these."""

@@ -535,6 +535,12 @@ class StopTests(MasterCase):
         now(self.master.stop())
         self.assertEqual(self.store.asked, ["close"])
 
+    def test_a_stop_that_fails_closes_the_store(self) -> None:
+        now(self.master.start())
+        with patch.object(self.master._positions, "poll", side_effect=OSError("too many open files")):
+            self.assertIsInstance(error_of(begin(self.master.stop())), OSError)
+        self.assertEqual(self.store.asked[-1], "close")
+
     def test_stop_during_the_start_waits_for_the_start(self) -> None:
         self.store.close_gate("positions")
         early = self.connect("REPLICATE")

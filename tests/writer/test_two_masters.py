@@ -8,7 +8,7 @@ from unittest.mock import patch
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import NotAWriterError, StoreError
+from replication.errors import NotAWriterError, StoppingError, StoreError
 from replication.storage.postgres.holder import HOLDER_KEY
 from replication.storage.postgres.ids import END_SESSIONS
 from replication.storage.postgres.store import PostgresStore
@@ -61,6 +61,15 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         tokens = [token for answer in self.pump.wait(gatherResults(appends)) for token in answer]
         self.assertEqual(sorted(tokens), self.ids())
         self.assertEqual(len(set(tokens)), 120)
+
+    def test_a_stop_during_the_start_gives_the_name_back(self) -> None:
+        for _ in range(2):  # the second is refused if the first one keeps its sessions
+            master = self.make_master("c")
+            master.stream("orders")
+            starting, stopped = master.start(), master.stop()
+            self.assertRaises(StoppingError, self.pump.wait, starting)
+            self.pump.wait(stopped)
+        self.start(self.make_master("c"))
 
     def test_each_master_waits_for_its_own_open_ids_only(self) -> None:
         one, two = self.start(self.a), self.start(self.b)
