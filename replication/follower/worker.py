@@ -354,13 +354,15 @@ class Worker(RegistersFunctions):
         self._reporter.end()
         self._followed.links.end_waiting()
         self._waiters.fail(_stopping_error(self.instance_name))
-        if self._start is not None:
-            await share(self._start)
-        await self._followed.stop(self._clock)
-        await self._sources.close()
-        if server is not None:
-            await server.end()
-        await (self.store.close() if self._master is None else self._master.stop())
+        try:
+            if self._start is not None:
+                await share(self._start)
+            await self._followed.stop(self._clock)
+            await self._sources.close()
+            if server is not None:
+                await server.end()
+        finally:
+            await (self.store.close() if self._master is None else self._master.stop())
 
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
         """Invalidate the caches of this process by its own facts: no writer sends them back."""

@@ -23,6 +23,7 @@ from replication.errors import (
     StreamError,
     UnknownStreamError,
 )
+from replication.follower.catch_up import CatchUpSources
 from replication.follower.worker import Worker
 from replication.net.protocol import Limits
 from replication.presence.last_seen import LastSeen
@@ -727,6 +728,13 @@ class StopTests(WorkerCase):
         self.assertEqual(stopped, [[], []])
         self.gate.callback(None)
         self.assertEqual((stopped, self.store.asked.count("close")), ([[None], [None]], 1))
+
+    def test_a_stop_that_fails_closes_the_store(self) -> None:
+        with patch.object(CatchUpSources, "close", side_effect=OSError("too many open files")):
+            stopped = begin(self.worker.stop())
+            self.net.run()
+        self.assertIsInstance(error_of(stopped), OSError)
+        self.assertEqual(self.store.asked[-1], "close")
 
     def test_stop_ends_a_fetch(self) -> None:
         self.net.serving[HTTP] = FakeWriter(b"")

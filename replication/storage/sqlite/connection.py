@@ -367,6 +367,8 @@ class SqliteConnection(SqlConnection[SqliteSession]):
             if mode not in ("wal", "memory"):
                 raise StoreError(f"database {self.session.name!r} cannot have a WAL: keep it on a local disk")
             installed(run)  # a new WAL is made by the first statement that reads
+            # If the disk refused a part of the WAL, and its process was killed, only the kernel's memory has that part.
+            run("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _identity(self) -> tuple[int, int] | None:
         try:

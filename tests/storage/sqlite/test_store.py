@@ -248,6 +248,20 @@ class FileTests(OnFile, SynchronousTestCase):
         self.commit(write(3, facts(3)))
         self.assertEqual(self.tokens(), [2, 3])
 
+    def test_a_start_leaves_nothing_in_the_wal_of_a_killed_process(self) -> None:
+        """A part of it may be missing on the disk, although the process that was killed could read it."""
+        self.commit(write(2, facts(2)))
+        files = Path(self.path), Path(f"{self.path}-wal")
+        killed, wal = (each.read_bytes() for each in files)
+        self.wait(self.store.close())
+        for path, content in zip(files, (killed, wal), strict=True):
+            path.write_bytes(content)
+        self.store = self.make_store(self.make_clock())
+        self.wait(self.store.open())
+        files[0].with_name("alone.db").write_bytes(files[0].read_bytes())
+        with closing(sqlite3.connect(files[0].with_name("alone.db"))) as alone:
+            self.assertEqual(alone.execute("SELECT stream_id FROM stream_orders").fetchall(), [(2,)])
+
     def test_a_commit_is_not_acknowledged_if_an_earlier_one_did_not_reach_the_disk(self) -> None:
         """SQLite does not report the error of a checkpoint, nor a second time that of a commit that failed."""
         self.commit(write(2, facts(2)))
