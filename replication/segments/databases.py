@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from urllib.parse import parse_qsl
 
 import attrs
 
@@ -203,10 +204,9 @@ def _server_at(url: Url) -> _Server:
 
 
 def _with_options(url: str) -> str:
-    """Return a URL with the options of OPTIONS that it lacks: a call of ADBC that waits ignores Ctrl-C."""
+    """Return a URL with the ``missing_options``: a call of ADBC that waits ignores Ctrl-C."""
     before, _, query = url.partition("?")
-    given = [name for name, _, text in (each.partition("=") for each in query.split("&")) if text]
-    added = [f"{name}={value}" for name, value in missing_options(given).items()]
+    added = [f"{name}={value}" for name, value in missing_options(dict(parse_qsl(query))).items()]
     return f"{before}?{'&'.join([*filter(None, [query]), *added])}"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ESCAPE: Final = "in a user and a password, write each of / : @ ? # % as %XX"
-_SHOWN: Final = ("host", "port", "user", "dbname", "sslcert", "sslkey", "sslrootcert")  # no secrets; some are files
+_SHOWN: Final = ("host", "port", "user", "dbname", "sslcert", "sslkey", "sslrootcert")  # options without secrets
 
 
 @attrs.frozen
@@ -49,9 +49,9 @@ class Address:
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         application = f"replication {socket.gethostname()}:{os.getpid()}"
-        missing = missing_options([key for key, text in given.items() if text])
-        if "," in host and not read_only:
-            missing.setdefault("target_session_attrs", given.get("target_session_attrs") or "primary")
+        missing = missing_options(given)
+        if "," in host and not read_only and not given.get("target_session_attrs"):
+            missing["target_session_attrs"] = "primary"
         conninfo = make_conninfo(url, fallback_application_name=application, **missing)
         secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
         # An error of the driver may quote an option.  It is hidden only with its quotes: "on" is a part of many words.

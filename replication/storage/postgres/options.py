@@ -1,4 +1,4 @@
-"""The options of libpq that each connection to PostgreSQL has, unless its URL has others.  It imports no driver."""
+"""The options of libpq for each connection to PostgreSQL; those of its URL come first.  No driver is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 # A server that vanished is noticed within 45 s, not within hours.
 OPTIONS: Final[Mapping[str, str | int]] = {
@@ -16,23 +16,23 @@ OPTIONS: Final[Mapping[str, str | int]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
     "client_encoding": "UTF8",
-    "sslpassword": "none",  # any text: without one, OpenSSL asks the terminal for the password of a key, and blocks
+    "sslpassword": "none",  # any text; without it, OpenSSL asks the terminal for the password of a key, and waits
 }
-KEY_WORDS: Final = "bad decrypt"  # of the error for a private key with another password
+KEY_WORDS: Final = "bad decrypt"  # in the error for a private key with another password
 KEY_CURE: Final = (
     "the private key has a password: give it as sslpassword in the URL, or write the key without one, with openssl "
     "pkey -in KEY -out FILE"
 )
 
 
-def missing_options(given: Collection[str]) -> dict[str, str | int]:
-    """Return the options that ``given``, the names of those in a URL, lacks.
+def missing_options(given: Mapping[str, object]) -> dict[str, str | int]:
+    """Return the options that a URL lacks, or has without a value; it has the options ``given``.
 
-    A service, in libpq's file of services, may have ``sslpassword``: an option that is given here would replace it.
+    A service in libpq's service file may have ``sslpassword``, which an option here would replace.
     """
     has_service = "service" in given or "PGSERVICE" in os.environ
     return {
         name: value
         for name, value in OPTIONS.items()
-        if name not in given and not (has_service and name == "sslpassword")
+        if not given.get(name) and not (has_service and name == "sslpassword")
     }

@@ -1,4 +1,4 @@
-"""The options of libpq that a URL lacks are added."""
+"""Options of libpq are added to a URL, unless it has them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def test_options_of_a_url_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGSERVICE", raising=False)
-    assert missing_options(()) == OPTIONS
-    assert "connect_timeout" not in missing_options(["connect_timeout"])
+    assert missing_options({"sslpassword": ""}) == OPTIONS
+    assert "connect_timeout" not in missing_options({"connect_timeout": "2"})
     conninfo = Address.parse("postgresql://here/shop?client_encoding=LATIN1&connect_timeout=2").conninfo
     assert "client_encoding=LATIN1" in conninfo
     assert "connect_timeout=2 " in conninfo
@@ -22,6 +22,6 @@ def test_options_of_a_url_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_password_of_a_key_that_a_service_may_have_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PGSERVICE", raising=False)
-    assert "sslpassword" not in missing_options(["service"])
+    assert "sslpassword" not in missing_options({"service": "shop"})
     monkeypatch.setenv("PGSERVICE", "shop")
-    assert "sslpassword" not in missing_options(())
+    assert "sslpassword" not in missing_options({})
