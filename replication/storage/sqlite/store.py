@@ -74,8 +74,8 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         self._name: InstanceName | None = None  # of the Master or Worker that uses this store
 
     async def claim(self, instance: InstanceName) -> None:
-        """Refuse a second name; the one process that writes a file has claimed that when it opened it."""
-        if self._name not in (None, instance):  # a Worker that was given the store of a Master
+        """Raise StoreError for a second name; ``open`` has claimed the file for this process."""
+        if self._name not in (None, instance):  # as a Worker that was given the store of a Master
             raise StoreError(
                 f"database {self.name!r} holds the positions of {self._name!r}: give {instance!r} a database of its own"
             )
@@ -117,10 +117,10 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         histories = {write.stream: history}
         await self._write(lambda connection: connection.known.note_histories(write.writer, histories, ""))
 
-    async def sync(self) -> None:
-        """Return once every commit is on the disk."""
+    async def sync(self, *, foreign: bool = False) -> None:
+        """Return once every commit is on the disk; with ``foreign``, also those of other processes."""
         writer = self._checked(self._writer).connection
-        await self._read(lambda _: writer.sync())  # on another thread than a long transaction
+        await self._read(lambda _: writer.sync(foreign=foreign))  # on another thread than a long transaction
 
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""
@@ -131,9 +131,8 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
 
         async def poll(known: int | None) -> tuple[int, dict[StreamName, Token | StoreError]]:
             version, last = await self._read(lambda connection: connection.poll(tables, known))
-            if last and self._writer is not None:  # is published: its commit may not have waited for the disk
-                writer = self._writer.connection
-                await self._read(lambda _: writer.sync(foreign=True))
+            if last and self._writer is not None:  # it is published next, so a power loss must not undo it
+                await self.sync(foreign=True)
             return version, last
 
         return SqliteWatch(names, poll)
