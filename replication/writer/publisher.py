@@ -153,7 +153,7 @@ class PublishedStream:
     def complete(self, tokens: Sequence[Token], facts: Sequence[Fact], *, unknown: bool = False) -> None:
         """Complete IDs whose ``facts`` were committed, none after a rollback, and publish what has settled.
 
-        If it is ``unknown`` what was committed, that is read from the store.
+        If it is ``unknown`` whether they were committed, they are read from the store.
         """
         if unknown:
             self.reorder_buffer.spill(tokens[-1])
@@ -206,25 +206,24 @@ class PublishedStream:
 def encode_within(
     limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
 ) -> Sequence[EncodedLines] | None:
-    """Return the lines of ``encode_facts``; None if they are too many to queue, and a gap is published instead."""
+    """Return the lines of ``encode_facts``; None if a gap is published instead.
+
+    That is so if they are too many to queue, or if there is no memory for them.  The facts are committed: followers
+    fetch them.
+    """
     try:
-        return _encode_within(limits, stream, writer, facts, after=after, upto=upto)
-    except MemoryError:  # the facts are committed: followers fetch them
+        only = encode_only_row(stream, writer, facts, upto, limits.line_limit)  # the usual case
+        if only is not None and len(only.data) <= limits.max_queued_bytes and limits.max_queued_lines:
+            return [only]
+        texts = texts_of(facts)
+        if len(texts) > limits.max_queued_lines or sum(map(len, texts)) > limits.max_queued_bytes:
+            return None
+        chunks = [*encode_facts(stream, writer, facts, after=after, upto=upto, line_limit=limits.line_limit)]
+        size, lines = sum([len(each.data) for each in chunks]), sum([each.lines for each in chunks])
+        too_much = size > limits.max_queued_bytes or lines > limits.max_queued_lines
+    except MemoryError:
         return None
-
-
-def _encode_within(
-    limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
-) -> Sequence[EncodedLines] | None:
-    only = encode_only_row(stream, writer, facts, upto, limits.line_limit)  # the usual case
-    if only is not None and len(only.data) <= limits.max_queued_bytes and limits.max_queued_lines:
-        return [only]
-    texts = texts_of(facts)
-    if len(texts) > limits.max_queued_lines or sum(map(len, texts)) > limits.max_queued_bytes:
-        return None
-    chunks = [*encode_facts(stream, writer, facts, after=after, upto=upto, line_limit=limits.line_limit)]
-    size, lines = sum([len(each.data) for each in chunks]), sum([each.lines for each in chunks])
-    return None if size > limits.max_queued_bytes or lines > limits.max_queued_lines else chunks
+    return None if too_much else chunks
 
 
 @attrs.define(eq=False, repr=False)
@@ -353,7 +352,8 @@ class Publisher:
     def _send(self, stream: PublishedStream, facts: Sequence[Fact], after: Token, upto: Token) -> None:
         """Send ``facts``, all that the stream has in ``(after, upto]``, to its subscribers.
 
-        If an earlier call has raised, its facts were sent to some subscribers, or to none: a gap is sent.
+        If ``after`` is above the published position, an earlier call has raised, and some subscribers lack its facts.
+        Then a gap is sent.
         """
         if stream.memory_log is not None:
             stream.memory_log.add(facts, self._clock.seconds())
