@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from twisted.logger import ILogObserver, LogEvent, Logger
 
 
-OF_APPLICATION: Final = "the application's function"  # how the text of its failures begins
+OF_APPLICATION: Final = "the application's function"  # the text of its failures begins so
 NO_MEMORY: Final = b"replication: this process has no memory left and ends; restart it, nothing is lost\n"
 _BREAKS: Final = "\n\t"  # the observers of Twisted indent the lines of a text after the first
 # Until a program sets an observer, twisted.logger keeps events in memory, and writes critical ones to standard error.
@@ -110,7 +110,7 @@ def text() -> FileLogObserver:
 
 
 def add_observers(reactor: Any) -> None:
-    """Add the observers of a daemon: the first one, because twistd adds its own later, and the last one."""
+    """Add a daemon's observers: ``escape_event`` before those of twistd, ``end_without_memory`` after them."""
     globalLogPublisher.addObserver(cast("ILogObserver", escape_event))
     reactor.callWhenRunning(globalLogPublisher.addObserver, end_without_memory)
 
@@ -132,12 +132,12 @@ def escape_event(event: LogEvent) -> None:
 
 
 def end_without_memory(event: LogEvent) -> None:
-    """End the process with status 1 if ``event`` is a failure for lack of memory; it is an observer, the last one.
+    """End the process with status 1 if ``event`` has a MemoryError; this observer comes last, so the log has the event.
 
-    Such an error may leave any state half changed.  A process that is killed loses nothing.  A function of the
-    application may request too much memory: that is a failure of its fact, and the process goes on.
+    Such an error may leave any state half changed, and a process that ends at once loses nothing.  If a function of
+    the application has requested too much memory, only its fact fails: the process goes on.
     """
-    failure = event.get("log_failure", event.get("failure"))  # the latter of twisted.python.log
+    failure = event.get("log_failure", event.get("failure"))  # the second is that of twisted.python.log
     text = str(event.get("log_format", ""))
     if failure is not None and failure.check(MemoryError) and not text.startswith(OF_APPLICATION):
         os.write(2, NO_MEMORY)  # takes no memory

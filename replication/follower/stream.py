@@ -23,6 +23,7 @@ from replication.follower.failures import Again, FailingFacts
 from replication.follower.left_out import LeftOutRanges
 from replication.follower.relay import Relay, RelayedCursor
 from replication.follower.transaction_size import TransactionSize
+from replication.logs import OF_APPLICATION
 from replication.session.backoff import Backoff
 from replication.session.encoder import FIRST_GAP
 from replication.streams.access_tokens import hide_access_tokens
@@ -365,7 +366,7 @@ class StreamFollower:
             cure = failing.cure(writer)
             self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
         if not known and not isinstance(error, ReplicationError):
-            self.log.failure("the application's function for {stream} raised", stream=self.name)
+            self.log.failure(OF_APPLICATION + " for {stream} raised", stream=self.name)
 
     async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""

@@ -10,6 +10,7 @@ from twisted.internet.defer import maybeDeferred
 from twisted.logger import Logger
 
 from replication.errors import ConfigError, decorator_error
+from replication.logs import OF_APPLICATION
 from replication.session.connection import Role, may_send
 from replication.wire.commands import COMMANDS, ApplicationCommand, Command, Position, Rdata
 
@@ -97,5 +98,5 @@ class CommandFunctions:
     def _call(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function and log its error, which does not concern the connection."""
         maybeDeferred(function, *arguments).addErrback(
-            lambda failure: self.log.failure("the application's function for {what} raised", failure, what=what)
+            lambda failure: self.log.failure(OF_APPLICATION + " for {what} raised", failure, what=what)
         )
