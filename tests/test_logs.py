@@ -149,13 +149,13 @@ class MemoryTests(SynchronousTestCase):
         self.assertFalse(self.ends(ValueError()))
         self.log.error("no failure")
 
-    def test_so_does_a_failure_that_twisted_logs_in_its_older_way(self) -> None:
-        """Such as that of ``dataReceived``."""
+    def test_a_failure_of_twisted_python_log_ends_it_too(self) -> None:
+        """As that of ``dataReceived``."""
         with patch.object(os, "write"), patch.object(os, "_exit") as leave:
             logs.end_without_memory({"failure": Failure(MemoryError()), "isError": 1})
         leave.assert_called_once_with(1)
 
-    def test_that_of_a_function_of_the_application_does_not(self) -> None:
+    def test_a_lack_of_memory_in_a_function_of_the_application_does_not_end_it(self) -> None:
         self.assertFalse(self.ends(MemoryError(), f"{logs.OF_APPLICATION} for {{stream}} raised"))
 
 

@@ -226,7 +226,7 @@ class AuditTests(DatabaseCase):
 
 
 class TokenTests(DatabaseCase):
-    """A program that goes on from a token receives also the facts of a writer that was not known then."""
+    """A program that goes on from a token also receives the facts of a writer that was not known before."""
 
     stream = "caches"
 
@@ -246,7 +246,7 @@ class TokenTests(DatabaseCase):
         self.publish("POSITION caches new 4 4")
         self.assertEqual(self.worker.token("caches"), MultiWriterToken(Token(4)))
 
-    def test_while_the_database_does_not_answer_its_writers_are_not_known(self) -> None:
+    def test_after_a_comparison_that_fails_a_token_passes_no_unknown_writer(self) -> None:
         self.start()
         self.net.run(self.audit_interval)
         self.assertEqual(self.worker.token("caches"), MultiWriterToken(Token(4)))

@@ -107,7 +107,7 @@ class CommandTests(WorkerCase):
         return lines_of(writer.connections[-1].received)
 
     def test_user_sync_is_sent_at_each_connection_after_replicate(self) -> None:
-        """To process many takes the writer a while: it answers REPLICATE before."""
+        """A writer takes long to process many users: it answers REPLICATE first (docs/protocol/connection.md B1)."""
         writer = self.serve(HELLO + position(1, 1))
         self.start()
         me = self.worker._reporter.instance_id

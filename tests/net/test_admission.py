@@ -34,7 +34,7 @@ def test_connections_in_all_are_bounded_and_one_that_ends_makes_room() -> None:
     assert refusals(admission) == {"connections_refused_total socket=wire bound=max_connections": 1}
 
 
-def test_the_last_files_that_may_be_open_are_for_others_than_connections() -> None:
+def test_connections_leave_the_reserved_files_to_the_process() -> None:
     admission = Admission("wire", NONE, Clock())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)

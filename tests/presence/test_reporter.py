@@ -147,7 +147,7 @@ class ReporterTests(SynchronousTestCase):
         self.clock.advance(10)
         self.assertEqual(len(self.sent()), 2)
 
-    def test_a_new_connection_is_sent_the_users_that_sync_now(self) -> None:
+    def test_a_new_connection_receives_the_users_that_sync_now(self) -> None:
         with self.reporter.user_syncing("@gone:h"):
             pass
         with self.reporter.user_syncing("@u:h"):

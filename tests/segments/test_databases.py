@@ -89,7 +89,7 @@ def test_options_of_a_url_stay_beside_those_that_it_lacks(monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="module")
 def key_with_password(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the options of a client whose private key has the password ``secret``, with a server that has TLS."""
+    """Yield the URL of a server with TLS, for a client whose private key has the password ``secret``."""
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority(folder, "authority")
     server, client = authority.issue("server", "127.0.0.1"), authority.issue("client", "postgres")
@@ -108,7 +108,7 @@ def key_with_password(postgres: PostgresServer, tmp_path_factory: pytest.TempPat
 
 
 def connect(how: str, url: str) -> str:
-    """Connect in a process without a terminal, and return the last line of what that wrote; it fails if it waits."""
+    """Connect in a process without a terminal, and return the last line of its output; fail if it waits."""
     program = how.replace("URL", repr(url))
     done = subprocess.run(
         [sys.executable, "-c", program],

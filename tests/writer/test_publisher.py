@@ -147,7 +147,7 @@ class FailureTests(WriterCase):
 
 
 class MemoryTests(WriterCase):
-    """Without memory no follower may pass a committed fact."""
+    """No follower passes a committed fact because its writer had no memory to send it."""
 
     def test_facts_that_cannot_be_encoded_become_a_gap(self) -> None:
         with patch.object(publisher_module, "encode_only_row", side_effect=MemoryError):
@@ -163,7 +163,7 @@ class MemoryTests(WriterCase):
         now(self.notes.append([["three"]]))
         self.assertEqual(self.process.new_lines(), ['RDATA notes master 4 "three"'])
 
-    def test_a_fact_whose_commit_has_worked_before_its_error_is_read_from_the_store(self) -> None:
+    def test_a_fact_is_read_from_the_store_if_the_error_came_after_its_commit(self) -> None:
         commit = self.store.commit
 
         async def commit_and_fail(*arguments: Any) -> None:

@@ -77,14 +77,14 @@ class SessionTests(UsesSession, SynchronousTestCase):
         self.assertIn("statement timeout; statement_timeout, or", self.refusal(lambda: slow.run("SELECT pg_sleep(9)")))
         self.assertEqual(slow.run("SELECT 1"), [(1,)], "the session goes on")
 
-    def test_without_file_descriptors_the_session_is_lost_for_now_and_is_opened_again(self) -> None:
+    def test_a_session_without_file_descriptors_is_lost_and_is_opened_again_later(self) -> None:
         self.session.run("SELECT 1")
         self.session.close()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         failed, free = list[SessionLostError](), os.dup(0)
         os.close(free)
         try:
-            for left in range(5):  # the first connects to nothing; another cannot wait for the answer of the server
+            for left in range(5):  # with 0, no socket can be opened; with a few, the driver cannot wait for the server
                 resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
                 try:
                     self.session.run("SELECT 1")

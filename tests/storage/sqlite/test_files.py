@@ -133,8 +133,8 @@ class FilesTests(UsesStore, SynchronousTestCase):
         Path(f"{self.path}-wal").unlink()
         self.assertIn("-wal' was moved or deleted", self.refusal())
 
-    def test_a_large_transaction_of_another_process_that_shortens_the_wal_is_no_harm(self) -> None:
-        """It begins the WAL again before its COMMIT, which cuts the file to the limit; a commit between is refused."""
+    def test_a_commit_of_another_process_that_truncates_the_wal_loses_nothing(self) -> None:
+        """A large transaction restarts the WAL early, and its COMMIT truncates the file; a commit between fails."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
             other.execute("CREATE TABLE mine AS SELECT randomblob(4000000) AS a")
             self.commit(write(2, facts(2)))
@@ -148,7 +148,7 @@ class FilesTests(UsesStore, SynchronousTestCase):
         self.assertLess(Path(f"{self.path}-wal").stat().st_size, before)
         self.commit(write(3, facts(3)))
 
-    def test_a_checkpoint_that_empties_the_wal_right_after_a_commit_is_no_harm(self) -> None:
+    def test_a_checkpoint_that_empties_the_wal_right_after_a_commit_is_accepted(self) -> None:
         with closing(sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)) as other:
 
             def commit_and_empty(session: SqliteSession) -> None:
@@ -166,7 +166,7 @@ class FilesTests(UsesStore, SynchronousTestCase):
         empty(Path(f"{self.path}-wal"))
         self.assertIn("was truncated", self.refusal())
 
-    def test_a_wal_that_is_emptied_by_mistake_right_after_a_commit_is_noticed_at_the_next_one(self) -> None:
+    def test_a_wal_that_is_emptied_by_mistake_right_after_a_commit_fails_the_next_commit(self) -> None:
         def commit_and_empty(session: SqliteSession) -> None:
             commit(session)
             empty(Path(f"{self.path}-wal"))

@@ -228,11 +228,11 @@ class FileTests(OnFile, SynchronousTestCase):
         self.assertEqual(synced[1:], [Path(f"{self.path}-wal").stat().st_size])
 
     def refuse_sync(self) -> mock._patch[Any]:
-        """Let the disk fail once: Linux then counts the pages as written, and reports the error to each file once."""
+        """Let the disk fail once: Linux takes the pages for written, and reports the error to each descriptor once."""
         return mock.patch.object(os, "fsync", side_effect=[OSError(5, "Input/output error"), *[None] * 9])
 
     def test_after_a_sync_that_fails_nothing_is_acknowledged_until_the_restart(self) -> None:
-        """A later sync that succeeds does not write what is missing: a power loss would end the WAL there."""
+        """A later sync that succeeds does not write the missing pages: after a power loss the WAL would end there."""
         self.wait(self.store.transaction(synchronous=False).commit([write(2, facts(2))]))
         why = f"database '{self.path}-wal' cannot be written to the disk: Input/output error"
         with self.refuse_sync():
@@ -263,7 +263,7 @@ class FileTests(OnFile, SynchronousTestCase):
             self.assertEqual(alone.execute("SELECT stream_id FROM stream_orders").fetchall(), [(2,)])
 
     def test_a_commit_is_not_acknowledged_if_an_earlier_one_did_not_reach_the_disk(self) -> None:
-        """SQLite does not report the error of a checkpoint, nor a second time that of a commit that failed."""
+        """SQLite reports no error of a checkpoint's sync, and that of a failed commit only once."""
         self.commit(write(2, facts(2)))
         with self.refuse_sync() as fsync:
             self.commit(write(3, facts(3)))
@@ -452,8 +452,8 @@ class WaitingTests(OnFile, SynchronousTestCase):
         self.assertEqual(self.sql("SELECT stream_id FROM stream_orders"), [(2,), (3,)])
         self.assertEqual(sorted(Path(self.path).parent.iterdir()), [Path(self.path)], "no WAL is left behind")
 
-    def test_a_second_process_object_on_one_store_is_refused(self) -> None:
-        """It would take the positions of the first one for its own, and miss facts."""
+    def test_a_second_instance_name_on_one_store_is_refused(self) -> None:
+        """As of a Worker on a Master's store: it would take the master's positions for its own, and miss facts."""
         self.wait(self.store.claim(ME))
         error = self.assertRaises(StoreError, self.wait, self.store.claim(OTHER))
         self.assertEqual(

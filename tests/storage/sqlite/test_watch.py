@@ -62,11 +62,11 @@ class SqliteWatchTests(SynchronousTestCase):
             self.assertEqual(self.reached(watch), {"events": (2, 2)})
         self.assertEqual(synced, [Path(f"{self.path}-wal").stat().st_size])
 
-    def test_rows_of_a_program_that_does_not_wait_for_the_disk_are_there_before_they_are_published(self) -> None:
+    def test_rows_of_another_program_are_on_the_disk_before_they_are_published(self) -> None:
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
         self.reached(watch)
         with closing(sqlite3.connect(self.path)) as database:
-            database.execute("PRAGMA synchronous = NORMAL")  # as many programs set it for a WAL
+            database.execute("PRAGMA synchronous = NORMAL")  # its COMMIT does not wait for the disk
             database.execute("INSERT INTO events (name) VALUES ('a')")
             database.commit()
         with mock.patch.object(os, "fsync") as fsync:
