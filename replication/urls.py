@@ -16,7 +16,7 @@ _WELL_FORMED: Final = re.compile(
 )
 _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
-# How the name of an option with a secret ends.  That of libpq's sslkey is a file.
+# The end of the name of an option with a secret; libpq's sslkey has the name of a file.
 _SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature)\w*"
 _ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
 _QUOTED: Final = 8  # characters: a beginning of a secret that is at least so long is hidden, too

@@ -110,7 +110,7 @@ class Audit:
     _links: Iterable[IWriterLink]
     _lifetime: Lifetime
     _interval: float
-    _stored: _Positions = attrs.field(init=False, factory=dict)  # at the last check; empty if it failed
+    _stored: _Positions = attrs.field(init=False, factory=dict)  # of the last check; empty if it failed
     _complete: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # up to where nothing was missing last time
     _states: dict[_Key, object] = attrs.field(init=False, factory=dict)  # of the source, when nothing was missing
     _requested: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # what positions were requested for
@@ -125,7 +125,7 @@ class Audit:
         self._lifetime.watch(Deferred.fromCoroutine(self._run()), "comparing with Synapse's database")
 
     def all_writers_known(self, follower: StreamFollower) -> bool:
-        """Whether the last check has found the writers of a stream, and the position of each is known here."""
+        """Whether the last check has worked, and each writer that it found for a stream has sent a position."""
         stored = self._stored.get(follower.name)
         return stored is not None and stored.keys() <= follower.all_positions().keys()
 

@@ -179,9 +179,9 @@ class Relay:
     # ---- commands
 
     def greeting(self) -> list[Command]:
-        """Return the command for a new connection to a writer, before REPLICATE.
+        """Return the command that a new connection to a writer sends before REPLICATE.
 
-        It comes back to this process if it follows itself: see ``forward``.
+        If relays follow each other in a circle, this process receives it: see ``forward``.
         """
         return [ClearUserSync(self._reporter.instance_id)]
 

@@ -107,7 +107,7 @@ class FollowedStreams:
     links: FollowedLinks = attrs.field(init=False, factory=FollowedLinks)
     absent: AbsentWriters = attrs.field(init=False)
     _same_name_logged: bool = attrs.field(init=False, default=False)
-    _audit: Audit | None = attrs.field(init=False, default=None)  # None: there is no foreign database
+    _audit: Audit | None = attrs.field(init=False, default=None)  # None: no foreign database, or no interval
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
@@ -160,9 +160,9 @@ class FollowedStreams:
         return Token(-1) if follower is None else follower.position(writer)
 
     def all_writers_known(self, follower: StreamFollower) -> bool:
-        """Whether no writer of a stream can have earlier facts and be found later (docs/http.md, Polling with since).
+        """Whether all writers of a stream are known; if not, the first number of a token stays (docs/http.md).
 
-        A process that does not run, or is slow, sends no position over Redis: only the database shows such a writer.
+        Over Redis, a process that does not run, or is slow, sends no position: only the database shows such a writer.
         """
         if not self.links.all_positions_received():
             return False

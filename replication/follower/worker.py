@@ -255,7 +255,7 @@ class Worker(RegistersFunctions):
     def token(self, stream: str) -> MultiWriterToken:
         """Return the applied position of every writer of a stream (docs/protocol/ids.md F6).
 
-        While writers may be unknown, as after a start or over Redis, one that is not known is at 0 (docs/http.md).
+        A writer that is not known is at 0 if there may be one, as after a start or over Redis (docs/http.md).
         """
         follower = self._followed.get(stream)
         positions = {} if follower is None else follower.all_positions()

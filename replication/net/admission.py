@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
 PERIOD: Final = 60.0  # seconds over which what is "per minute" is counted
-RESERVED_FILES: Final = 64  # for the database, sources and logs; of a limit below 256, a quarter
+RESERVED_FILES: Final = 64  # for the database, sources and logs; with a limit below 256, a quarter of it
 MAX_ADDRESSES: Final = 10_000  # that are counted in one period; with more, the period begins again
 
 
@@ -151,9 +151,9 @@ def allow_open_files() -> None:
 
 
 def _scarce_files() -> int | None:
-    """Return the limit of open files if only those are left that are reserved; None otherwise.
+    """Return the limit of open files if no more than the reserved ones are left; None otherwise.
 
-    A new file has the smallest number that is free.
+    A new file has the smallest free number, so all numbers below it are in use.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:

@@ -70,7 +70,7 @@ class WriterClient(Factory):
         on_fault: called with each fault of the writer.
         on_following: called once for each connection, after ``on_received`` had its first positions.
         greeting: returns commands that are sent before REPLICATE, on each new connection.
-        users: returns those that are sent after it: to process many takes the writer a while.
+        users: returns commands that are sent after it, because a writer takes long to process many users.
         commands: those that this end accepts, by name; by default the protocol's.
         wall: the time in seconds since 1970, for PING.
 

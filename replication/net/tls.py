@@ -60,7 +60,7 @@ def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnec
 def check_key(file: str) -> None:
     """Raise ValueError if the private key in a file has a password: OpenSSL would ask a terminal, and block.
 
-    OSError: the file cannot be read.
+    OSError if the file cannot be read.  A file that is no key passes: OpenSSL reports it later.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 (an extra)
 
@@ -69,12 +69,12 @@ def check_key(file: str) -> None:
         load_pem_private_key(key, None)
     except TypeError as error:
         raise ValueError(password_fault(file)) from error
-    except Exception:  # noqa: BLE001, S110 (OpenSSL reads the file next, and has the better words)
+    except Exception:  # noqa: BLE001, S110 (OpenSSL reads the file next, and has the better error)
         pass
 
 
 def check_key_of(endpoint: str) -> None:
-    """Raise ValueError if the private key that a client's endpoint names has a password; OSError as ``check_key``."""
+    """Check the private key that a client's endpoint names, as ``check_key`` does."""
     if key := split_endpoint(endpoint)[1].get("privateKey"):
         check_key(key)
 

@@ -29,7 +29,7 @@ MAX_SEEN: Final = 10_000  # of these combinations, the newest ones
 
 
 def users_of(syncing: Mapping[str, Mapping[str, int]]) -> list[UserSync]:
-    """Return the commands that name the users that sync; they are by instance ID, with the last sync in ms."""
+    """Return a USER_SYNC for each user: ``syncing`` has the time of the last sync in ms, by instance ID and user."""
     return [
         UserSync(instance_id, user_id, syncing=True, last_sync_ms=last)
         for instance_id, there in syncing.items()
@@ -135,7 +135,7 @@ class PresenceReporter:
         return {self.instance_id: dict.fromkeys(users, self._now_ms())} if users else {}
 
     def users_now(self) -> list[UserSync]:
-        """Return the commands for a new connection, after REPLICATE (docs/protocol/connection.md B1)."""
+        """Return what a new connection sends after REPLICATE: the users that sync (docs/protocol/connection.md B1)."""
         return users_of(self.users_syncing())
 
     def end(self) -> None:

@@ -311,7 +311,7 @@ class Api:
             answer = error.answer
         except errors.ReplicationError as error:
             answer = self.refusal(error).answer
-        except Exception:  # noqa: BLE001 - whatever failed is logged, and the daemon goes on
+        except Exception:  # noqa: BLE001 - it is logged, and the daemon goes on unless it has no memory left
             _log.failure("{method} {uri} failed", method=request.method, uri=request.uri)
             answer = RequestError(500, "an error on this side; the log has the traceback").answer
         self.answers[route.label, answer.status] += 1

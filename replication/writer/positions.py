@@ -127,7 +127,7 @@ class Positions:
         return lines
 
     def of_writers(self, writer: StreamWriter) -> dict[InstanceName, Token]:
-        """Return each writer's position in a stream, that of others as of the last poll."""
+        """Return each writer's position in a stream; those of other writers are as of the last poll."""
         return {**self._of_others(writer, self._others), **self._own(writer)}
 
     def token(self, writer: StreamWriter) -> MultiWriterToken:
@@ -151,7 +151,8 @@ class Positions:
 
         Where only this process writes, a former writer gets its position: no older name holds back the minimum.
         """
-        own = self._own(writer)  # before the query: a writer that this does not find allocates only IDs above
+        # Before the query: a writer that the query does not find allocates only IDs above this position.
+        own = self._own(writer)
         await self.refresh()
         others = self._of_others(writer, await self._store.stored_positions() if writer.shared else {})
         found = {**others, **own}

@@ -371,7 +371,7 @@ class FactTransaction(Generic[T]):
     def _complete_all(
         self, committed: Mapping[PublishedStream, Sequence[Fact]], error: BaseException | None = None
     ) -> None:
-        """Complete all IDs.  The process may have run out of memory after COMMIT: then the store has the outcome."""
+        """Complete all IDs.  After a MemoryError, which may come after COMMIT, the outcome is read from the store."""
         if self._complete:
             return
         self._complete = True

@@ -80,7 +80,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 }
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
-OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -Hn)"
+_OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -Hn)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
@@ -479,9 +479,9 @@ class PostgresSession:
             kind = SessionLostError if lost else _kind_of(error)
             temporary = (lost and self.holder.connected) or _is_temporary(error)
             raise kind(_message(error, self.address), temporary=temporary) from error
-        except OSError as error:  # the driver cannot wait for the server: this process has no file descriptor left
+        except OSError as error:  # the driver waits with a file descriptor, and this process has none left
             self._drop()
-            why = f"database {self.name!r}: {error.strerror}: {OPEN_FILES_CURE}"
+            why = f"database {self.name!r}: {error.strerror}: {_OPEN_FILES_CURE}"
             raise SessionLostError(why, temporary=self.holder.connected) from error
         except (UnicodeEncodeError, OverflowError) as error:  # for a value that cannot be sent
             raise ValueRefusedError(f"database {self.name!r}: {error}") from error

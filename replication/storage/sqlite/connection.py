@@ -107,7 +107,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         self._synchronous = True  # whether the present transaction is
         self._unsynced = True  # whether a commit may not be on the disk, perhaps one of an earlier process
         self._sync_lock = Lock()  # from an asynchronous COMMIT until it is noted
-        self._syncing = Lock()
+        self._syncing = Lock()  # during a sync: a second one must not return before the first
         self._held = ExitStack()
 
     def open(self) -> None:
@@ -266,7 +266,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
     def sync(self, *, foreign: bool = False) -> None:
         """Return once every commit that a reader may see is on the disk; any thread may call it.
 
-        ``foreign``: there may be commits of other processes.
+        With ``foreign``, other processes may have committed, too.
         """
         with self._syncing:
             with self._sync_lock:
@@ -346,7 +346,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         if self._files is not None:
             self._files.check_commit()
         if self._synchronous:
-            self.sync()  # an earlier commit may be missing on the disk: SQLite does not report each error
+            self.sync()  # earlier commits, too: SQLite does not report every error of the disk
 
     def _set_up(self) -> None:
         run = self.session.run

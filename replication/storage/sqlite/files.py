@@ -41,7 +41,8 @@ class DatabaseFiles:
     def check_sizes(self) -> None:
         """Raise StoreError if a file has lost pages since the last check, or if a commit was lost before.
 
-        It comes after BEGIN: the COMMIT of another process may cut a WAL that its transaction has begun again.
+        Call it after BEGIN, while no other process writes.  A large transaction of another process restarts the WAL
+        with a new header, and its COMMIT truncates the file: a check between the two would make that a loss.
         """
         if self._lost is not None:
             raise self._lost
@@ -77,7 +78,7 @@ class DatabaseFiles:
                 header = os.pread(self._wal, HEADER, 0)
                 if header and not header.startswith(MAGIC):
                     raise self._error(1, _TRUNCATED)
-                self._emptied = not header  # just now: the next commit shows whether that was a checkpoint
+                self._emptied = not header  # by a checkpoint, or by mistake: the next check decides
         except StoreError as error:
             self._lost = error
             raise
@@ -85,8 +86,9 @@ class DatabaseFiles:
     def sync(self) -> None:
         """Return once the WAL is on the disk, with every commit; a checkpoint syncs what it moves to the database.
 
-        After an error it fails for good, and so does every commit.  Linux reports an error once, to each descriptor,
-        and does not write these pages again.  So a later fsync succeeds, and a power loss ends the WAL before them.
+        After an error, each later call and each later commit fails.  Linux reports an error to each descriptor once,
+        and does not write these pages again.  So a later fsync would succeed, and after a power loss SQLite would read
+        the WAL only up to the missing pages.
         """
         if self._lost is not None:
             raise self._lost
