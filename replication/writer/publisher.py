@@ -206,10 +206,9 @@ class PublishedStream:
 def encode_within(
     limits: Limits, stream: StreamName, writer: InstanceName, facts: Sequence[Fact], *, after: Token, upto: Token
 ) -> Sequence[EncodedLines] | None:
-    """Return the lines of ``encode_facts``; None if a gap is published instead.
+    """Return the lines of ``encode_facts``; None if they are too many to queue, or if there is no memory for them.
 
-    That is so if they are too many to queue, or if there is no memory for them.  The facts are committed: followers
-    fetch them.
+    A gap is published instead: the facts are committed, so followers fetch them.
     """
     try:
         only = encode_only_row(stream, writer, facts, upto, limits.line_limit)  # the usual case
