@@ -366,7 +366,8 @@ class StreamFollower:
             cure = failing.cure(writer)
             self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
         if not known and not isinstance(error, ReplicationError):
-            self.log.failure(OF_APPLICATION + " for {stream} raised", stream=self.name)
+            who = "following" if self.application.function is None else OF_APPLICATION + " for"
+            self.log.failure(who + " {stream} raised", stream=self.name)
 
     async def _catch_up(self, writer: InstanceName, step: CatchUp) -> None:
         """Fetch a page of missed facts, and pass it to the cursor; CatchUpError if no source has one."""

@@ -81,7 +81,7 @@ class Admission:
         if _reached(self.open, bounds.max_connections):
             return self._refuse("max_connections", bounds.max_connections, address)
         if (files := _scarce_files()) is not None:
-            return self._refuse("ulimit -Hn", files, address)
+            return self._refuse("ulimit -n", files, address)
         if host is not None:
             if _reached(self._by_host[host], bounds.max_connections_per_address):
                 return self._refuse("max_connections_per_address", bounds.max_connections_per_address, address)

@@ -236,7 +236,7 @@ class FactTransaction(Generic[T]):
             if writes or receipt is not None or alone:  # else everything lives in memory
                 await (self._transaction or self._all.store).commit(writes, receipt)
         except BaseException as error:
-            self._complete_all({}, error)
+            self._complete_all({}, unknown=isinstance(error, MemoryError))
             raise
         self._complete_all(committed)
 
@@ -298,7 +298,7 @@ class FactTransaction(Generic[T]):
         except BaseException as error:
             if isinstance(error, RowError):
                 self.stream.refused += 1
-            self._complete_all({}, error)
+            self._complete_all({}, unknown=isinstance(error, MemoryError))
             raise
         self._complete_all(interaction.committed)
         return interaction.result
@@ -368,9 +368,7 @@ class FactTransaction(Generic[T]):
         finally:
             self._complete_all({})
 
-    def _complete_all(
-        self, committed: Mapping[PublishedStream, Sequence[Fact]], error: BaseException | None = None
-    ) -> None:
+    def _complete_all(self, committed: Mapping[PublishedStream, Sequence[Fact]], *, unknown: bool = False) -> None:
         """Complete all IDs.  After a MemoryError, which may come after COMMIT, the outcome is read from the store."""
         if self._complete:
             return
@@ -381,6 +379,6 @@ class FactTransaction(Generic[T]):
                 if facts:
                     self._all.on_commit(stream.definition.name, facts)
                     self._all.trace(self, stream.definition.name, facts)
-                stream.complete(tokens, facts, unknown=isinstance(error, MemoryError))
+                stream.complete(tokens, facts, unknown=unknown)
         finally:
             self._all.end(self)

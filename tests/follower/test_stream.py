@@ -36,6 +36,14 @@ class CopyTests(FollowerCase):
         self.assertEqual(self.state(), "live")
         self.assertEqual(self.follower.applied_rows, 3)
 
+    def test_an_unexpected_error_is_not_taken_for_one_of_a_function(self) -> None:
+        self.at(0, 1)
+        self.store.errors["commit"] = MemoryError()
+        with logged() as messages:
+            self.rows(fact(2))
+        self.assertEqual(messages[-1], "following orders raised")
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 1)
+
     def test_a_new_writer_at_position_one_needs_no_catch_up(self) -> None:
         """IDs begin at 2 (docs/protocol/ids.md F5): after POSITION 1 1 there is nothing to fetch."""
         self.at(1, 1)

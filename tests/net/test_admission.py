@@ -51,8 +51,8 @@ def test_connections_leave_the_reserved_files_to_the_process() -> None:
                 assert admission.enter(ONE), "files were closed"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert refusals(admission) == {"connections_refused_total socket=wire bound=ulimit -Hn": 2}
-    assert "ulimit -Hn is " in str(warnings)
+    assert refusals(admission) == {"connections_refused_total socket=wire bound=ulimit -n": 2}
+    assert "ulimit -n is " in str(warnings)
 
 
 def test_connections_of_one_address_are_bounded_and_others_are_accepted() -> None:

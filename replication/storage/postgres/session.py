@@ -80,7 +80,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 }
 # With such an error no later attempt can work: data exceptions, NOT NULL, CHECK, another type.
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
-_OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -Hn)"
+_OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
