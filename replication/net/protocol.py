@@ -28,6 +28,7 @@ from replication.errors import LocalProtocolError
 from replication.net.access import OPEN, Access, Rights
 from replication.net.admission import Bounds
 from replication.net.endpoints import format_address
+from replication.net.sending import send_now
 from replication.net.tls import describe_tls_error
 from replication.session.connection import Fault, Keepalive, Received, ReplicationConnection, Role, Rows
 from replication.session.send_buffer import SendBuffer
@@ -363,7 +364,8 @@ class ReplicationProtocol(_QuietConnection):
     def _write_now(self, lines: bytes, count: int) -> None:
         self.lines_out += count
         self.bytes_out += len(lines)
-        self.transport.write(lines)
+        if rest := send_now(self.transport, lines):
+            self.transport.write(rest)
 
     def _set_timer(self, when: float | None) -> None:
         if self._timer is not None and self._timer.active():

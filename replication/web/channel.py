@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from twisted.internet.abstract import FileDescriptor
 from twisted.internet.interfaces import ITCPTransport
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel
 
 from replication.net.endpoints import format_address
+from replication.net.sending import send_now
 from replication.net.tls import describe_tls_error
 from replication.web.whole_request import VERSION, parse_whole
 
@@ -79,18 +79,9 @@ class Channel(HTTPChannel):
         self.allContentReceived()
 
     def send(self, data: bytes) -> None:
-        """Send ``data`` at once, unless something else waits: Twisted alone sends it in a later turn of the reactor."""
-        transport = self.transport
-        if isinstance(transport, FileDescriptor) and self._nothing_waits(transport):
-            sent = transport.writeSomeData(data)
-            data = data[sent:] if isinstance(sent, int) else data  # after an error, ``write`` ends the connection
-        if data:
-            self.write(data)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def _nothing_waits(transport: FileDescriptor) -> bool:
-        ends = not transport.connected or transport.disconnecting
-        return not (ends or transport.dataBuffer or transport._tempDataBuffer)  # noqa: SLF001
+        """Send ``data`` at once, unless something else waits."""
+        if rest := send_now(self.transport, data):
+            self.write(rest)  # type: ignore[no-untyped-call]
 
     def getPeer(self) -> IAddress:
         """Return the address of the client, which each request needs."""

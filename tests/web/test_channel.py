@@ -6,10 +6,8 @@ import re
 from typing import Any, cast
 
 import pytest
-from twisted.internet.abstract import FileDescriptor
-from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 from twisted.web.server import version
@@ -18,6 +16,7 @@ from replication.net.admission import Bounds
 from replication.web.channel import Channel
 from replication.web.site import ApiSite, make_site
 from tests.doubles import logged, shown_metrics
+from tests.net.test_sending import Socket
 from tests.web.served import ELSEWHERE, FACTS, JSON, Client, FakeServed, header, read_answer
 
 BODY = b'{"rows": [["a", "new"]]}'
@@ -185,28 +184,6 @@ def test_an_answer_has_the_lines_of_twisted() -> None:
     )
 
 
-class Socket(FileDescriptor):
-    """A transport that sends ``room`` bytes at once, and the rest when the reactor calls it; None: it is broken."""
-
-    connected = True
-
-    def __init__(self, room: int | None) -> None:
-        super().__init__(cast("Any", MemoryReactorClock()))
-        self.room, self.sent = room, b""
-
-    def writeSomeData(self, data: bytes) -> int | BaseException:
-        if self.room is None:
-            return ConnectionLost()
-        part = data[: self.room]
-        self.sent += part
-        return len(part)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the reactor calls when more can be sent."""
-        return self in cast("Any", self.reactor).getWriters()
-
-
 def channel_over(socket: Socket) -> Channel:
     channel = Channel()
     channel.transport = cast("Any", socket)
@@ -230,18 +207,3 @@ def test_what_has_no_room_is_sent_later_and_in_order() -> None:
     while socket.waits:
         socket.doWrite()
     assert socket.sent == b"answernext"
-
-
-def test_a_broken_connection_is_left_to_the_reactor() -> None:
-    socket = Socket(room=None)
-    channel_over(socket).send(b"answer")
-    assert socket.waits
-    assert isinstance(socket.doWrite(), ConnectionLost)
-
-
-@pytest.mark.parametrize("end", [{"connected": False}, {"disconnecting": True}])
-def test_nothing_is_sent_at_once_over_a_connection_that_ends(end: dict[str, bool]) -> None:
-    socket = Socket(room=100)
-    vars(socket).update(end)
-    channel_over(socket).send(b"answer")
-    assert socket.sent == b""
