@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PERIOD: Final = 60.0  # seconds over which what is "per minute" is counted
 RESERVED_FILES: Final = 64  # for the database, sources and logs; with a limit below 256, a quarter of it
+_RESERVES: Final = {"http": 1, "wire": 2}  # the wire leaves one more, so that a flood of it does not close HTTP
 MAX_ADDRESSES: Final = 10_000  # that are counted in one period; with more, the period begins again
 
 
@@ -80,8 +81,8 @@ class Admission:
         host, bounds = host_of(address), self._bounds
         if _reached(self.open, bounds.max_connections):
             return self._refuse("max_connections", bounds.max_connections, address)
-        if (files := _scarce_files()) is not None:
-            return self._refuse("ulimit -n", files, address)
+        if (files := _scarce_files(_RESERVES[self._socket])) is not None:
+            return self._refuse("ulimit -n", f"{files}: raise it, or lower max_connections", address)
         if host is not None:
             if _reached(self._by_host[host], bounds.max_connections_per_address):
                 return self._refuse("max_connections_per_address", bounds.max_connections_per_address, address)
@@ -114,7 +115,7 @@ class Admission:
         for bound, count in self.refused.items():
             yield Sample("connections_refused_total", count, {"socket": self._socket, "bound": bound})
 
-    def _refuse(self, bound: str, limit: int, address: object) -> bool:
+    def _refuse(self, bound: str, limit: object, address: object) -> bool:
         self.refused[bound] += 1
         if bound not in self._logged:  # once in a period: a flood does not fill the log
             self._logged.add(bound)
@@ -150,8 +151,8 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _scarce_files() -> int | None:
-    """Return the limit of open files if no more than the reserved ones are left; None otherwise.
+def _scarce_files(reserves: int) -> int | None:
+    """Return the limit of open files if no more than the reserved ones, times ``reserves``, are left; None otherwise.
 
     A new file has the smallest free number, so all numbers below it are in use.
     """
@@ -163,7 +164,7 @@ def _scarce_files() -> int | None:
     except OSError:
         return limit
     os.close(smallest)
-    return limit if smallest >= limit - min(RESERVED_FILES, limit // 4) else None
+    return limit if smallest >= limit - reserves * min(RESERVED_FILES, limit // 4) else None
 
 
 @lru_cache(1_000)

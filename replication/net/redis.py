@@ -220,8 +220,8 @@ class RedisClient(Factory):
 
     @property
     def greeted(self) -> bool:
-        """Whether Redis has confirmed the subscription."""
-        return self.peer is not None and self.peer.subscribed
+        """Whether Redis has confirmed the subscription, and a process has answered, or has time left for that."""
+        return self._subscribed and (self.state == "following" or not self._reported)
 
     @property
     def error(self) -> str | None:
@@ -249,7 +249,7 @@ class RedisClient(Factory):
 
     def request_positions(self) -> None:
         """Publish REPLICATE, once within REQUEST_INTERVAL: every process of the homeserver answers."""
-        if self.greeted and self._publishing is None and self._request_timer is None:
+        if self._subscribed and self._publishing is None and self._request_timer is None:
             wait = self._published_at + REQUEST_INTERVAL - self._reactor.seconds()
             self._request_timer = self._reactor.callLater(max(0.0, wait), self._publish)
 
@@ -324,6 +324,10 @@ class RedisClient(Factory):
         )
 
     # ---- inside
+
+    @property
+    def _subscribed(self) -> bool:
+        return self.peer is not None and self.peer.subscribed
 
     def _publish(self) -> None:
         """Publish REPLICATE on a connection of its own: a subscribed connection cannot publish."""

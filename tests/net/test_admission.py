@@ -34,14 +34,15 @@ def test_connections_in_all_are_bounded_and_one_that_ends_makes_room() -> None:
     assert refusals(admission) == {"connections_refused_total socket=wire bound=max_connections": 1}
 
 
-def test_connections_leave_the_reserved_files_to_the_process() -> None:
-    admission = Admission("wire", NONE, Clock())
+@pytest.mark.parametrize(("socket", "reserved"), [("http", RESERVED_FILES), ("wire", 2 * RESERVED_FILES)])
+def test_connections_leave_the_reserved_files_to_the_process(socket: str, reserved: int) -> None:
+    admission = Admission(socket, NONE, Clock())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
     with logged(LogLevel.warn) as warnings:
         try:
-            for left, accepted in ((RESERVED_FILES + 1, True), (RESERVED_FILES, False), (0, False)):
+            for left, accepted in ((reserved + 1, True), (reserved, False), (0, False)):
                 used = max(free, 4 * RESERVED_FILES)
                 with ExitStack() as files:
                     while files.enter_context(Path(os.devnull).open("rb")).fileno() < used - 1:
@@ -51,8 +52,8 @@ def test_connections_leave_the_reserved_files_to_the_process() -> None:
                 assert admission.enter(ONE), "files were closed"
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert refusals(admission) == {"connections_refused_total socket=wire bound=ulimit -n": 2}
-    assert "ulimit -n is " in str(warnings)
+    assert refusals(admission) == {f"connections_refused_total socket={socket} bound=ulimit -n": 2}
+    assert ": raise it, or lower max_connections" in str(warnings)
 
 
 def test_connections_of_one_address_are_bounded_and_others_are_accepted() -> None:

@@ -123,12 +123,14 @@ class ConnectTests(LinkCase):
     def test_no_answer_to_replicate_is_reported_with_what_to_check(self) -> None:
         self.redis.positions = ()
         with logged() as lines:
-            self.start(NO_POSITION + 1)
+            self.start(NO_POSITION - 1)
+            self.assertTrue(self.link.greeted)
+            self.net.run(2)
         self.assertIn("no process answers REPLICATE on the channel example.com: check server_name", lines[0])
-        self.assertEqual(self.link.error, lines[0])
+        self.assertEqual((self.link.error, self.link.greeted), (lines[0], False))
         self.redis.publish(ORDERS)
         self.net.run(COLLECT)
-        self.assertEqual((self.link.state, self.link.error), ("following", None))
+        self.assertEqual((self.link.state, self.link.error, self.link.greeted), ("following", None, True))
 
 
 class ReconnectTests(LinkCase):
