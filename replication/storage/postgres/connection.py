@@ -188,11 +188,15 @@ class PostgresConnection(SqlConnection[PostgresSession]):
 
     def page(self, table: Table, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
         """Return a page as ``IStreamStore.facts`` does; on a standby, only up to the writer's stored position."""
+        end = upto
         if self.is_standby():
-            upto = min(upto, self.positions(table).get(writer, Token(0)))
-            if upto <= after:
+            end = min(upto, self.positions(table).get(writer, Token(0)))
+            if end <= after:
                 return Page([], after, limited=True)
-        return super().page(table, writer, after=after, upto=upto, limit=limit)
+        page = super().page(table, writer, after=after, upto=end, limit=limit)
+        if self._read_only and self._standby_asked_in != self.session.number:  # perhaps of another server, with less
+            return self.page(table, writer, after=after, upto=upto, limit=limit)
+        return page
 
     def is_standby(self) -> bool:
         """Whether the server is a standby.

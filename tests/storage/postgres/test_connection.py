@@ -392,3 +392,27 @@ def test_f1_a_standby_gives_no_fact_before_those_with_smaller_ids() -> None:
         assert reading.positions(table) == {ME: 3}
         for each in (reading, writing):
             each.close()
+
+
+def test_f14_a_page_from_a_standby_that_replaces_the_server_ends_at_the_stored_position() -> None:
+    """The server of a URL with two hosts stops between two pages; the next session is one of its standby."""
+    with PostgresServer(fsync=False) as primary, primary.standby() as standby:
+        table = GenericTable(StreamDefinition("orders"))
+        writing = PostgresConnection(PostgresSession(Address.parse(primary.url()), Event(), Holder()), read_only=False)
+        writing.open()
+        writing.declare([table])
+        writing.close()
+        primary.sql("INSERT INTO stream_orders VALUES (2, 0, 'master', '2')")
+        url = f"postgresql://postgres@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres"
+        reading = PostgresConnection(
+            PostgresSession(Address.parse(url, read_only=True), Event(), Holder()), read_only=True
+        )
+
+        def page() -> tuple[list[int], int, bool]:
+            page = reading.page(table, ME, after=Token(1), upto=Token(3), limit=5)
+            return [each.token for each in page.facts], page.upto, page.limited
+
+        assert page() == ([2], 3, False)
+        primary.stop("immediate")
+        assert page() == ([], 1, True)
+        reading.close()
