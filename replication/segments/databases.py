@@ -206,7 +206,9 @@ def _server_at(url: Url) -> _Server:
 def _with_options(url: str) -> str:
     """Return a URL with the ``missing_options``: a call of ADBC that waits ignores Ctrl-C."""
     before, _, query = url.partition("?")
-    added = [f"{name}={value}" for name, value in missing_options(dict(parse_qsl(query))).items()]
+    given = dict(parse_qsl(query))
+    hosts = given.get("host") or before.rpartition("@")[2].removeprefix("postgresql://").partition("/")[0]
+    added = [f"{name}={value}" for name, value in missing_options(given, hosts).items()]
     return f"{before}?{'&'.join([*filter(None, [query]), *added])}"
 
 

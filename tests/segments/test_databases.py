@@ -87,6 +87,15 @@ def test_options_of_a_url_stay_beside_those_that_it_lacks(monkeypatch: pytest.Mo
     ]
 
 
+def test_of_several_hosts_the_primary_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As documented.  Where the plan of a run is from the primary, a standby may lack facts of its segments."""
+    monkeypatch.setattr(options, "OPTIONS", {})
+    several = ["postgresql://a,b/db", "postgresql://me:p,w@a:1,b:2/db", "postgresql:///db?host=a,b"]
+    one = ["postgresql://me:p,w@here/db", "postgresql://here/a,b", "postgresql://a,b/db?target_session_attrs=any"]
+    found = [databases._with_options(url).count("target_session_attrs=primary") for url in [*several, *one]]
+    assert found == [1, 1, 1, 0, 0, 0]
+
+
 @pytest.fixture(scope="module")
 def key_with_password(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the URL of a server with TLS, for a client whose private key has the password ``secret``."""

@@ -49,9 +49,7 @@ class Address:
         where = f"{user}@{host}" if user else host
         name = f"postgresql://{where}{ports and ':'}{ports}/{given.get('dbname', '')}"
         application = f"replication {socket.gethostname()}:{os.getpid()}"
-        missing = missing_options(given)
-        if "," in host and not read_only and not given.get("target_session_attrs"):
-            missing["target_session_attrs"] = "primary"
+        missing = missing_options(given, "" if read_only else host)
         conninfo = make_conninfo(url, fallback_application_name=application, **missing)
         secrets = [str(given[key]) for key in ("password", "sslpassword") if given.get(key)]
         # An error of the driver may quote an option.  It is hidden only with its quotes: "on" is a part of many words.

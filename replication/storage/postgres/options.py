@@ -25,14 +25,16 @@ KEY_CURE: Final = (
 )
 
 
-def missing_options(given: Mapping[str, object]) -> dict[str, str | int]:
+def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, str | int]:
     """Return the options that a URL lacks, or has without a value; it has the options ``given``.
 
+    Of several ``hosts``, with commas between them, the primary is used: a standby may lack what was read elsewhere.
     A service in libpq's service file may have ``sslpassword``, which an option here would replace.
     """
     has_service = "service" in given or "PGSERVICE" in os.environ
+    options = {**OPTIONS, "target_session_attrs": "primary"} if "," in hosts else OPTIONS
     return {
         name: value
-        for name, value in OPTIONS.items()
+        for name, value in options.items()
         if not given.get(name) and not (has_service and name == "sslpassword")
     }
