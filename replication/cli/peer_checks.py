@@ -61,7 +61,7 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
         for writer in stream["writers"]:
             where = f"stream {stream['name']} of {writer['instance']}"
             yield from _check_writer(where, stream["name"], writer, client.url)
-            if MAX_LAG < writer["lag"] >= lags.get((stream["name"], writer["instance"]), 0) > 0:
+            if not writer["error"] and MAX_LAG < writer["lag"] >= lags.get((stream["name"], writer["instance"]), 0) > 0:
                 what = f"it lags by {writer['lag']} IDs, and the lag does not fall"
                 yield Finding(where, what, "see why in `replication status`; a slow function is the usual cause")
     yield from _check_names(client.url, status)

@@ -294,6 +294,7 @@ def test_the_cure_of_a_stopped_stream_names_the_restart_that_is_needed(error: st
     found = ask(error=error)
     (stopped,) = [each for each in found if "it is stopped" in each]
     assert f"; cure: {cure}" in stopped
+    assert not [each for each in found if "it lags" in each], "it lags because it is stopped"
 
 
 @pytest.mark.parametrize(
