@@ -33,9 +33,10 @@ def check_sources(config: Config) -> Iterator[Finding]:
         if not url.startswith(DATABASES):
             continue
         dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
-        streams = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
+        mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
+        followed = [each for each in mapped if not config.stream or each.name in config.stream]
         try:
-            refused = use_store(url, lambda store: _declare(store, streams), read_only=True, foreign=bool(streams))  # noqa: B023 (it is used at once)
+            refused = use_store(url, lambda store: _declare(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
         except (StoreError, ConfigError) as error:
             yield Finding(str(url), str(error), "correct the URL, start the database, or let this user read it")
             continue

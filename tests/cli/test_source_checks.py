@@ -92,8 +92,8 @@ def test_what_is_no_redis_is_found(tmp_path: Path) -> None:
     assert "No such file" in found
 
 
-def sources(folder: Path, url: str) -> list[str]:
-    return [str(each) for each in check_sources(load(folder, f'catch_up = ["{url}"]', STREAM))]
+def sources(folder: Path, url: str, *lines: str) -> list[str]:
+    return [str(each) for each in check_sources(load(folder, f'catch_up = ["{url}"]', *lines, STREAM))]
 
 
 def test_a_database_that_cannot_be_read_is_found(tmp_path: Path) -> None:
@@ -106,6 +106,15 @@ def test_a_database_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT)")
     assert sources(tmp_path, f"sqlite:///{tmp_path}/shop.db") == []
+
+
+def test_only_the_streams_that_the_worker_follows_must_be_readable(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
+    url = f"sqlite:///{tmp_path}/shop.db"
+    (found,) = sources(tmp_path, url, 'stream = ["orders", "typing"]')
+    assert found.startswith("stream orders: it cannot be read in sqlite:///")
+    assert sources(tmp_path, url, 'stream = ["typing"]') == []  # still a database of another program
 
 
 def test_a_missing_right_in_postgresql_is_found(tmp_path: Path, postgres: PostgresServer) -> None:
