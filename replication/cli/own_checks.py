@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 RENEW_BEFORE: Final = timedelta(days=14)
 MAX_CLOCK_DIFFERENCE: Final = 60.0  # seconds
 POSITIONS_EXIST: Final = "SELECT to_regclass('stream_positions') IS NOT NULL"
+MAY_START: Final = """
+    SELECT to_regclass('replication_schema') IS NOT NULL
+        OR coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)
+"""
 _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
@@ -149,7 +153,8 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         if not Path(path).exists():
             return  # the first start makes it
     try:
-        database_time, warnings, stored = use_store(config.database, _read, read_only=True)
+        # Before the first start it may lack our tables, as a foreign one may.
+        database_time, warnings, stored, may_start = use_store(config.database, _read, read_only=True, foreign=True)
     except SchemaError as error:
         yield Finding(shown, str(error), "start the daemon of the version that the message names")
         return
@@ -158,6 +163,9 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
+    if not may_start:
+        cure = "GRANT it USAGE and CREATE on the schema, or set its search_path"
+        yield Finding(shown, "this user may not make the tables of this package", cure)
     written = _written(config)
     if written:
         for what, cure in find_left(stored, grammar.instance_name(config.instance_name), written):
@@ -220,16 +228,17 @@ def check_folders(config: Config) -> Iterator[Finding]:
             )
 
 
-async def _read(store: IStreamStore) -> tuple[float, Sequence[str], StoredPositions]:
+async def _read(store: IStreamStore) -> tuple[float, Sequence[str], StoredPositions, bool]:
     """Return the time of the database's machine, in seconds, the warnings of the store, and the stored positions.
 
-    Positions are read from PostgreSQL only: an SQLite database has one process.
+    The last value is whether our tables exist, or this user may make them.  Positions and this right are read from
+    PostgreSQL only: an SQLite database has one process, and its file has a mode.
     """
     warnings = list(store.warnings)
     clock = {"sqlite": "SELECT 0.0", "postgresql": "SELECT extract(epoch FROM clock_timestamp())"}
     ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
-    stored: StoredPositions = {}
-    if seconds:
-        ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
-        stored = await store.stored_positions() if exists else {}
-    return float(seconds) or time.time(), warnings, stored
+    if not seconds:
+        return time.time(), warnings, {}, True
+    ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
+    ((may_start,),) = await store.read(lambda database: database.execute(MAY_START))
+    return float(seconds), warnings, await store.stored_positions() if exists else {}, may_start

@@ -233,6 +233,61 @@ def test_a_database_of_postgresql_is_checked_and_a_server_that_is_away(
     assert "127.0.0.1" in capsys.readouterr().out
 
 
+def findings(file: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what is found, except that the server of the tests has no fsync."""
+    main(["doctor", "--config", str(file), "--min-free", "1"])
+    return [each for each in capsys.readouterr().out.splitlines() if "fsync is off" not in each]
+
+
+def test_a_database_without_our_tables_is_no_fault_and_hides_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
+) -> None:
+    """The first start makes these tables; what the application has made there is checked before that."""
+    file, table = tmp_path / "x.toml", "CREATE TABLE events (id {id}, a text)"
+    with postgres.database() as name:
+        postgres.sql(table.format(id="bigserial PRIMARY KEY"), database=name)
+        make_table(tmp_path / "x.db", table)
+        for url in (postgres.url(name), f"sqlite:///{tmp_path}/x.db"):
+            for role in ('stream = ["orders"]', 'connect = "unix:x"'):
+                file.write_text(f'database = "{url}"\n{role}\n')
+                assert findings(file, capsys) == []
+            mapped = f'database = "{url}"\n[[streams]]\nname = "events"\ntable = "events"\nid_column = "id"\n'
+            for row, found in (('row = ["a"]', False), ('row = ["b"]', True)):
+                file.write_text(f"{mapped}{row}\n")
+                lines = findings(file, capsys)
+                assert any("column" in each for each in lines) is found, lines
+                assert all(each.startswith("stream events: ") for each in lines), lines
+
+
+def make_table(file: Path, table: str) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.execute(table.format(id="INTEGER PRIMARY KEY AUTOINCREMENT"))
+
+
+def test_a_user_who_may_not_make_our_tables_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
+) -> None:
+    file = tmp_path / "x.toml"
+    text = (
+        "may not make the tables of this package; cure: GRANT it USAGE and CREATE on the schema, or set its search_path"
+    )
+    with postgres.database() as name:
+        postgres.sql("CREATE ROLE guest LOGIN", database=name)
+        try:
+            file.write_text(f'database = "{postgres.url(name, "guest")}"\nstream = ["orders"]\n')
+            grants = (
+                ("REVOKE USAGE ON SCHEMA public FROM PUBLIC", True),
+                ("GRANT USAGE ON SCHEMA public TO guest", True),
+                ("GRANT CREATE ON SCHEMA public TO guest", False),
+            )
+            for grant, found in grants:
+                postgres.sql(grant, database=name)
+                lines = findings(file, capsys)
+                assert [text in each for each in lines] == [True] * found, lines
+        finally:
+            postgres.sql("DROP OWNED BY guest; DROP ROLE guest", database=name)
+
+
 def test_a_stream_that_this_process_has_written_and_does_not_have_any_more_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
 ) -> None:
