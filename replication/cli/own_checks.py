@@ -156,7 +156,9 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         # Before the first start it may lack our tables, as a foreign one may.
         database_time, warnings, stored, may_start = use_store(config.database, _read, read_only=True, foreign=True)
     except SchemaError as error:
-        yield Finding(shown, str(error), "start the daemon of the version that the message names")
+        of_others = "not ours" in str(error)
+        cure = "name another database or schema" if of_others else "start the daemon of the version that it names"
+        yield Finding(shown, str(error), cure)
         return
     except (StoreError, ConfigError) as error:
         yield Finding(shown, str(error), "correct the URL, start the database, or let this user read it")

@@ -50,6 +50,12 @@ def newer_version(folder: Path) -> str:
     return 'database = "sqlite:///x.db"'
 
 
+def other_tables(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "x.db")) as connection:
+        connection.execute("CREATE TABLE replication_schema (name TEXT)")
+    return 'database = "sqlite:///x.db"'
+
+
 def no_database(folder: Path) -> str:
     (folder / "x.db").write_text("this is a text, and no database" * 100)
     return 'database = "sqlite:///x.db"'
@@ -168,6 +174,7 @@ def foreign_manifest(folder: Path) -> str:
         (missing_secret, "cannot read the secret file secret"),
         (missing_folder, "there is no such folder, so the database cannot be made; cure: mkdir -p"),
         (newer_version, "its tables have version 99"),
+        (other_tables, "its tables are not ours: no such column: version; cure: name another database or schema"),
         (no_database, "file is not a database"),
         (missing_table, "stream events: "),
         (open_to_others, "it is open to other hosts"),
