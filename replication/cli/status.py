@@ -119,7 +119,8 @@ def as_tables(status: dict[str, Any]) -> Group:
             if writer["error"]:
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {writer['error']}"))
             if lost := writer.get("lost_and_found"):
-                what = f"{lost} facts were lost on the way here, and found in the database"
+                facts = "1 fact was" if lost == 1 else f"{lost} facts were"
+                what = f"{facts} lost on the way here, and found in the database"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
             if failed := writer.get("failed"):
                 where = f"{stream['name']} {writer['instance']} {failed} --http {status['url']}"
@@ -128,7 +129,8 @@ def as_tables(status: dict[str, Any]) -> Group:
             if gone := writer.get("gone"):
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: facts up to {gone} are deleted"))
             if skipped := writer.get("skipped"):
-                what = f"{skipped} facts are left out; `replication skipped` lists them"
+                facts = "1 fact is" if skipped == 1 else f"{skipped} facts are"
+                what = f"{facts} left out; `replication skipped` lists them"
                 notes.append(plain(f"{stream['name']} of {writer['instance']}: {what}"))
         notes += [plain(each) for each in stream.get("notes", ())]
     peers = FittingTable(

@@ -107,6 +107,19 @@ def test_two_processes_of_one_name_are_reported_below_the_streams() -> None:
     assert str(note) == "two processes have the instance name 'twin': give each its own"
 
 
+@pytest.mark.parametrize(
+    ("number", "facts", "were"), [(1, "1 fact is", "1 fact was"), (2, "2 facts are", "2 facts were")]
+)
+def test_facts_are_counted_below_the_streams(number: int, facts: str, were: str) -> None:
+    writer = {**SEEN["streams"][0]["writers"][0], "skipped": number, "lost_and_found": number, "error": None}
+    tables = status.as_tables({**SEEN, "streams": [{**SEEN["streams"][0], "writers": [writer]}]}).renderables
+    where = "orders[red] of master: "
+    assert [str(each) for each in tables if str(each).startswith(where)] == [
+        f"{where}{were} lost on the way here, and found in the database",
+        f"{where}{facts} left out; `replication skipped` lists them",
+    ]
+
+
 def test_json_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, FakeApi(None), "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
