@@ -15,7 +15,7 @@ from replication.storage.contract import UsedByOneProcess, ended, facts_gone, mo
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
 from replication.streams.interfaces import FactSlice, KnownFollower, Write
-from replication.streams.skips import SkipState
+from replication.streams.skips import LEFT_OUT
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
     from replication.streams.history import History
     from replication.streams.interfaces import IAllocation, IReactorCalls, ISqlExecutor, IWatch, Page, Receipt
-    from replication.streams.skips import SkippedFact
+    from replication.streams.skips import SkippedFact, SkipState
     from replication.wire.grammar import InstanceName, StreamName
 
 _T = TypeVar("_T")
@@ -182,7 +182,7 @@ class _MemoryNotes:
 
     async def skipped_counts(self, follower: InstanceName, stream: StreamName) -> Mapping[InstanceName, int]:
         """Return how many facts of each writer a follower leaves out."""
-        found = await self.skipped_facts(follower, stream, states=[SkipState.SKIPPED], limit=1_000_000)
+        found = await self.skipped_facts(follower, stream, states=LEFT_OUT, limit=1_000_000)
         return Counter(each.writer for each in found)
 
     def check_open(self) -> None:

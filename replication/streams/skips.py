@@ -6,7 +6,7 @@ docs/operations.md (Facts that a function cannot take) has the rules.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -48,6 +48,9 @@ class SkipState(Enum):
     SKIPPED = "skipped"
     RETRY_REQUESTED = "retry requested"  # likewise
     APPLIED = "applied"  # by a retry
+
+
+LEFT_OUT: Final = (SkipState.SKIPPED, SkipState.RETRY_REQUESTED)  # the states of facts that are left out now
 
 
 @attrs.frozen

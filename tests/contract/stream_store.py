@@ -161,6 +161,11 @@ class SkippedFactsContract(UsesStore):
         self.assertEqual(self.found(key=(OTHER, Token(3))), [])
         self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 1})
 
+    def test_a_fact_whose_retry_is_requested_is_still_left_out(self) -> None:
+        states = {3: SkipState.SKIPPED, 4: SkipState.RETRY_REQUESTED, 5: SkipState.APPLIED, 6: SkipState.SKIP_REQUESTED}
+        self.store_skipped(*(self.skipped(token, state) for token, state in states.items()))
+        self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 2})
+
     def test_a_later_state_replaces_the_earlier_one(self) -> None:
         self.store_skipped(self.skipped(3))
         self.store_skipped(self.skipped(3, SkipState.APPLIED))

@@ -358,6 +358,15 @@ class RequestedTests(FailingCase):
             self.process.clock.advance(1)
         self.assertEqual((self.seen, self.states()), ([[3]], [(3, "applied")]))
         self.assertIn("fact 3 of orders by master, which was skipped, is applied now", messages)
+        self.assertEqual(self.follower.status(MASTER).skipped, 0)
+
+    def test_a_fact_whose_requested_retry_fails_is_still_counted(self) -> None:
+        self.request(SkippedFact(ORDERS, MASTER, fact(3), SkipState.RETRY_REQUESTED, "old"))
+        self.poison = {3}
+        self.restart()
+        with logged():
+            self.at(1, 1)
+        self.assertEqual((self.states(), self.follower.status(MASTER).skipped), ([(3, "skipped")], 1))
 
 
 class RetryTests(FailingCase):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from replication.storage.migrations import LOCK
 from replication.streams.facts import Fact
-from replication.streams.skips import SkippedFact, SkipState
+from replication.streams.skips import LEFT_OUT, SkippedFact, SkipState
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EXISTS: Final[Mapping[str, str]] = {
 _COLUMNS: Final = "stream_name, instance_name, stream_id, state, fact_rows, error, decided_by, changed_at"
 GET: Final = f"SELECT {_COLUMNS} FROM skipped_facts WHERE follower_name = ?"  # noqa: S608 - constant names
 COUNT: Final = (
-    "SELECT instance_name, count(*) FROM skipped_facts WHERE follower_name = ? AND stream_name = ? AND state = ? "
+    "SELECT instance_name, count(*) FROM skipped_facts WHERE follower_name = ? AND stream_name = ? AND state IN (?, ?) "
     "GROUP BY instance_name"
 )
 PUT: Final = (
@@ -89,7 +89,8 @@ def count_skipped(database: ISqlExecutor, follower: str, stream: StreamName) -> 
     """Return how many facts of each writer are left out now."""
     if not database.execute(EXISTS[database.dialect]):
         return {}
-    found = database.execute(_sql(database, COUNT), (_follower(database, follower), stream, SkipState.SKIPPED.value))
+    states = [each.value for each in LEFT_OUT]
+    found = database.execute(_sql(database, COUNT), (_follower(database, follower), stream, *states))
     return {InstanceName(writer): count for writer, count in found}
 
 
