@@ -220,9 +220,13 @@ class FailingFacts:
         """Whether the fact that fails was alone for the first time."""
         return line in self._failed and self._failed[line].attempts == 1
 
+    def is_limited(self, line: InstanceName) -> bool:
+        """Whether fewer facts are applied at a time, since one has failed."""
+        return line in self._limits
+
     def is_narrowing(self, line: InstanceName) -> bool:
         """Whether the next attempt has fewer facts, so that it need not wait long."""
-        return line in self._limits and line not in self._failed
+        return self.is_limited(line) and line not in self._failed
 
     async def pause(self, line: InstanceName, seconds: float) -> None:
         """Return after some seconds, or when something is requested, or when the process stops."""

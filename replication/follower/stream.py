@@ -31,6 +31,7 @@ from replication.streams.cursor import Apply, CatchUp, Check, Cursor, Reset
 from replication.streams.definitions import FEDERATION, StreamDefinition
 from replication.streams.facts import count_rows
 from replication.streams.interfaces import IStreamStore, ITransaction, Page, Write, WriterStatus
+from replication.streams.skips import describe_error
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class StreamFollower:
     application: Application = attrs.field(init=False)
     lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
     _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
+    # The last error of each writer whose traceback was logged, until the stream has gone on.
+    _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)
     # None: it begins just now.
     _driving: dict[InstanceName, Deferred[None] | None] = attrs.field(init=False, factory=dict)
     # None until they are read from the store.
@@ -350,6 +353,8 @@ class StreamFollower:
             else:
                 backoff.reset()
                 self.errors.pop(writer, None)
+                if not self.application.failing.is_limited(writer):
+                    self._traced.pop(writer, None)
             step = None if self._lifetime.ended else self._step(writer)
         if not self._lifetime.ended:
             self.errors.pop(writer, None)  # of a step that is not needed any more: the writer went back
@@ -358,14 +363,16 @@ class StreamFollower:
         if isinstance(error, CatchUpError) and error.behind and delay < LAST_RETRY:
             return
         what = _DOING.get(type(step), "applying")
-        text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {type(error).__name__}: {error}"
+        reason = describe_error(error)
+        text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {reason}"
         self.failures += 1
         failing, known = self.application.failing, self.errors.get(writer) == text
         self.errors[writer] = text
         if not known or failing.found_now(writer):
             cure = failing.cure(writer)
             self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)
-        if not known and not isinstance(error, ReplicationError):
+        if self._traced.get(writer) != reason and not isinstance(error, ReplicationError):
+            self._traced[writer] = reason
             who = "following" if self.application.function is None else OF_APPLICATION + " for"
             self.log.failure(who + " {stream} raised", stream=self.name)
 

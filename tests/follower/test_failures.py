@@ -101,6 +101,43 @@ class FindTests(FailingCase):
         self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
         self.flushLoggedErrors(ValueError)
 
+    def test_one_error_has_one_traceback_until_the_stream_has_gone_on(self) -> None:
+        def refuse(facts: Sequence[Fact], _: object) -> None:
+            if self.poison.intersection(each.token for each in facts):
+                raise error("no")
+
+        def tracebacks() -> int:
+            return len(self.flushLoggedErrors(ValueError, TypeError))
+
+        error: type[Exception] = ValueError
+        self.follower = self.make_follower(refuse)
+        now(self.follower.open())
+        self.at(0, 1)
+        self.poison = {7, 8}
+        with logged() as messages:
+            self.rows(*map(fact, range(2, 40)))
+            self.until_alone(7)
+            self.leave_out(7)
+            self.until_alone(8)
+            self.process.clock.advance(20)
+        self.assertEqual(tracebacks(), 1)
+        self.assertEqual(len([each for each in messages if "; it is fact" in each]), 2)
+        error = TypeError
+        with logged():
+            self.process.clock.advance(20)
+        self.assertEqual(tracebacks(), 1)
+        self.poison.clear()
+        self.process.clock.advance(20)
+        self.assertEqual(self.position(), 39)
+        self.poison = {40, 900}
+        with logged():
+            self.rows(*map(fact, range(40, 1000)))
+            self.until_alone(40)
+            self.assertEqual(tracebacks(), 1)
+            self.leave_out(40)
+            self.until_alone(900)
+        self.assertEqual(tracebacks(), 1, "all facts were applied together again before this one")
+
     def test_a_database_that_is_broken_is_not_blamed_on_a_fact(self) -> None:
         broken = StoreError("database disk image is malformed")
 
@@ -547,6 +584,7 @@ class FailingFactsTests(SynchronousTestCase):
         self.note_failure(2)
         self.assertEqual((self.failing.failing(MASTER), self.failing.failing(OTHER)), (2, None))
         self.assertEqual((self.failing.is_narrowing(LINE), self.failing.found_now(LINE)), (False, True))
+        self.assertTrue(self.failing.is_limited(LINE))
         self.note_failure(2)
         self.assertFalse(self.failing.found_now(LINE))
 
