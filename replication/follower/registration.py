@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, TypeVar
 
 from replication.errors import ConfigError, StreamError, decorator_error
@@ -40,7 +41,8 @@ class RegistersFunctions:
         With ``linear``, the facts of all writers come in one order, that of their tokens, and ``transaction.writer_of``
         returns the writer of each.  All facts then wait for the slowest writer (docs/protocol/ids.md F1).
 
-        ConfigError: the stream is not followed, or has a function.  StreamError: the worker has started.
+        ConfigError: the stream is not followed, or has a function; or ``function`` does not take the two arguments.
+        StreamError: the worker has started.
         """
         if not isinstance(stream, str):
             raise decorator_error("on() takes the name of a stream", "@worker.on('orders')", stream)
@@ -49,6 +51,7 @@ class RegistersFunctions:
         def register(function: ApplyFunction) -> ApplyFunction:
             if self._start is not None:
                 raise StreamError(f"on({stream!r}): register functions before start()")
+            _check_call("on", stream, function, "facts, txn")
             self._followed.add_function(name, function, linear=linear)
             return function
 
@@ -61,7 +64,8 @@ class RegistersFunctions:
         ``transaction`` is an ``ApplyTransaction``; it also lowers the position.  The function may be plain, ``async``
         or return a Deferred.  Without it the stream stops then, unless the worker has ``accept_new_history``.
 
-        ConfigError, by ``start``: ``on`` has registered no function.  StreamError: the worker has started.
+        ConfigError: ``undo`` does not take the three arguments; or, by ``start``: ``on`` has registered no function.
+        StreamError: the worker has started.
         """
         if not isinstance(stream, str):
             raise decorator_error("on_reset() takes the name of a stream", "@worker.on_reset('orders')", stream)
@@ -69,6 +73,7 @@ class RegistersFunctions:
         def register(undo: ResetFunction) -> ResetFunction:
             if self._start is not None:
                 raise StreamError(f"on_reset({stream!r}): register functions before start()")
+            _check_call("on_reset", stream, undo, "writer, to, txn")
             self._followed.undo[grammar.stream_name(stream)] = undo
             return undo
 
@@ -88,8 +93,8 @@ class RegistersFunctions:
         (docs/operations.md).  With STOP, or if it raises, its transaction is rolled back, the stream stays stopped, and
         it is called after each further attempt.
 
-        ConfigError: ``attempts`` is less than 1; or, by ``start``: ``on`` has registered no function.  StreamError: the
-        worker has started.
+        ConfigError: ``attempts`` is less than 1, or ``decide`` does not take the two arguments; or, by ``start``:
+        ``on`` has registered no function.  StreamError: the worker has started.
         """
         if not isinstance(stream, str):
             raise decorator_error(
@@ -101,7 +106,19 @@ class RegistersFunctions:
         def register(decide: DecideFunction) -> DecideFunction:
             if self._start is not None:
                 raise StreamError(f"on_failed_fact({stream!r}): register functions before start()")
+            _check_call("on_failed_fact", stream, decide, "failed, txn")
             self._followed.on_failed[grammar.stream_name(stream)] = FailedFactFunction(decide, attempts)
             return decide
 
         return register
+
+
+def _check_call(decorator: str, stream: str, function: Callable[..., object], arguments: str) -> None:
+    """Raise ConfigError if a function cannot be called with these arguments; one without a signature passes."""
+    try:
+        inspect.signature(function).bind(*arguments.split(", "))
+    except ValueError:
+        return
+    except TypeError as error:
+        call = f"{getattr(function, '__name__', repr(function))}({arguments})"
+        raise ConfigError(f"{decorator}({stream!r}) calls {call}, which does not take these: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from replication.errors import ConfigError, StreamError
 from replication.follower.failures import DEFAULT_ATTEMPTS
 from replication.streams.skips import FailedFactAction
@@ -9,7 +11,7 @@ from tests.doubles import begin, error_of
 from tests.follower.cases import HELLO, ORDERS, WorkerCase, position
 
 
-def stop(failed: object, txn: object) -> FailedFactAction:
+def stop(*_: object) -> FailedFactAction:
     return FailedFactAction.STOP
 
 
@@ -35,6 +37,34 @@ class DecoratorTests(WorkerCase):
             with self.assertRaises(StreamError) as caught:
                 decorate(stop)
             self.assertEqual(str(caught.exception), f"{name}('orders'): register functions before start()")
+
+    def test_each_refuses_a_function_that_cannot_be_called_with_its_arguments(self) -> None:
+        async def apply(facts: object) -> None:
+            """Have no parameter for the transaction."""
+
+        def more(*_: object, needed: object) -> None:
+            """Have a parameter that is never given."""
+
+        arguments = {"on": "facts, txn", "on_reset": "writer, to, txn", "on_failed_fact": "failed, txn"}
+        for name in self.NAMES:
+            decorate = getattr(self.worker, name)("orders")
+            for function, why in ((apply, "too many positional arguments"), (more, "argument: 'needed'")):
+                with self.assertRaises(ConfigError) as caught:
+                    decorate(function)
+                call = f"{function.__name__}({arguments[name]})"
+                wrong = f"{name}('orders') calls {call}, which does not take these: "
+                self.assertTrue(str(caught.exception).startswith(wrong), caught.exception)
+                self.assertTrue(str(caught.exception).endswith(why), caught.exception)
+            with self.assertRaises(ConfigError) as caught:
+                decorate(3)
+            self.assertIn("3 is not a callable object", str(caught.exception))
+            self.assertIs(decorate(stop), stop)
+
+    def test_a_function_without_a_signature_is_accepted(self) -> None:
+        without = max  # of C
+        self.assertRaises(ValueError, inspect.signature, without)
+        for name in self.NAMES:
+            self.assertIs(getattr(self.worker, name)("orders")(without), without)
 
 
 class OnFailedFactTests(WorkerCase):
