@@ -123,16 +123,22 @@ class PositionReports:
     async def _positions(self) -> Positions:
         """Return what is stored here, of the streams that are applied or copied.
 
-        A stream whose writers have sent no position yet has none: everything is kept for it.
+        A writer that has sent no position yet has none here: everything is kept.  Likewise one that may be restored: it
+        may have other facts up to the position.
         """
         if self._names is None:
             self._names = await self._copied()
         stored = [each for each in self._followers if each.mode is not FollowMode.POSITION_ONLY]
-        return {**{name: {} for name in self._names}, **{each.name: each.positions() for each in stored}}
+        return {**{name: {} for name in self._names}, **{each.name: _confirmed(each) for each in stored}}
 
 
 def _not_passed_on(name: str, why: object) -> StoreError:
     return StoreError(f"the report of {name!r} cannot be passed on: {why}", temporary=True)
+
+
+def _confirmed(follower: StreamFollower) -> dict[InstanceName, Token]:
+    """Return the position of each connected writer, unless it may count facts that the writer has lost."""
+    return {name: each.position for name, each in follower.cursors.items() if each.linked and each.confirmed}
 
 
 def _is_live(follower: StreamFollower) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import attrs
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
@@ -23,7 +24,9 @@ from replication.follower.reports import (
     RelayedReports,
 )
 from replication.follower.stream import FollowMode
-from replication.streams.interfaces import KnownFollower, WriterStatus
+from replication.follower.worker import Worker
+from replication.streams.cursor import Cursor
+from replication.streams.interfaces import KnownFollower, Write, WriterStatus
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import retention
@@ -31,6 +34,12 @@ from replication.writer.known_followers import LATER, SOON
 from tests.doubles import FragileStore, begin, logged, now
 from tests.follower.cases import HELLO, HTTP, WorkerCase, position
 from tests.follower.test_gone import MASTER, ORDERS, GoneCase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replication.follower.application import ApplyTransaction
+    from replication.streams.facts import Fact
 
 
 class ReportTests(GoneCase):
@@ -72,17 +81,19 @@ class Follower:
     """A stream at 5."""
 
     name, mode = ORDERS, FollowMode.APPLIED
-    cursors = (MASTER,)
 
     def __init__(self) -> None:
         self.position = 5
         self.state = "catching up"
 
+    @property
+    def cursors(self) -> dict[InstanceName, Cursor]:
+        cursor = Cursor(Token(self.position))
+        cursor.position_received("link", Token(self.position), Token(self.position))
+        return {MASTER: cursor}
+
     def status(self, writer: InstanceName) -> WriterStatus:
         return WriterStatus(writer, Token(self.position), Token(self.position), self.state)
-
-    def positions(self) -> dict[str, int]:
-        return {MASTER: self.position}
 
 
 class TwoWritersTests(WorkerCase):
@@ -238,6 +249,57 @@ class RetentionTests(GoneCase):
         self.append(2)
         self.net.run(retention.INTERVAL * 2)
         self.assertEqual(sorted(self.store._streams[ORDERS].facts), [13, 14])
+
+
+class RestoreTests(GoneCase):
+    """The writer's database has lost fact 6, and then has another fact with this ID, and more."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(retention, "SLICE_ROWS", 1)
+
+    def start(self, store: FragileStore, **options: Any) -> Worker:
+        worker = Worker(connect=["tcp:127.0.0.1:9092"], database=store, reactor=self.net, audit_interval=0, **options)
+
+        @worker.on("orders")
+        def apply(facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+            self.seen += [fact.token for fact in facts]
+
+        self.processes.append(worker)
+        begin(worker.start())
+        self.net.run(SOON)
+        return worker
+
+    def restore(self) -> None:
+        begin(self.processes.pop(0).stop())
+        self.net.run()
+        now(self.store.open())
+        now(self.store.transaction().commit([Write(ORDERS, MASTER, Token(5), reset=True)]))
+        for each in now(self.store.known_followers()):
+            now(self.store.store_follower(attrs.evolve(each, positions={ORDERS: {MASTER: Token(5)}})))
+        self.net.cut()
+        self.start_master("2 rows")
+        begin(self.master.start())
+        self.append(5)
+
+    def kept(self) -> list[int]:
+        self.net.run(2 * SOON + retention.INTERVAL)
+        return sorted(self.store._streams[ORDERS].facts)
+
+    def test_what_a_function_lacks_that_cannot_go_back_is_kept(self) -> None:
+        """Its position counts facts that the writer has lost."""
+        self.seen: list[int] = []
+        store = FragileStore()
+        worker = self.start(store, skip_gone=True, copy=False)
+        with logged():
+            self.restore()
+            self.assertEqual(self.kept(), [6, 7, 8, 9, 10])
+            begin(worker.stop())
+            self.processes.remove(worker)
+            self.net.run()
+            self.start(store, accept_new_history=True, copy=False)
+        self.assertEqual(self.seen, [5, 6, 6, 7, 8, 9, 10])
+        self.assertEqual(self.kept(), [9, 10])
 
 
 class RelayTests(GoneCase):
