@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from replication.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
     from twisted.internet.interfaces import IReactorTime
@@ -77,6 +77,19 @@ def check_reactor(reactor: Any) -> None:
             "call installReactor(reactor) with reactor = AsyncioSelectorReactor(asyncio.get_running_loop()), then "
             "reactor.startRunning(installSignalHandlers=False); see docs/how-to/use-from-asyncio.md, The four rules"
         )
+
+
+async def close_after(work: Awaitable[None], close: Callable[[], Awaitable[None]]) -> None:
+    """Await ``work``, then ``close()``, also if ``work`` fails.
+
+    ``finally`` would await in a coroutine that is deleted before its end, which Python does not allow.
+    """
+    try:
+        await work
+    except Exception:
+        await close()
+        raise
+    await close()
 
 
 def shield(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:

@@ -6,12 +6,12 @@ import asyncio
 import gc
 from unittest.mock import Mock
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, share, shield
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, close_after, share, shield
 from replication.errors import ConfigError
 from tests.doubles import begin, error_of, logged, now
 
@@ -128,6 +128,30 @@ class ShieldTests(SynchronousTestCase):
 
         self.assertEqual(now(shield(work())), 7)
         self.assertIsInstance(error_of(begin(shield(fails()))), ValueError)
+
+
+class CloseAfterTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    def test_it_closes_after_the_work_and_after_a_failure(self) -> None:
+        work: Deferred[None] = Deferred()
+        outcome = begin(close_after(work, self.close))
+        self.assertEqual((outcome, self.closed), ([], 0))
+        work.callback(None)
+        self.assertEqual((outcome, self.closed), ([None], 1))
+        failed: Deferred[None] = fail(ZeroDivisionError())
+        self.assertIsInstance(error_of(begin(close_after(failed, self.close))), ZeroDivisionError)
+        self.assertEqual(self.closed, 2)
+
+    def test_a_coroutine_that_is_deleted_before_its_end_waits_for_nothing(self) -> None:
+        closing = close_after(Deferred(), self.close)
+        closing.send(None)
+        closing.close()  # a RuntimeError, if it awaits
+        self.assertEqual(self.closed, 0)
 
 
 class LifetimeTests(SynchronousTestCase):

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from replication.caches import CachedFunction, Caches, KeysOf
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, share
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, close_after, share
 from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.catch_up import CatchUpSources
@@ -347,22 +347,22 @@ class Worker(RegistersFunctions):
         return None
 
     async def _close(self) -> None:
-        server = self.served.relay_server
         self._lifetime.end()
-        if server is not None:
-            server.subscribers.refuse(Error.STOPPING)
+        if self.served.relay_server is not None:
+            self.served.relay_server.subscribers.refuse(Error.STOPPING)
         self._reporter.end()
         self._followed.links.end_waiting()
         self._waiters.fail(_stopping_error(self.instance_name))
-        try:
-            if self._start is not None:
-                await share(self._start)
-            await self._followed.stop(self._clock)
-            await self._sources.close()
-            if server is not None:
-                await server.end()
-        finally:
-            await (self.store.close() if self._master is None else self._master.stop())
+        close_store = self.store.close if self._master is None else self._master.stop
+        await close_after(self._finish(), close_store)
+
+    async def _finish(self) -> None:
+        if self._start is not None:
+            await share(self._start)
+        await self._followed.stop(self._clock)
+        await self._sources.close()
+        if self.served.relay_server is not None:
+            await self.served.relay_server.end()
 
     def _committed(self, stream: StreamName, facts: Sequence[Fact]) -> None:
         """Invalidate the caches of this process by its own facts: no writer sends them back."""

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, share
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, close_after, share
 from replication.errors import CommitsLostError, ConfigError, LocalProtocolError, ReplicationError, is_temporary
 from replication.net.broadcast import Broadcast
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
@@ -311,18 +311,21 @@ class Master:
 
     async def _close(self) -> None:
         self._subscribers.refuse("server stopping")
-        try:
-            if self._start is not None:
-                await self._within(STOP_PATIENCE, share(self._start))
-            if self._slow_loop.running:
-                self._slow_loop.stop()
-            self._positions.stop()
-            await self._within(STOP_PATIENCE + STORE_PATIENCE, Deferred.fromCoroutine(self._settle()))
-        finally:
-            self._lifetime.end()
-            await self._subscribers.end()
-            await self._within(STORE_PATIENCE, Deferred.fromCoroutine(self._presence.stop()))
-            await self.store.close()
+        await close_after(self._finish(), self._end)
+
+    async def _finish(self) -> None:
+        if self._start is not None:
+            await self._within(STOP_PATIENCE, share(self._start))
+        if self._slow_loop.running:
+            self._slow_loop.stop()
+        self._positions.stop()
+        await self._within(STOP_PATIENCE + STORE_PATIENCE, Deferred.fromCoroutine(self._settle()))
+
+    async def _end(self) -> None:
+        self._lifetime.end()
+        await self._subscribers.end()
+        await self._within(STORE_PATIENCE, Deferred.fromCoroutine(self._presence.stop()))
+        await self.store.close()
 
     async def _settle(self) -> None:
         await self._transactions.finish(STOP_PATIENCE)
