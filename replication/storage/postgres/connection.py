@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from psycopg import errors
@@ -17,7 +18,15 @@ from replication.storage.migrations import LOCK, check_version, installed, upgra
 from replication.storage.names import quoted
 from replication.storage.postgres.generic import GenericTable, Table
 from replication.storage.postgres.holder import DELETE_MARKS, MARKS
-from replication.storage.postgres.ids import CLAIMS, STATES, Allocations, create_sequence, prepare_sequence
+from replication.storage.postgres.ids import (
+    CLAIMS,
+    STATES,
+    Allocations,
+    create_sequence,
+    move_forward,
+    prepare_sequence,
+    read_last_value,
+)
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
 from replication.storage.postgres.watch import BLOCKERS
 from replication.storage.receipts import DELETED_AT_ONCE
@@ -295,8 +304,9 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             if self.session.begun:  # otherwise BEGIN itself failed
                 self._store([batch])
             self.session.commit()
-        except BaseException:
+        except BaseException as error:
             self.rollback()
+            self._pass_used_ids(error, [batch])
             raise
         self.commits += 1
         self.transactions += 1
@@ -337,6 +347,7 @@ class PostgresConnection(SqlConnection[PostgresSession]):
                 failures += 1
                 if failures < _tries(error):
                     continue
+                self._pass_used_ids(error, batches)
                 if len(batches) == 1 or isinstance(error, (SessionLostError, OutcomeUnknownError, CommitsLostError)):
                     return [error] * len(batches)
                 half = len(batches) // 2
@@ -358,6 +369,19 @@ class PostgresConnection(SqlConnection[PostgresSession]):
             self.rollback()
 
     # ---- inside
+
+    def _pass_used_ids(self, error: BaseException, batches: Sequence[Batch]) -> None:
+        """Move the sequence of a table past every used ID if ``error`` is that an ID is used there.
+
+        A crash of the server took back IDs that another process had allocated, and that it has stored since.
+        """
+        if isinstance(error.__cause__, errors.UniqueViolation):
+            name = error.__cause__.diag.table_name
+            for table in {table for batch in batches for table, _ in batch.writes if isinstance(table, GenericTable)}:
+                with suppress(StoreError):  # the next one that fails does it
+                    used = max(self.positions(table).values()) if table.name == name else Token(0)
+                    if read_last_value(self.session, table.sequence) < used:
+                        move_forward(self.session, table.sequence, used)
 
     def _set_up(self) -> None:
         ((exists,),) = self.session.ask(HAS_SCHEMA)

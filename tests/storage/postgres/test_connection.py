@@ -188,6 +188,26 @@ class AgainTests(UsesConnection, SynchronousTestCase):
         self.assertEqual((self.tokens(), self.times()), ([], 1))
         self.assertEqual(self.sql("SELECT to_regclass('mine')"), [(None,)])
 
+    def test_f16_after_an_id_that_is_used_the_sequence_is_past_all_that_are_used(self) -> None:
+        """A crash took the sequence back, and another process has stored the IDs that it had allocated before."""
+        used = "INSERT INTO stream_orders SELECT id, 0, 'other', '1' FROM generate_series(5, 900) AS id"
+        last = "SELECT last_value FROM stream_orders_seq"
+        one = self.batch(write(5, facts(5)))
+        for commit in (lambda: self.connection.commit_together([one])[0], lambda: self.commit_one(one)):
+            self.sql("TRUNCATE stream_orders")
+            self.sql("SELECT setval('stream_orders_seq', 5)")
+            self.sql(used)
+            self.assertIn("(5, 0) already exists", str(commit()))
+            self.assertEqual(self.sql(last), [(900,)])
+        self.sql("SELECT setval('stream_orders_seq', 1000)")
+        self.assertIn("(5, 0) already exists", str(self.commit_one(one)))
+        self.assertEqual(self.sql(last), [(1000,)])
+
+    def commit_one(self, batch: Batch) -> StoreError:
+        self.connection.session.begin()
+        error: StoreError = self.assertRaises(StoreError, self.connection.commit, batch)
+        return error
+
     def test_f14_a_session_that_ends_in_the_middle_is_made_again_once(self) -> None:
         self.let_fail("PERFORM pg_terminate_backend(pg_backend_pid())", times=1)
         self.assertEqual(
