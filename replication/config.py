@@ -56,8 +56,7 @@ _WORKER: Final = {"role": "worker"}
 _NO_KEY: Final = {"role": "none"}
 
 
-@attrs.frozen
-class WriterPlace:
+class WriterPlace(msgspec.Struct, frozen=True):
     """``[writers.NAME]``: the wire of a writer, a client endpoint, and its HTTP, a URL.
 
     A writer without ``connect`` is followed over an endpoint of ``connect`` that several writers share.
@@ -71,8 +70,7 @@ class WriterPlace:
         return {key: url.reveal() for key, url in (("connect", self.connect), ("http", self.http)) if url is not None}
 
 
-@attrs.frozen
-class Tls:
+class Tls(msgspec.Struct, frozen=True):
     """``[tls]``: which certificates the clients of ``ssl:`` endpoints must show, and which one this process shows.
 
     ``client_ca`` is a file with the authority of the clients, and ``allow`` has the names that are accepted; none: all.
@@ -90,8 +88,7 @@ class Tls:
         return None if self.certificate is None or self.private_key is None else (self.certificate, self.private_key)
 
 
-@attrs.frozen
-class AccessTable:
+class AccessTable(msgspec.Struct, frozen=True):
     """``[access.NAME]``: what a peer may do that sends a secret, or shows a certificate with one of these names.
 
     ``read`` and ``append`` are names of streams; ``*`` stands for all.
@@ -172,7 +169,7 @@ class Config:
     @property
     def bounds(self) -> Bounds:
         """The limits of the connections that are accepted."""
-        return Bounds(**{each.name: getattr(self, each.name) for each in attrs.fields(Bounds)})
+        return Bounds(**{name: getattr(self, name) for name in Bounds.__struct_fields__})
 
     @property
     def relays(self) -> bool:
@@ -378,13 +375,13 @@ def _read_table(role: Role, table: Mapping[str, Any], path: str) -> dict[str, An
     writers = table.get("writers")
     for name, writer in writers.items() if isinstance(writers, dict) else ():
         for place in _tables([writer]):
-            _refuse_unknown(place, attrs.fields_dict(WriterPlace), path, f"writers.{name}.")
+            _refuse_unknown(place, WriterPlace.__struct_fields__, path, f"writers.{name}.")
     access = table.get("access")
     for name, entry in access.items() if isinstance(access, dict) else ():
         for each in _tables([entry]):
-            _refuse_unknown(each, attrs.fields_dict(AccessTable), path, f"access.{name}.")
+            _refuse_unknown(each, AccessTable.__struct_fields__, path, f"access.{name}.")
     if isinstance(tls := table.get("tls"), dict):
-        _refuse_unknown(tls, attrs.fields_dict(Tls), path, "tls.")
+        _refuse_unknown(tls, Tls.__struct_fields__, path, "tls.")
     given = {**table, "rooms": True} if table.get("rooms") == {} else table
     return {key: _read_value(key, value, f"{path}: {key}") for key, value in given.items()}
 

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred, gatherResults
 
 from replication.bench.cluster import database_kinds
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from replication.bench.series import BenchOptions, Series
 
 
-@attrs.frozen
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """``callers`` append at the same time, each ``batches`` batches of ``batch`` facts, one after the other."""
 
     callers: int
@@ -98,7 +98,7 @@ def _append_together(masters: Sequence[ChildProcess], workload: Workload) -> Sam
 
 
 def _sized(workloads: Sequence[tuple[str, Workload]], options: BenchOptions) -> list[tuple[str, Workload]]:
-    return [(name, attrs.evolve(workload, batches=options.size(workload.batches, 2))) for name, workload in workloads]
+    return [(name, replace(workload, batches=options.size(workload.batches, 2))) for name, workload in workloads]
 
 
 async def _append(master: BenchMaster, workload: Workload) -> Sample:

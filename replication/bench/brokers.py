@@ -15,7 +15,7 @@ from os import environ, sysconf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import attrs
+import msgspec
 
 from replication.bench.cluster import free_ports
 from replication.bench.daemons import STREAM
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-@attrs.frozen
-class BrokerKind:
+class BrokerKind(msgspec.Struct, frozen=True):
     """A broker's program, and what its clients send.
 
     Attributes:

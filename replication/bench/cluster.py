@@ -20,7 +20,7 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import attrs
+import msgspec
 
 from replication.bench.daemons import database_in
 from replication.bench.processes import BenchError
@@ -174,8 +174,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-@attrs.frozen
-class DatabaseKind:
+class DatabaseKind(msgspec.Struct, frozen=True):
     """A kind of database; ``make`` returns the URL of an empty one."""
 
     name: str

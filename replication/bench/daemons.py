@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 from twisted.internet.task import deferLater
 
 from replication.bench.processes import PATIENCE
@@ -50,16 +50,14 @@ def database_in(folder: str, name: str) -> str:
     return f"sqlite:///{Path(folder, name)}.db"
 
 
-@attrs.frozen
-class MasterAddress:
+class MasterAddress(msgspec.Struct, frozen=True):
     """The port of a master's wire on this machine, and the URL of its HTTP API."""
 
     wire: int
     url: str
 
 
-@attrs.frozen
-class BenchMaster:
+class BenchMaster(msgspec.Struct, frozen=True):
     """A started master of a child process, and the times of its start."""
 
     reactor: Any
@@ -102,8 +100,7 @@ async def listen(reactor: Any, factory: IProtocolFactory) -> int:
     return number
 
 
-@attrs.frozen
-class BenchWorker:
+class BenchWorker(msgspec.Struct, frozen=True):
     """A worker of a child process; its function decodes every row, and adds the numbers of rows to ``taken``."""
 
     reactor: Any

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.bench.daemons import address_of, cpu_time, database_in, make_worker
 from replication.bench.latency import PACE, delays_between, quantiles, write_facts
@@ -56,8 +56,7 @@ def measure(options: BenchOptions) -> Iterator[Series]:
         yield Series(name, "CPU of turns over 4 ms", "s", [each[name].in_long for each in rounds])
 
 
-@attrs.frozen
-class _Round:
+class _Round(msgspec.Struct, frozen=True):
     """The seconds from each commit until a worker has applied the fact, and what the master did meanwhile.
 
     ``cores``: its CPU time, by the clock.  ``longest``: the CPU time of its longest turn, in seconds.  ``in_long``: of

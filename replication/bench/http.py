@@ -12,7 +12,7 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import attrs
+import msgspec
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
@@ -149,8 +149,7 @@ class _EmptySite(Site):
         """Open no access log: the API has none."""
 
 
-@attrs.frozen
-class _EmptyServer:
+class _EmptyServer(msgspec.Struct, frozen=True):
     reactor: Any
     port: int
 

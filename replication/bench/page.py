@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
-import attrs
+import msgspec
 from twisted.internet.task import deferLater
 
 from replication.bench.cluster import free_ports
@@ -76,8 +76,7 @@ def _turned(variants: Sequence[_Variant], number: int) -> Sequence[_Variant]:
     return variants if number % 2 == 0 else variants[::-1]
 
 
-@attrs.frozen
-class _Round:
+class _Round(msgspec.Struct, frozen=True):
     """The seconds from each commit until a worker has applied the fact, and what the master did meanwhile.
 
     ``cores``: its CPU time, by the clock.  ``longest``: the CPU time of its longest turn, in seconds.

@@ -11,7 +11,7 @@ from itertools import cycle
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.bench.series import Size
 
@@ -53,8 +53,7 @@ def draw(results: Sequence[Result]) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-@attrs.frozen
-class _Axis:
+class _Axis(msgspec.Struct, frozen=True):
     """The decades from ``low`` to ``high``, drawn from ``start`` to ``end``."""
 
     low: int

@@ -18,7 +18,7 @@ from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 
 from replication.bench.cluster import POSTGRES, database_kinds
 from replication.bench.daemons import STREAM
@@ -73,8 +73,7 @@ def measure(options: BenchOptions) -> Iterator[Series]:
             yield from bench.measure(kind.name, url)
 
 
-@attrs.frozen
-class _Bench:
+class _Bench(msgspec.Struct, frozen=True):
     spark: SparkSession
     out: Path
     segment_rows: int

@@ -14,7 +14,7 @@ import time
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
@@ -129,8 +129,7 @@ async def _serve(reactor: Any, url: str) -> BenchMaster:
     return await serve_master(reactor, url)
 
 
-@attrs.frozen
-class Greeted:
+class Greeted(msgspec.Struct, frozen=True):
     """Connections in the order in which they were made; ``seconds`` passed until all were greeted."""
 
     peers: Sequence[socket.socket]

@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +34,7 @@ class BenchOptions:
         return quick if self.quick else full * self.times
 
 
-@attrs.frozen
-class Size:
+class Size(msgspec.Struct, frozen=True):
     """A variant with a number of ``things``, such as streams; ``what`` is the rest of its name, such as a database."""
 
     number: int
@@ -46,8 +46,7 @@ class Size:
         return f"{self.what}{self.what and ', '}{self.number:,} {things}"
 
 
-@attrs.frozen
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """One line of the report; ``spread`` is (max - min) / median over the rounds."""
 
     scenario: str
@@ -60,11 +59,10 @@ class Result:
 
     def as_dict(self) -> dict[str, str | float]:
         """Return the fields of ``--json``."""
-        return {**attrs.asdict(self, recurse=False), "variant": str(self.variant)}
+        return {**msgspec.structs.asdict(self), "variant": str(self.variant)}
 
 
-@attrs.frozen
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """The values of one figure, one for each round."""
 
     variant: str | Size
@@ -79,8 +77,7 @@ class Series:
         return Result(scenario, self.variant, self.metric, middle, self.unit, len(self.values), spread)
 
 
-@attrs.frozen
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One round: ``count`` operations in ``wall`` seconds of time and ``cpu`` seconds of this process's CPU."""
 
     count: int

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-import attrs
-
 from replication.bench.daemons import BenchMaster, serve_master
 from replication.net.admission import allow_open_files
 
@@ -39,8 +37,7 @@ class Turns:
             self.in_long += took
 
 
-@attrs.frozen
-class WatchedMaster(BenchMaster):
+class WatchedMaster(BenchMaster, frozen=True):
     """A started master, and its turns."""
 
     turns: Turns

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import attrs
+import msgspec
 
 from replication.cli.output import report
 from replication.cli.parser import Parser
@@ -41,8 +42,7 @@ class AppendError(ReplicationError):
     """Not all rows were appended; the message states how many were."""
 
 
-@attrs.frozen
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Lines that are sent in one request, without blank ones.
 
     ``numbers`` are the lines' numbers, counted from 1; a row from the command line has number 0.  ``size`` is in bytes,

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 
 from replication import config
 from replication.cli.findings import Finding
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     certificate = parser.certificate_of(found)
     findings = [*_diagnose(found, certificate)]
     if found.json:
-        write_line(json.dumps({"findings": [attrs.asdict(each) for each in findings]}, separators=(",", ":")))
+        write_line(json.dumps({"findings": [msgspec.structs.asdict(each) for each in findings]}, separators=(",", ":")))
     else:
         for each in findings:
             write_line(str(each))

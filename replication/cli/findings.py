@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 
-@attrs.frozen
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong: where it is, what it is, and the cure."""
 
     where: str

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-import attrs
+from msgspec.structs import replace
 
 from replication.cli.output import write_line
 from replication.cli.parser import Parser
@@ -114,7 +114,7 @@ async def _store_request(
             raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
         if stored.state is not SkipState.SKIPPED:
             return stored
-        fact = attrs.evolve(stored, state=requested)
+        fact = replace(stored, state=requested)
     elif stored is not None:
         return stored
     elif token <= positions[writer]:

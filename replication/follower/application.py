@@ -6,6 +6,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
+from msgspec.structs import replace
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.logger import Logger
 
@@ -64,8 +66,7 @@ class ApplyTransaction:
         return {token: writer for writer, part in self._parts.items() for token, _ in part.facts}
 
 
-@attrs.frozen
-class FailedFactFunction:
+class FailedFactFunction(msgspec.Struct, frozen=True):
     """A function of ``@worker.on_failed_fact``, and after how many attempts in a row it is called."""
 
     function: Callable[[FailedFact, ApplyTransaction], object]
@@ -141,10 +142,10 @@ class Application:
         async def call(transaction: ApplyTransaction) -> Sequence[SkippedFact]:
             assert self.function is not None  # noqa: S101 - else nothing is skipped
             await self._run(self.function, [skipped.fact], transaction)
-            return [attrs.evolve(skipped, state=SkipState.APPLIED)]
+            return [replace(skipped, state=SkipState.APPLIED)]
 
         async def keep(_: ApplyTransaction) -> Sequence[SkippedFact]:
-            return [attrs.evolve(skipped, state=SkipState.SKIPPED, error=describe_error(error or ValueError()))]
+            return [replace(skipped, state=SkipState.SKIPPED, error=describe_error(error or ValueError()))]
 
         work = _Work(self._stream, writer, {writer: part}, write_of, _note_nothing)
         try:
@@ -279,7 +280,7 @@ class _Work:
         if not skipped:
             return [self.write_of(writer, part) for writer, part in self.parts.items()]
         return [
-            attrs.evolve(self.write_of(writer, part), skipped=[each for each in skipped if each.writer == writer])
+            replace(self.write_of(writer, part), skipped=[each for each in skipped if each.writer == writer])
             for writer, part in self.parts.items()
         ]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
@@ -68,8 +69,7 @@ class IAuditSource(Protocol):
         """Return a page of facts."""
 
 
-@attrs.frozen
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """What was seen of one writer: tokens up to its position that were never applied, and where its database is."""
 
     missing: Collection[Token]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import msgspec
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, LogLevel
 
@@ -47,8 +49,7 @@ GONE_CURE: Final = (
 LARGE_GAP: Final = 100_000  # IDs, about twenty pages over HTTP: these take longer than the checksum of a segment
 
 
-@attrs.frozen
-class _NextPage:
+class _NextPage(msgspec.Struct, frozen=True):
     """The page after the one that is applied now, and the step for which it is fetched."""
 
     endpoint: str | None
@@ -167,7 +168,7 @@ class CatchUpSources:
             page = await self.page(endpoint, stream, writer, step, limit, followed=followed)
         self._log_end(stream, writer, step, page)
         if page.limited and page.facts and page.upto < step.upto and not step.fresh:
-            following = attrs.evolve(step, after=page.upto)
+            following = replace(step, after=page.upto)
             fetching = Deferred.fromCoroutine(self.page(endpoint, stream, writer, following, limit, followed=followed))
             self._next_pages[stream, writer] = _NextPage(endpoint, following, fetching)
         return page

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
+import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
@@ -35,8 +36,7 @@ _REQUESTS: Final = (SkipState.SKIP_REQUESTED, SkipState.RETRY_REQUESTED)
 _Key = tuple[InstanceName, Token]
 
 
-@attrs.frozen
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """Apply a fact that was skipped, below the position."""
 
     skipped: SkippedFact

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from replication.streams.cursor import Apply, CatchUp, Reset
     from replication.wire.grammar import InstanceName, Token
 
 
-@attrs.frozen
-class _Range:
+class _Range(msgspec.Struct, frozen=True):
     """The facts in ``(after, upto]``; ``resets`` is the number of resets before they were found to be gone."""
 
     after: Token

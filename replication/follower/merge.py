@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 
 from replication.follower.stream import StreamFollower
@@ -87,9 +88,9 @@ class MergingFollower(StreamFollower):
         """Return the status of one writer."""
         found, error = super().status(writer), self.errors.get(ALL)
         if error is not None and found.error is None:
-            return attrs.evolve(found, state="stopped", error=error)
+            return replace(found, state="stopped", error=error)
         if self.cursors[writer].reached > found.position and ALL not in self._driving:
-            return attrs.evolve(found, state="waiting for others")
+            return replace(found, state="waiting for others")
         return found
 
     # ---- inside

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
 
@@ -187,7 +188,7 @@ class RelayedReports:
         known = {each.name: each for each in own}
         for name, each in self._known.items():
             ours = known[name].positions if name in known else {}
-            known[name] = attrs.evolve(each, positions={**each.positions, **ours})
+            known[name] = replace(each, positions={**each.positions, **ours})
         return [known[name] for name in sorted(known)]
 
     async def forget(self, name: str) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import attrs
+from msgspec.structs import replace
 
 from replication.errors import NotAWriterError, StreamError, UnknownStreamError
 from replication.follower.stream import FollowMode, StreamFollower
@@ -185,7 +186,7 @@ class ServedStreams:
         followers = [each for each in [self._followed.get(only)] if each] if only else self._followed
         for follower in followers:
             followed = [
-                attrs.evolve(follower.status(writer), source=self._sources.source_of(follower.name, writer))
+                replace(follower.status(writer), source=self._sources.source_of(follower.name, writer))
                 for writer in follower.cursors
             ]
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
@@ -193,7 +194,7 @@ class ServedStreams:
             others = [each for each in ours.writers if each.instance not in follower.cursors]
             wait = follower.application.waits.note
             notes = ours.notes if wait is None else [*ours.notes, wait]
-            statuses[follower.name] = attrs.evolve(ours, writers=[*others, *followed], notes=notes)
+            statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=notes)
         return [*statuses.values()]
 
     def unreachable_writers(self) -> Sequence[str]:
@@ -227,7 +228,7 @@ class ServedStreams:
         samples: dict[Hashable, Sample] = {}
         for each in (*self._samples(), *served):
             key = each.name, *sorted(each.labels.items())
-            samples[key] = attrs.evolve(each, value=each.value + samples[key].value) if key in samples else each
+            samples[key] = replace(each, value=each.value + samples[key].value) if key in samples else each
         return samples.values()
 
     # ---- inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import CancelledError
 
 from replication.errors import StoppingError, StreamError, UnknownStreamError
@@ -64,7 +65,7 @@ class FollowedSkips:
                 )
             done = follower.application.failing.request_retry(found)
         await self._wait(follower, done)
-        return attrs.evolve(found, state=SkipState.APPLIED)
+        return replace(found, state=SkipState.APPLIED)
 
     async def skipped(self, stream: str | None, limit: int) -> Sequence[SkippedFact]:
         """Return the facts that were skipped, the latest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+from msgspec.structs import replace
 
 from replication.storage import open_store, path_of
 from replication.storage.threads import SerialThread
@@ -52,7 +52,7 @@ class DatabaseCatchUp:
         if stream in self._mapped:
             end = min(upto, Token(after + MOST_IDS))
             page = await self._store.facts(stream, writer, after=after, upto=end, limit=limit)
-            return page if page.upto == upto else attrs.evolve(page, limited=True)
+            return page if page.upto == upto else replace(page, limited=True)
         if upto - after > limit:
             page = await self._store.facts(stream, writer, after=after, upto=upto, limit=limit)
             if page.limited:  # a full page needs no position

@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 PAGE_ROWS: Final = 10_000  # that one transaction applies at most
 FIRST_RETRY: Final = 0.25  # seconds; doubled at each failure in a row
 LAST_RETRY: Final = 10.0
-_DOING: Final = {CatchUp: "fetching", Check: "checking the history of", Again: "applying again a fact of"}
+_DOING: Final[Mapping[type, str]] = {
+    CatchUp: "fetching",
+    Check: "checking the history of",
+    Again: "applying again a fact of",
+}
 
 
 def begin_without_gap(command: Position) -> Token:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger, LogLevel
 
@@ -223,7 +224,7 @@ class FollowedStreams:
     async def fetch_page(self, stream: StreamName, writer: InstanceName, step: CatchUp, limit: int) -> Page:
         """Return a page for a follower of this process, which keeps no copy; CatchUpError if no source has it."""
         page = await self._sources.page(self.links.endpoints.get(writer), stream, writer, step, limit)
-        return page if self._access_tokens else attrs.evolve(page, facts=hide_access_tokens(stream, page.facts))
+        return page if self._access_tokens else replace(page, facts=hide_access_tokens(stream, page.facts))
 
     def http_of_writers(self) -> list[HttpCatchUp]:
         """Return the HTTP of the writers, or of the relays, that are followed."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 from twisted.logger import Logger
 
 from replication.net.endpoints import is_local
@@ -31,8 +31,7 @@ _RESERVES: Final = {"http": 1, "wire": 2}  # the wire leaves one more, so that a
 MAX_ADDRESSES: Final = 10_000  # that are counted in one period; with more, the period begins again
 
 
-@attrs.frozen
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """The limits of the connections that a process accepts, at the wire and at HTTP separately; 0 lifts a limit.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import attrs
+import msgspec
 from twisted.internet.abstract import isIPAddress
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _CURE: Final = "in a network where every host is trusted, insecure = true or --insecure allows it"
 
 
-@attrs.frozen
-class Socket:
+class Socket(msgspec.Struct, frozen=True):
     """An endpoint to listen on.
 
     ``key`` is its option, ``what`` its name in the log.  ``open_risk`` is what other hosts could do if they can
@@ -52,7 +51,7 @@ class Socket:
     open_risk: str = ""
     client_ca: str | None = None
     allow: Sequence[str] = ()
-    expires: dict[str, datetime] = attrs.field(factory=dict)
+    expires: dict[str, datetime] = msgspec.field(default_factory=dict)
 
     def parse(self, reactor: Any, *, insecure: bool) -> IStreamServerEndpoint:
         """Return the endpoint; ConfigError if it is not one, or if it is plain that ``open`` would refuse it."""

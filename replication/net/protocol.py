@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
+import msgspec
 from twisted.internet.interfaces import (
     IDelayedCall,
     IHalfCloseableDescriptor,
@@ -71,8 +72,7 @@ class IConnectionOwner(Protocol):
         """The transport is closed; called once, after ``peer_disconnected``."""
 
 
-@attrs.frozen
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """The limits of one connection.
 
     ``keepalive``: when to send PING, and when silence ends the connection.  ``line_limit``: bytes of a line without
@@ -81,11 +81,11 @@ class Limits:
     connections that a process accepts.
     """
 
-    keepalive: Keepalive = attrs.field(factory=Keepalive)
+    keepalive: Keepalive = msgspec.field(default_factory=Keepalive)
     line_limit: int = LINE_LIMIT
     max_queued_bytes: int = 8 * 1024 * 1024
     max_queued_lines: int = 100_000
-    bounds: Bounds = attrs.field(factory=Bounds)
+    bounds: Bounds = msgspec.field(default_factory=Bounds)
 
 
 @implementer(IPushProducer)

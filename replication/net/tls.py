@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 
 from replication.net.endpoints import split_endpoint
 from replication.net.trust import password_fault, trust_cure
@@ -34,8 +34,7 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
 }
 
 
-@attrs.frozen
-class RefusedCertificate:
+class RefusedCertificate(msgspec.Struct, frozen=True):
     """Why a client's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
 
     why: str

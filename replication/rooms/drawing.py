@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 
 from replication.errors import escape
 
@@ -20,8 +20,7 @@ TOP: Final = 58
 SHORT: Final = 12  # characters of an event's ID that are shown
 
 
-@attrs.frozen
-class EventMark:
+class EventMark(msgspec.Struct, frozen=True):
     """A drawn event; the kind ``missing`` stands for a backward extremity, which is not stored."""
 
     event_id: str

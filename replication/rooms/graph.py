@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
+from msgspec.structs import replace
 
 from replication.errors import RoomError, UnknownRoomError
 from replication.rooms.event import CREATE, MAX_DEPTH, MEMBER, Event, encode_backfill, encode_ev, encode_state
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 100  # the most events of a room that are persisted together (docs/protocol/rooms.md H1)
 
 
-@attrs.frozen
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """How a server persists events.
 
     Attributes:
@@ -99,7 +100,8 @@ class _Persisting:
         depths = [self._depths[each] for each, it in self._batch.items() if not it.outlier and it.rejected is None]
         lowest = [each for each in (self._room.min_depth, max(depths, default=None)) if each is not None]
         self._tables.put_room(
-            self._room_id, attrs.evolve(self._room, room_version=version, min_depth=min(lowest, default=None))
+            self._room_id,
+            replace(self._room, room_version=version, min_depth=min(lowest, default=None)),
         )
         if not self._backfilled:
             self._move_forward(ids, contexts)
@@ -186,7 +188,7 @@ class _Persisting:
             tangled = any(children[child].depth <= depths[prev] for child, prev in above if child in children)
         if not tangled and not self._room.tangled:
             return
-        self._room = attrs.evolve(self._room, tangled=True)
+        self._room = replace(self._room, tangled=True)
         for event in new:
             self._walk(event)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,8 +32,7 @@ class EventMetadata:
         return not self.outlier and self.rejected is None and not self.soft_failed
 
 
-@attrs.frozen
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """A room.
 
     ``tangled`` is set if some event is not deeper than one of its ``prev_events``.  Only then can there be a cycle that
@@ -44,8 +44,7 @@ class Room:
     tangled: bool = False
 
 
-@attrs.frozen
-class StateGroup:
+class StateGroup(msgspec.Struct, frozen=True):
     """A state group: a ``delta`` on ``prev_group``, or the full state; ``chain`` counts the groups below it."""
 
     prev_group: int | None
@@ -53,8 +52,7 @@ class StateGroup:
     chain: int
 
 
-@attrs.frozen
-class PlacedEvent:
+class PlacedEvent(msgspec.Struct, frozen=True):
     """An event to store, with its place in the graph."""
 
     event: Event
@@ -63,8 +61,7 @@ class PlacedEvent:
     state_group: int | None
 
 
-@attrs.frozen
-class StateChange:
+class StateChange(msgspec.Struct, frozen=True):
     """A changed key of the current state; ``event_id`` is None if the key was removed, ``was`` None if it is new."""
 
     key: StateKey

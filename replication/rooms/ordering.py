@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final, Self
 
 import attrs
+import msgspec
 
 from replication.errors import RoomError
 
@@ -41,8 +42,7 @@ class Place:
         return f"t{self.depth}_{self.stream_ordering}"
 
 
-@attrs.frozen
-class Between:
+class Between(msgspec.Struct, frozen=True):
     """The events that one side lacks.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.errors import RoomError
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 MAX_CHAIN: Final = 100  # the longest chain of deltas (docs/protocol/rooms.md H6)
 
 
-@attrs.frozen
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """The groups of the state before and after an event, and the difference of the group after from ``prev_group``."""
 
     before: int

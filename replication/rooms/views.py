@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 
 from replication.rooms.ordering import Place
 
@@ -59,8 +60,7 @@ class StoredEvent:
         }
 
 
-@attrs.frozen
-class RoomView:
+class RoomView(msgspec.Struct, frozen=True):
     """A room: extremities, smallest depth and current state."""
 
     room_id: str
@@ -83,8 +83,7 @@ class RoomView:
         }
 
 
-@attrs.frozen
-class StateGroupView:
+class StateGroupView(msgspec.Struct, frozen=True):
     """A state group: its full state, and ``delta``, its difference from ``prev_group``."""
 
     number: int
@@ -94,8 +93,7 @@ class StateGroupView:
     state: dict[StateKey, str]
 
 
-@attrs.frozen
-class EventView:
+class EventView(msgspec.Struct, frozen=True):
     """An event, the events that follow it directly, and the stream IDs under which it was de-outliered."""
 
     stored: StoredEvent

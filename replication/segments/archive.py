@@ -10,7 +10,7 @@ from itertools import accumulate, takewhile
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
-import attrs
+from msgspec.structs import replace
 
 from replication.errors import CatchUpError, FactsGoneError
 from replication.segments.files import SegmentReader
@@ -70,7 +70,7 @@ class Archive:
             raise
         if page.upto >= segment.upto:
             self._close(stream, writer)
-        return attrs.evolve(page, replaced_upto=self._replaced_upto(segment)) if segment.compacted else page
+        return replace(page, replaced_upto=self._replaced_upto(segment)) if segment.compacted else page
 
     def history(self, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer's facts in the segments; empty if the folder has none.

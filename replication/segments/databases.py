@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
-import attrs
+import msgspec
 
 from replication.errors import ConfigError, StoreError, install_command
 from replication.storage.names import quoted, relation_name
@@ -185,8 +185,7 @@ class PostgresDatabase:
             self._session.close()
 
 
-@attrs.frozen
-class _Server:
+class _Server(msgspec.Struct, frozen=True):
     """ADBC's handle of one server, which keeps no session, so it survives a restart of the server."""
 
     database: Any

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from replication.errors import StoreError
 from replication.segments.compression import compress
@@ -299,5 +300,5 @@ class _WriterExport(ExitStack):
         compression = self._options.compression
         segment = Segment(self._stream, instance, self._after, upto, *writer.summary(), size, compression)
         if self._last_facts is not None:
-            segment = attrs.evolve(segment, compacted=True, compacted_upto=self._range.upto)
+            segment = replace(segment, compacted=True, compacted_upto=self._range.upto)
         self._finished.append(segment)

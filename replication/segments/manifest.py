@@ -41,8 +41,7 @@ NOT_DECODED: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # what 
 NOT_AN_ENTRY: Final = (*NOT_DECODED, RemoteProtocolError, TypeError, KeyError)
 
 
-@attrs.frozen
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """One file: the facts of one writer with ``after < token <= upto``.
 
     Attributes:
@@ -67,7 +66,7 @@ class Segment:
     stored_size: int
     compression: str
     compacted: bool = False
-    compacted_upto: Token = attrs.field(default=Token(0))
+    compacted_upto: Token = Token(0)
 
     @property
     def name(self) -> str:
@@ -77,7 +76,7 @@ class Segment:
 
     def to_json(self) -> dict[str, object]:
         """Return its entry in the manifest."""
-        values = {**attrs.asdict(self), "name": self.name}
+        values = {**msgspec.structs.asdict(self), "name": self.name}
         return {key: values[field] for key, field in KEYS.items() if key not in _OPTIONAL or values[field]}
 
     @classmethod

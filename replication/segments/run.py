@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 import msgspec
+from msgspec.structs import replace
 
 from replication.errors import ConfigError, StoreError, UnknownStreamError
 from replication.segments.compression import check_compression
@@ -59,8 +60,7 @@ CACHES_DEFINITION: Final = StreamDefinition(
 )
 
 
-@attrs.frozen
-class SegmentOptions:
+class SegmentOptions(msgspec.Struct, frozen=True):
     """How segments are written.
 
     Attributes:
@@ -114,8 +114,7 @@ class ReplayRequest:
             raise ConfigError(f"--upto {self.upto}: that is before {self.after}, where the replay begins")
 
 
-@attrs.frozen
-class WriterRange:
+class WriterRange(msgspec.Struct, frozen=True):
     """The facts of one writer with ``after < token <= upto``."""
 
     instance: InstanceName
@@ -123,8 +122,7 @@ class WriterRange:
     upto: Token
 
 
-@attrs.frozen
-class StreamRange:
+class StreamRange(msgspec.Struct, frozen=True):
     """What one task writes: of the table's rows with ``after < token <= upto``, those of ``writers`` in their ranges.
 
     ``exclusive`` is set if no other writer has rows in the table.
@@ -281,7 +279,7 @@ def cut_ranges(table: Table, whole: StreamRange, segment_rows: int) -> Iterator[
             if each.after < upto and after < each.upto
         ]
         if parts:
-            yield attrs.evolve(whole, after=after, upto=upto, writers=tuple(parts))
+            yield replace(whole, after=after, upto=upto, writers=tuple(parts))
         after = upto
 
 
@@ -294,8 +292,7 @@ def _end_of_rows(table: Table, after: Token, rows: int) -> Token | None:
     return Token(after + (reached - after) * rows * part // (probe * whole))
 
 
-@attrs.frozen
-class Task:
+class Task(msgspec.Struct, frozen=True):
     """One range to write, as plain values that another machine can take."""
 
     database: Url

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import attrs
+from msgspec.structs import replace
 
 from replication.errors import StoreError
 from replication.storage.joined import JoinedRows
@@ -111,7 +111,7 @@ class GenericTable(_TokenQueries):
         one = len(writers) == 1
         if not one and (part.upto - after >> ID_BITS or len(writers) > MAX_WRITERS):
             for number, each in enumerate(part.writers):
-                yield from self._numbered(number, self.columns(attrs.evolve(part, writers=(each,))))
+                yield from self._numbered(number, self.columns(replace(part, writers=(each,))))
             return
         where = self.between(after, part.upto)
         if one or not part.exclusive:

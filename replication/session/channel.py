@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 from replication.errors import RemoteProtocolError
 from replication.session.connection import MAX_WRITERS, Fault, Received, Rows, read_run
@@ -29,8 +30,7 @@ _POSITION: Final = f"{Position.WORD} ".encode()
 _WORD: Final = re.compile(r"[A-Z][A-Z_]{0,63}")
 
 
-@attrs.frozen
-class LostRow:
+class LostRow(msgspec.Struct, frozen=True):
     """A row that is not valid, of a writer that has sent a POSITION: its fact is missing."""
 
     stream: StreamName

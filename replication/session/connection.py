@@ -11,6 +11,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 from replication.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from replication.wire import grammar
@@ -71,8 +72,7 @@ class Keepalive:
                 raise ConfigError(f"keep-alive: {name} must be a number of seconds above 0, not {seconds}")
 
 
-@attrs.frozen
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """Why a connection ends: ``text`` is for the ERROR line, ``kind`` is a label for metrics.
 
     The kinds found here are ``unknown command``, ``bad line``, ``wrong direction``, ``line too long``, ``not UTF-8``,
@@ -83,8 +83,7 @@ class Fault:
     kind: str
 
 
-@attrs.frozen
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """Consecutive RDATA of one stream and instance: ``places`` are tokens, None for ``batch``; ``texts`` are rows."""
 
     stream: StreamName

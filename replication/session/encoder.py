@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.wire.commands import LINE_LIMIT, Position, encode_line
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -26,8 +26,7 @@ PIECE_BYTES = 256 * 1024  # at which a joined piece ends: for a peer that does n
 FACTS_A_CHUNK = 512  # enough for one system call with common rows, and little in a slow peer's send buffer
 
 
-@attrs.frozen
-class EncodedLines:
+class EncodedLines(msgspec.Struct, frozen=True):
     """Encoded lines: their bytes, each with its LF, and their number."""
 
     data: bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import attrs
+import msgspec
 
 from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError, ValueRefusedError
 from replication.streams.interfaces import ISqlExecutor
@@ -29,8 +29,7 @@ class TooLargeError(StoreError):
     """A value is larger than the database allows."""
 
 
-@attrs.frozen
-class Direction:
+class Direction(msgspec.Struct, frozen=True):
     """The direction in which a table counts: a stored ID is ``sign`` times its token.  The rest is SQL."""
 
     sign: int
@@ -62,8 +61,7 @@ class UsedByOneProcess:
         return False
 
 
-@attrs.frozen
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """What one commit stores: writes with their tables, and a receipt.
 
     ``now`` is its wall time in seconds; receipts up to the time ``expired`` are too old (ReceiptClock).  A

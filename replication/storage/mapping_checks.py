@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from replication.errors import ConfigError, SchemaError
 from replication.storage import needs_psycopg, path_of
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from replication.wire.grammar import StreamName
 
 
-@attrs.frozen
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """What was found about one stream: why it cannot work, if so, and warnings."""
 
     stream: StreamName

@@ -6,7 +6,7 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -204,7 +204,7 @@ class _MemoryNotes:
                 del self._skipped[key]
         now, _ = self.clock.read()
         for each in write.skipped:
-            self._skipped[follower, each.stream, each.key] = attrs.evolve(each, changed_at=now)
+            self._skipped[follower, each.stream, each.key] = replace(each, changed_at=now)
 
 
 class MemoryStore(_MemoryNotes, UsedByOneProcess):

@@ -20,6 +20,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 import attrs
+import msgspec
 
 from replication.errors import CatchUpError, StreamError
 from replication.streams.facts import Fact, count_rows, fact_bytes, facts_of_rows, is_ascending, row_bytes, tokens_of
@@ -58,8 +59,7 @@ class Apply:
         return attrs.evolve(self, facts=facts, upto=last)
 
 
-@attrs.frozen
-class CatchUp:
+class CatchUp(msgspec.Struct, frozen=True):
     """Fetch a page of the facts with ``after < token <= upto``.
 
     If ``fresh``, a page that was read earlier must not be used: the writer sends facts out of order, so it may lack
@@ -72,8 +72,7 @@ class CatchUp:
     fresh: bool = False
 
 
-@attrs.frozen
-class Reset:
+class Reset(msgspec.Struct, frozen=True):
     """Undo what was applied above ``to``, and lower the position to it: the writer was restored or reset."""
 
     after: Token
@@ -81,8 +80,7 @@ class Reset:
     resets: int = 0
 
 
-@attrs.frozen
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """Compare the writer's history with the one that was followed: what was received up to ``upto`` may be lost.
 
     ``link`` is the number of links before; only the cursor uses it.

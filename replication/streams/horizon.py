@@ -56,6 +56,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +69,7 @@ NO_HOLDERS: Final[frozenset[Holder]] = frozenset()
 HOLDERS_AFTER: Final = 0.1  # seconds after which the locks are read; most transactions end before
 
 
-@attrs.frozen
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """A transaction that holds the lock on a sequence.
 
     ``session`` is the process ID of its session.  A prepared transaction has none, and its name may have changed.
@@ -79,8 +79,7 @@ class Holder:
     session: int | None
 
 
-@attrs.frozen
-class SequenceSnapshot:
+class SequenceSnapshot(msgspec.Struct, frozen=True):
     """What one poll read about a sequence, in this order.
 
     ``last_value`` is the last allocated ID.  ``transaction_id`` is that of the poll itself; None if it assigned none,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import attrs
+import msgspec
 
 from replication.wire.grammar import Token
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@attrs.frozen
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """A part of a range of facts.
 
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
@@ -39,7 +38,7 @@ class Page:
     upto: Token
     limited: bool
     left_out: bool = False
-    replaced_upto: Token = attrs.field(default=Token(0))
+    replaced_upto: Token = Token(0)
 
 
 class ICatchUp(Protocol):
@@ -62,8 +61,7 @@ class ICatchUp(Protocol):
         ...
 
 
-@attrs.frozen
-class FactSlice:
+class FactSlice(msgspec.Struct, frozen=True):
     """Consecutive facts of one writer, as a retention counts and deletes them (docs/operations.md, Retention).
 
     Attributes:
@@ -80,8 +78,7 @@ class FactSlice:
     seconds: float = 0.0
 
 
-@attrs.frozen
-class KnownFollower:
+class KnownFollower(msgspec.Struct, frozen=True):
     """What a follower has reported: its applied positions, and the time of the report in seconds since 1970."""
 
     name: InstanceName
@@ -142,8 +139,7 @@ class IKeptFacts(Protocol):
         ...
 
 
-@attrs.frozen
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """What a transaction stores for one writer of one stream.
 
     Attributes:
@@ -176,8 +172,7 @@ class Write:
     counts: str | None = None
 
 
-@attrs.frozen
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """The stored answer of an append: its idempotency ``key`` and the ``tokens`` of its facts (docs/http.md)."""
 
     key: str
@@ -197,8 +192,7 @@ class ISequence(Protocol):
         ...
 
 
-@attrs.frozen
-class SequenceState:
+class SequenceState(msgspec.Struct, frozen=True):
     """Which IDs of a mapped stream are settled (docs/protocol/ids.md F4).
 
     Attributes:
@@ -507,8 +501,7 @@ class IStreamStore(ICatchUp, IKeptFacts, Protocol):
         ...
 
 
-@attrs.frozen
-class WriterStatus:
+class WriterStatus(msgspec.Struct, frozen=True):
     """The status of one writer of a stream in this process.
 
     ``position`` is the settled ID (on the writer) or the applied position (on a follower).  ``published`` is the
@@ -540,8 +533,7 @@ class WriterStatus:
         return abs(self.published - self.position)
 
 
-@attrs.frozen
-class InMemoryLogStatus:
+class InMemoryLogStatus(msgspec.Struct, frozen=True):
     """The status of an in-memory log: facts, bytes, and the acknowledged token of each federation sender."""
 
     facts: int
@@ -549,8 +541,7 @@ class InMemoryLogStatus:
     acknowledged: Mapping[InstanceName, Token]
 
 
-@attrs.frozen
-class StreamStatus:
+class StreamStatus(msgspec.Struct, frozen=True):
     """The status of one stream in this process.
 
     ``open_count`` is the number of open IDs.  ``oldest_open`` is the smallest open ID and its age in seconds.  Each of
@@ -575,8 +566,7 @@ class StreamStatus:
         return max((each.position for each in self.writers), default=Token(0))
 
 
-@attrs.frozen
-class PeerStatus:
+class PeerStatus(msgspec.Struct, frozen=True):
     """One connection: ``since`` is in seconds since 1970, ``last_command`` the name of the last command received.
 
     ``shares_name``: another live process has this name.  Only a connection to Redis skips messages: ``skipped`` counts
@@ -591,15 +581,14 @@ class PeerStatus:
     queued_bytes: int
     last_command: str
     shares_name: bool = False
-    skipped: Mapping[str, int] = attrs.field(factory=dict)
+    skipped: Mapping[str, int] = msgspec.field(default_factory=dict)
     unknown_commands: Sequence[str] = ()
     not_followed: Sequence[str] = ()
 
 
-@attrs.frozen
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One sample of the metrics page (docs/http.md); the values of ``labels`` are limited."""
 
     name: str
     value: float
-    labels: Mapping[str, str] = attrs.field(factory=dict)
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)

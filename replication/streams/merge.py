@@ -7,7 +7,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from replication.streams.cursor import Apply
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _token_of = itemgetter(0)
 
 
-@attrs.frozen
-class ApplyMerged:
+class ApplyMerged(msgspec.Struct, frozen=True):
     """Apply ``facts``, which ascend, and move each writer's position as in ``parts``, in one transaction."""
 
     parts: Mapping[InstanceName, Apply]

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import attrs
+import msgspec
 
 from replication.errors import FactsGoneError
 from replication.streams.facts import fact_bytes
@@ -37,8 +37,7 @@ class Fetch(Protocol):
         ...
 
 
-@attrs.frozen
-class WrittenFact:
+class WrittenFact(msgspec.Struct, frozen=True):
     """A fact and its writer."""
 
     writer: InstanceName
@@ -50,8 +49,7 @@ class WrittenFact:
         return self.fact.token
 
 
-@attrs.frozen
-class MergedPage:
+class MergedPage(msgspec.Struct, frozen=True):
     """Facts of several writers, ascending by token, and ``upto``, the token after which the next page begins.
 
     All facts between the requested token and ``upto`` are here.  ``limited`` if there are more above.

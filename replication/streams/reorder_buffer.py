@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.errors import StreamError
 from replication.streams.facts import fact_bytes, is_ascending, tokens_of
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 16 * 2**20
 
 
-@attrs.frozen
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """The facts with ``after < token <= upto``, ascending.
 
     If ``spilled``, the buffer dropped some of them: ``facts`` is empty, and all are in the store.

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 from replication.errors import ConfigError
 
@@ -32,8 +32,7 @@ _BYTES: Final[Mapping[str, int]] = {
 }
 
 
-@attrs.frozen
-class Retention:
+class Retention(msgspec.Struct, frozen=True):
     """Limits of what is kept; a fact beyond any of them may be deleted.
 
     Attributes:
@@ -98,8 +97,7 @@ class KeptSlices:
         return oldest.upto if beyond else None
 
 
-@attrs.frozen
-class SegmentChain:
+class SegmentChain(msgspec.Struct, frozen=True):
     """The segments of one stream and writer in the folder ``folder``, which have the facts in ``(after, upto]``.
 
     ``rows`` are the rows of all segments, and ``stored_size`` their bytes in the folder.

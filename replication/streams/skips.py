@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-import attrs
+import msgspec
 
 if TYPE_CHECKING:
     from replication.streams.facts import Fact
@@ -22,8 +22,7 @@ class FailedFactAction(Enum):
     STOP = "stop"  # keep the stream stopped, and call both functions again later
 
 
-@attrs.frozen
-class FailedFact:
+class FailedFact(msgspec.Struct, frozen=True):
     """A fact that a function could not take: it was given to the function alone, and the function raised.
 
     ``attempts`` is how often in a row that happened since the process started; ``error`` is the last exception.
@@ -53,8 +52,7 @@ class SkipState(Enum):
 LEFT_OUT: Final = (SkipState.SKIPPED, SkipState.RETRY_REQUESTED)  # the states of facts that are left out now
 
 
-@attrs.frozen
-class SkippedFact:
+class SkippedFact(msgspec.Struct, frozen=True):
     """What a follower's database keeps of a fact that was left out.
 
     Attributes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
+import msgspec
 
 from replication.errors import ConfigError, ReplicationError
 from replication.net.trust import password_fault, trust_cure
@@ -53,8 +54,7 @@ class UnavailableError(HttpError):
     """The request failed, and may succeed later: no process answers at the URL, or the status is temporary."""
 
 
-@attrs.frozen
-class StreamInfo:
+class StreamInfo(msgspec.Struct, frozen=True):
     """A stream: the names of its ``fields``, if declared, and each writer's position, up to which facts can be read."""
 
     fields: tuple[str, ...] | None

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
+from msgspec.structs import replace
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
@@ -106,8 +107,7 @@ class NotAllowedError(CatchUpError):
     """Access is refused: a retry is of no use until a secret is corrected."""
 
 
-@attrs.frozen
-class _Response:
+class _Response(msgspec.Struct, frozen=True):
     url: str
     code: int
     location: str
@@ -292,7 +292,7 @@ class HttpCatchUp:
             except BackwardsPageError:
                 reach = Token(after + (reach - after) // 2)
             else:
-                return attrs.evolve(page, limited=page.limited or reach < upto)
+                return replace(page, limited=page.limited or reach < upto)
 
     def _read(self, response: _Response, after: Token, upto: Token, *, foreign: bool) -> Page:
         gone = response.decoded().get("gone_upto") if response.code == HTTPStatus.GONE else None

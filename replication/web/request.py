@@ -15,7 +15,7 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import attrs
+import msgspec
 from twisted.copyright import version
 from twisted.web.http import NO_BODY_CODES, NOT_ALLOWED, Request, datetimeToString
 
@@ -47,8 +47,7 @@ _ANSWER: Final = (
 )
 
 
-@attrs.frozen
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A status, a body, and additional headers.
 
     ``stream`` is for a body without an end: it is called with the request, and sends the body.
@@ -57,7 +56,7 @@ class Answer:
     status: int
     body: bytes
     content_type: str = "application/json"
-    headers: Mapping[str, str] = attrs.field(factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     stream: Callable[[ApiRequest], None] | None = None
 
     @classmethod

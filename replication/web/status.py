@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from replication.errors import did_you_mean
 from replication.web.request import Answer, RequestError
@@ -35,7 +35,7 @@ async def read_stream(request: ApiRequest, name: str) -> Answer:
 
 async def list_connections(request: ApiRequest) -> Answer:
     """Answer with all connections; ``since`` is in seconds since 1970-01-01 UTC."""
-    return Answer.json({"connections": [attrs.asdict(each) for each in request.api.served.peer_statuses()]})
+    return Answer.json({"connections": [msgspec.structs.asdict(each) for each in request.api.served.peer_statuses()]})
 
 
 async def list_users(request: ApiRequest) -> Answer:
@@ -91,5 +91,5 @@ def describe_stream(status: StreamStatus) -> dict[str, Any]:
         "oldest_open": None if oldest is None else {"id": oldest[0], "age": oldest[1]},
         "notes": [*status.notes],
         "shares": definition.shares,
-        "in_memory": None if status.kept is None else attrs.asdict(status.kept),
+        "in_memory": None if status.kept is None else msgspec.structs.asdict(status.kept),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -86,7 +87,7 @@ class StreamRetention:
             if found.rows < SLICE_ROWS and not (due and found.rows):
                 self._seen = published
                 break
-            await self._add(attrs.evolve(found, seconds=age))
+            await self._add(replace(found, seconds=age))
             self._cut = age
         if self._limits.age is not None and age - self._stored >= min(TIME_INTERVAL, self._limits.age / SHARES):
             await self._store.store_slice(name, self._writer, FactSlice(Token(0), 0, 0, age))

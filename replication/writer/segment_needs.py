@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import attrs
+import msgspec
 
 from replication.errors import CatchUpError
 from replication.storage.threads import SerialThread
@@ -34,8 +35,7 @@ NO_FACTS: Final = Token(1)  # the first ID of a generic table is 2
 ROWS_AT_ONCE: Final = 1_000_000  # of segments, which one round of a retention reads and may then delete
 
 
-@attrs.frozen
-class _Reach:
+class _Reach(msgspec.Struct, frozen=True):
     """Up to where a folder has facts, and why not further; ``why`` is empty where the segments end."""
 
     upto: Token

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, cast
 
 import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
@@ -165,7 +166,7 @@ class Subscribers(Factory):
         """Return the status of every connection, and which of them share a name."""
         shared = self._peer_log.shared_names
         statuses = [peer.status() for peer in self]
-        return [attrs.evolve(each, shares_name=True) if each.name in shared else each for each in statuses]
+        return [replace(each, shares_name=True) if each.name in shared else each for each in statuses]
 
     def samples(self) -> Iterable[Sample]:
         """Yield the metrics of the connections."""

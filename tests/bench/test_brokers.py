@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.bench import BROKERS, brokers, version_of
@@ -64,7 +64,7 @@ class BrokerTests(SynchronousTestCase):
         self.assertEqual([*self.folder.iterdir()], [])
 
     def test_a_server_that_does_not_start_is_an_error_with_its_output(self) -> None:
-        wrong = attrs.evolve(KINDS["redis"], program="sh", options=["-c", "echo no room; exit 1"])
+        wrong = replace(KINDS["redis"], program="sh", options=["-c", "echo no room; exit 1"])
         with mock.patch.dict(brokers.KINDS, {"redis": wrong}):
             error = self.assertRaises(BenchError, Broker("redis").__enter__)
         self.assertEqual(str(error), "sh does not start\nno room\n")

@@ -8,8 +8,8 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from replication.cli import status, watch
@@ -62,7 +62,7 @@ class SameWordsTests(ApiTestCase):
 
     def show(self, writers: Sequence[WriterStatus], **fields: Any) -> None:
         (orders, *_) = self.served.stream_statuses()
-        shown: list[StreamStatus] = [attrs.evolve(orders, writers=writers, **fields)]
+        shown: list[StreamStatus] = [replace(orders, writers=writers, **fields)]
         self.served.stream_statuses = lambda only=None: shown  # type: ignore[method-assign]
 
     def test_headings_and_captions(self) -> None:

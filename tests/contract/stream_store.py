@@ -6,7 +6,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve
+from msgspec.structs import replace
 
 from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError
 from replication.storage.receipts import ReceiptClock
@@ -139,7 +139,7 @@ class SkippedFactsContract(UsesStore):
 
     def test_skipped_facts_are_stored_with_the_position_and_the_time(self) -> None:
         self.store_skipped(self.skipped(3), self.skipped(4))
-        self.assertEqual(self.found(), [evolve(self.skipped(each), changed_at=self.time) for each in (4, 3)])
+        self.assertEqual(self.found(), [replace(self.skipped(each), changed_at=self.time) for each in (4, 3)])
         self.assertEqual(self.wait(self.store.applied_positions(ORDERS, FOLLOWER)), {ME: 9})
         self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 2})
 

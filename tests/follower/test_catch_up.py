@@ -9,7 +9,7 @@ from threading import enumerate as enumerate_threads
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
-import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
@@ -276,7 +276,7 @@ class OtherHistoryTests(SourcesCase):
             with TemporaryDirectory() as name:
                 folder, pump = LocalFolder(Path(name)), Pump()
                 segments = [write_segment(folder, facts[:4]), write_segment(folder, facts[4:], after=5)]
-                compacted = [attrs.evolve(each, compacted=True, compacted_upto=Token(range_end)) for each in segments]
+                compacted = [replace(each, compacted=True, compacted_upto=Token(range_end)) for each in segments]
                 write_manifest(folder, Manifest(compacted))
                 (folder.path / HISTORIES).write_text(json.dumps([[ORDERS, MASTER, '[["a",1,1]]']]))
                 sources = CatchUpSources(pump, [name], {"master": {"http": "http://m:1"}}, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import attrs
+from msgspec.structs import replace
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
@@ -276,7 +276,7 @@ class RestoreTests(GoneCase):
         now(self.store.open())
         now(self.store.transaction().commit([Write(ORDERS, MASTER, Token(5), reset=True)]))
         for each in now(self.store.known_followers()):
-            now(self.store.store_follower(attrs.evolve(each, positions={ORDERS: {MASTER: Token(5)}})))
+            now(self.store.store_follower(replace(each, positions={ORDERS: {MASTER: Token(5)}})))
         self.net.cut()
         self.start_master("2 rows")
         begin(self.master.start())

@@ -7,8 +7,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from replication.errors import RoomError, UnknownRoomError
 from replication.rooms.event import MAX_DEPTH, Event
@@ -211,7 +211,7 @@ def test_a_changed_resolver_changes_the_state_of_a_room_with_several_extremities
     keeper = Keeper()
     keeper.take(ROOM, [event("a", state_key=""), event("b", "a", state_key="x"), event("c", "a", state_key="y")])
     assert set(keeper.tables().current_state(ROOM)) == {("note", ""), ("note", "x"), ("note", "y")}
-    keeper.rules = attrs.evolve(keeper.rules, resolver=resolver)
+    keeper.rules = replace(keeper.rules, resolver=resolver)
     assert keeper.recalculate(ROOM, 9) == [["state", [ROOM, "note", "y", None]]]
     assert keeper.tables().current_state(ROOM) == {("note", ""): "a", ("note", "x"): "b"}
 

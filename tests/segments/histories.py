@@ -6,7 +6,7 @@ import hashlib
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import attrs
+from msgspec.structs import replace
 
 from replication.segments.compression import compress
 from replication.segments.files import SegmentWriter, verify
@@ -105,7 +105,7 @@ def write_segment(
 def replace_lines(folder: LocalFolder, segment: Segment, lines: bytes) -> Segment:
     """Replace what an uncompressed segment has, and return its entry with the checksum of the new lines."""
     (folder.path / segment.name).write_bytes(lines)
-    return attrs.evolve(segment, sha256=hashlib.sha256(lines).hexdigest(), size=len(lines), stored_size=len(lines))
+    return replace(segment, sha256=hashlib.sha256(lines).hexdigest(), size=len(lines), stored_size=len(lines))
 
 
 def write_folder(

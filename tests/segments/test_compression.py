@@ -6,10 +6,10 @@ import io
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import attrs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from replication.errors import CatchUpError, ConfigError
 from replication.segments import compression as codecs
@@ -67,7 +67,7 @@ def test_zstd_without_its_module_names_the_extra(tmp_path: Path, monkeypatch: py
         check_compression("zstd")
     folder = LocalFolder(tmp_path)
     segment = write_segment(folder, HISTORY)
-    asked = attrs.evolve(segment, compression="zstd")
+    asked = replace(segment, compression="zstd")
     (tmp_path / segment.name).rename(tmp_path / asked.name)
     with pytest.raises(CatchUpError, match=r"\.\[zstd\]"):
         SegmentReader(folder, asked)

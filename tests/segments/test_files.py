@@ -9,10 +9,10 @@ import tracemalloc
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from replication.errors import CatchUpError
 from replication.segments import compression as codecs
@@ -165,7 +165,7 @@ def test_a_line_beyond_the_limit_is_found_before_it_is_in_memory(tmp_path: Path)
             checksum.update(part)
             size += len(part)
     stored = (tmp_path / segment.name).stat().st_size
-    bad = attrs.evolve(segment, sha256=checksum.hexdigest(), size=size, stored_size=stored)
+    bad = replace(segment, sha256=checksum.hexdigest(), size=size, stored_size=stored)
     tracemalloc.start()
     try:
         assert f"a line of more than {MAX_LINE} bytes" in str(verify_segment(folder, bad))
@@ -178,7 +178,7 @@ def test_a_line_up_to_the_limit_is_read_in_any_chunks(tmp_path: Path, monkeypatc
     folder = LocalFolder(tmp_path)
     long = b'RDATA orders master 5 "' + b"x" * 100 + b'"'
     segment = replace_lines(folder, write_segment(folder, HISTORY), live_lines(HISTORY[:1]) + long + b"\n")
-    segment = attrs.evolve(segment, rows=2, last=Token(5))
+    segment = replace(segment, rows=2, last=Token(5))
     for chunk in (1, 7, len(long)):
         monkeypatch.setattr(codecs, "CHUNK", chunk)
         monkeypatch.setattr(files, "MAX_LINE", len(long))
@@ -207,7 +207,7 @@ def test_a_file_that_unpacks_to_more_than_the_manifest_has_is_read_no_further(
 
     monkeypatch.setattr(files, "decompress", counted)
     with pytest.raises(CatchUpError, match="damaged: it has more than the 5000 bytes of the manifest"):
-        SegmentReader(folder, attrs.evolve(whole, size=5000))
+        SegmentReader(folder, replace(whole, size=5000))
     assert read < 10_000
 
 
@@ -239,6 +239,6 @@ def test_verify_finds_lines_of_another_stream(tmp_path: Path) -> None:
 
 
 def renamed(folder: LocalFolder, segment: Segment) -> Segment:
-    other = attrs.evolve(segment, stream=STREAM)
+    other = replace(segment, stream=STREAM)
     folder.move(segment.name, other.name)
     return other

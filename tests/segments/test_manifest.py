@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from replication.errors import CatchUpError, StoreError
 from replication.segments import folders
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def make(after: int, upto: int, writer: str = MASTER, **changes: Any) -> Segment:
     segment = Segment(STREAM, InstanceName(writer), Token(after), Token(upto), 0, None, None, 0, "0" * 64, 0, "none")
-    return attrs.evolve(segment, **changes)
+    return replace(segment, **changes)
 
 
 def test_a_file_name_has_both_ends_of_the_range_in_twenty_digits() -> None:

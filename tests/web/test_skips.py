@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-import attrs
+from msgspec.structs import replace
 
 from replication.errors import StreamError
 from replication.streams.facts import Fact
@@ -68,7 +68,7 @@ class SkipsTests(ApiTestCase):
             self.assertEqual(self.skips.asked[-1], (what, "orders", "master", 7))
 
     def test_a_row_with_a_number_too_large_for_a_float_is_listed(self) -> None:
-        large = attrs.evolve(SKIPPED, fact=Fact(Token(7), ("[1e999]",)))
+        large = replace(SKIPPED, fact=Fact(Token(7), ("[1e999]",)))
         with patch(f"{__name__}.SKIPPED", large):
             for received in (self.get("/v1/skipped"), self.decide("skip"), self.decide("retry")):
                 self.assertEqual(received.code, 200, received.body)

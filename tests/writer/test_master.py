@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from unittest.mock import call, patch
 
-import attrs
+import msgspec
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -322,7 +322,7 @@ class StartTests(MasterCase):
         store_of.assert_called_once_with("sqlite:///replication.db", self.net)
         self.assertEqual((master.server_name, master.instance_name), ("localhost", "master"))
         self.assertEqual([each.name for each in master.registry], ["caches"])
-        self.assertEqual(attrs.asdict(master.limits), attrs.asdict(Limits()))
+        self.assertEqual(msgspec.structs.asdict(master.limits), msgspec.structs.asdict(Limits()))
         self.assertEqual((master.served.server_name, master.served.instance_name), ("localhost", "master"))
 
 

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-import attrs
 import msgspec
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import CatchUpError
@@ -123,7 +123,7 @@ class SegmentNeedsTests(SynchronousTestCase):
                 sources := CatchUpSources(pump, [folder], {}, None),
             ):
                 (found,) = pump.wait(has_segments.segments())
-                self.assertEqual(attrs.evolve(found, after=Token(0)), expected)
+                self.assertEqual(replace(found, after=Token(0)), expected)
             pump.wait(sources.close())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-import attrs
+from msgspec.structs import replace
 from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
 from twisted.logger import LogLevel
@@ -90,7 +90,7 @@ class BoundsTests(MasterCase):
         self.assertFalse(another.disconnecting, "there is room again")
 
     def test_without_a_bound_any_number_may_watch(self) -> None:
-        self.limits = attrs.evolve(self.limits, bounds=attrs.evolve(self.bounds, max_silent_connections=0))
+        self.limits = replace(self.limits, bounds=replace(self.bounds, max_silent_connections=0))
         self.master = self.make_master()
         wires = [self.greeted(), self.greeted()]
         self.net.advance(60)
@@ -108,7 +108,7 @@ class BoundsTests(MasterCase):
         self.assertEqual([each.disconnecting for each in (watching, late)], [False, True])
 
     def test_the_time_to_send_the_first_line_may_be_less_than_a_second(self) -> None:
-        self.limits = attrs.evolve(self.limits, bounds=attrs.evolve(self.bounds, handshake_timeout=0.5))
+        self.limits = replace(self.limits, bounds=replace(self.bounds, handshake_timeout=0.5))
         self.master = self.make_master()
         watching, silent = self.greeted(), self.greeted()
         self.net.advance(0.5)

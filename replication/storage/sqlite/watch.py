@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+from msgspec.structs import replace
 
 from replication.errors import StoreError
 from replication.streams.interfaces import SequenceState
@@ -46,5 +46,5 @@ class SqliteWatch:
 
     def _state(self, stream: StreamName, found: Token | StoreError) -> SequenceState:
         if isinstance(found, StoreError):
-            return attrs.evolve(self._states.get(stream, SequenceState(None, Token(0))), error=str(found))
+            return replace(self._states.get(stream, SequenceState(None, Token(0))), error=str(found))
         return SequenceState(found, found)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import msgspec
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 BYTES_PER_SECOND: Final = 4_096  # of events, for one viewer
 
 
-@attrs.frozen
-class Shown:
+class Shown(msgspec.Struct, frozen=True):
     """What decides what a viewer is shown: its rights, and what it searches for.
 
     ``find`` is a part of the names of streams and writers.  ``stream`` is the one whose latest facts it follows, with

@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-import attrs
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
@@ -66,8 +66,8 @@ class EventsTests(ApiTestCase):
     def move(self, position: int) -> None:
         """Let the position of a writer be another one."""
         statuses = self.served.stream_statuses()
-        writer = attrs.evolve(statuses[0].writers[0], position=Token(position))
-        changed = [attrs.evolve(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
+        writer = replace(statuses[0].writers[0], position=Token(position))
+        changed = [replace(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
         self.served.stream_statuses = lambda only=None: [  # type: ignore[method-assign]
             each for each in changed if only in (None, each.definition.name)
         ]
@@ -75,15 +75,15 @@ class EventsTests(ApiTestCase):
     def change(self) -> None:
         """Let the lag of a writer be another one."""
         statuses, count = self.served.stream_statuses(), next(self.counts)
-        writer = attrs.evolve(statuses[0].writers[0], published=Token(1_000 + count))
-        changed = [attrs.evolve(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
+        writer = replace(statuses[0].writers[0], published=Token(1_000 + count))
+        changed = [replace(statuses[0], writers=[writer, *statuses[0].writers[1:]]), *statuses[1:]]
         self.served.stream_statuses = lambda only=None: changed  # type: ignore[method-assign]
 
     def shuffle(self) -> None:
         """Let all writers of a table be others."""
         (orders, *_), count = self.served.stream_statuses(), next(self.counts)
-        writers = [attrs.evolve(orders.writers[0], instance=InstanceName(f"w{count}-{each}")) for each in range(50)]
-        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=writers)]  # type: ignore[method-assign]
+        writers = [replace(orders.writers[0], instance=InstanceName(f"w{count}-{each}")) for each in range(50)]
+        self.served.stream_statuses = lambda only=None: [replace(orders, writers=writers)]  # type: ignore[method-assign]
 
     def setUp(self) -> None:
         super().setUp()

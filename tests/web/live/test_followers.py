@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
+from msgspec.structs import replace
 
 from replication.errors import StoreError
 from replication.net.access import Access, Grant, Rights
@@ -54,8 +54,8 @@ class FollowersTests(ApiTestCase):
         self.page()  # the samples begin: 11 is published
         self.assertIn('<td class="number">≤ 2</td><td>orders of master</td>', self.page())
         notes, writer = self.site.resource.report_notes, self.served.stream_statuses()[0].writers[0]
-        later = attrs.evolve(writer, position=Token(1_000), published=Token(1_000))
-        status = attrs.evolve(self.served.stream_statuses()[0], writers=[later])
+        later = replace(writer, position=Token(1_000), published=Token(1_000))
+        status = replace(self.served.stream_statuses()[0], writers=[later])
         notes["counter"] = ReportNote("0.2.0", self.clock.seconds())
         self.served.stream_statuses = lambda only=None: [status]  # type: ignore[method-assign]
         self.clock.advance(INTERVAL)

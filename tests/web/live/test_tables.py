@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace
 
 from replication.wire.grammar import InstanceName, Token
 from tests.web.live.hostile import HostileServed
@@ -24,36 +24,36 @@ class TablesTests(ApiTestCase):
 
     def test_an_error_that_names_the_stream_and_the_writer_is_shown_without_a_second_name(self) -> None:
         (orders, *_) = self.served.stream_statuses()
-        stopped = attrs.evolve(orders.writers[1], error="applying orders of worker2 after 7: no <b>")
-        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[stopped])]  # type: ignore[method-assign]
+        stopped = replace(orders.writers[1], error="applying orders of worker2 after 7: no <b>")
+        self.served.stream_statuses = lambda only=None: [replace(orders, writers=[stopped])]  # type: ignore[method-assign]
         self.assertIn("<li>applying <b>orders</b> of worker2 after 7: no &lt;b&gt;<p>", self.page())
 
     def test_a_fact_that_a_function_cannot_take_is_linked_with_the_cure(self) -> None:
         (orders, *_) = self.served.stream_statuses()
-        stopped = attrs.evolve(orders.writers[1], failed=Token(8))
-        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[stopped])]  # type: ignore[method-assign]
+        stopped = replace(orders.writers[1], failed=Token(8))
+        self.served.stream_statuses = lambda only=None: [replace(orders, writers=[stopped])]  # type: ignore[method-assign]
         self.assertIn(
             'The function cannot take <a href="?stream=orders&amp;id=8">fact 8</a>. Mend what it uses', self.page()
         )
 
     def test_a_writer_that_is_catching_up_has_the_source(self) -> None:
         (orders, *_) = self.served.stream_statuses()
-        behind = attrs.evolve(orders.writers[0], state="catching up", source="<its own HTTP>")
-        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=[behind])]  # type: ignore[method-assign]
+        behind = replace(orders.writers[0], state="catching up", source="<its own HTTP>")
+        self.served.stream_statuses = lambda only=None: [replace(orders, writers=[behind])]  # type: ignore[method-assign]
         self.assertIn("catching up from &lt;its own HTTP&gt;", self.page())
 
     def test_a_writer_that_catches_up_for_a_moment_stays_in_its_place(self) -> None:
         """A worker of a Synapse does so at each fact of several rows."""
         (orders, *_) = self.served.stream_statuses()
-        brief = attrs.evolve(orders.writers[0], state="catching up")
-        long = attrs.evolve(brief, published=Token(5_000))
-        live = attrs.evolve(orders.writers[0], instance=InstanceName("live"), state="live")
-        shown = [attrs.evolve(brief, instance=InstanceName("z-brief")), live]
-        self.served.stream_statuses = lambda only=None: [attrs.evolve(orders, writers=shown)]  # type: ignore[method-assign]
+        brief = replace(orders.writers[0], state="catching up")
+        long = replace(brief, published=Token(5_000))
+        live = replace(orders.writers[0], instance=InstanceName("live"), state="live")
+        shown = [replace(brief, instance=InstanceName("z-brief")), live]
+        self.served.stream_statuses = lambda only=None: [replace(orders, writers=shown)]  # type: ignore[method-assign]
         page = self.page()
         self.assertLess(page.index(">live<"), page.index(">z-brief<"))
         self.assertIn(">catching up</span>", page)
-        shown.append(attrs.evolve(long, instance=InstanceName("z-long")))
+        shown.append(replace(long, instance=InstanceName("z-long")))
         page = self.page()
         self.assertLess(page.index(">z-long<"), page.index(">live<"))
 
@@ -62,7 +62,7 @@ class TablesTests(ApiTestCase):
         self.assertIn("<li>no connection to the writer at tcp:master:9092 (Connection refused): ", self.page())
 
     def test_a_name_that_two_processes_share_needs_attention(self) -> None:
-        twins = [attrs.evolve(each, name="twin", shares_name=True) for each in self.served.peer_statuses() * 2]
+        twins = [replace(each, name="twin", shares_name=True) for each in self.served.peer_statuses() * 2]
         self.served.peer_statuses = lambda: twins  # type: ignore[method-assign]
         self.assertEqual(self.page().count("two processes have the instance name &#x27;twin&#x27;"), 1)
 
