@@ -6,7 +6,6 @@ line.  The field's annotation is its check.  A ConfigError is one line: the file
 
 from __future__ import annotations
 
-import tomllib
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -351,6 +350,8 @@ def import_streams(name: str, where: str) -> list[StreamDefinition]:
 
 def _parse(path: str) -> dict[str, Any]:
     try:
+        import tomllib  # noqa: PLC0415 (only where there is a file)
+
         return tomllib.loads(read_text(path, "configuration"))
     except (ValueError, RecursionError) as error:  # a number with too many digits, too many brackets
         raise ConfigError(f"{path}: not TOML: {error}") from error

@@ -30,7 +30,6 @@ one is None where it does not apply.  No text of a peer is ever used as a format
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -240,4 +239,6 @@ def decorator_error(rule: str, example: str, function: object) -> ConfigError:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean X?`` for the name in ``known`` that is most like ``name``, else an empty text."""
+    from difflib import get_close_matches  # noqa: PLC0415 (only errors need it)
+
     return "".join(f"; did you mean {each}?" for each in get_close_matches(name, list(known), 1))

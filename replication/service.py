@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
-import inspect
 import os
 import re
 import signal
 import sys
-import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import attrs
 from twisted.application import service
@@ -41,8 +38,6 @@ from replication.streams.definitions import CACHES
 from replication.urls import hide_arguments, hide_secrets
 from replication.web.health import Health
 from replication.web.site import make_site
-from replication.writer.master import Master
-from replication.writer.segment_needs import set_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +47,7 @@ if TYPE_CHECKING:
 
     from replication.follower.worker import Worker
     from replication.net.listening import Socket
+    from replication.writer.master import Master
 
 RETRY_AFTER: Final = 2.0  # seconds until the database is tried again at the start
 WAITING: Final = "the start waits: {error}; next attempt in {delay:.0f} s"
@@ -372,10 +368,10 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
     server = make_master(reactor, found) if role == "master" else make_worker(reactor, found)
     traces.run(reactor, found.traces, found.instance_name, __version__)
     rooms = None
-    if found.rooms and isinstance(server, Master):
+    if found.rooms:  # of a master: a worker has no such option
         from replication.writer.rooms import Rooms  # noqa: PLC0415 (few masters keep rooms)
 
-        rooms = Rooms(server)
+        rooms = Rooms(cast("Master", server))
     access = Access(found.grants)
     given = {"reactor": reactor, "rooms": rooms, "bounds": found.bounds, "access": access}
     expires: dict[str, datetime] = {}
@@ -397,6 +393,8 @@ def make_daemon(reactor: Any, options: Options) -> Daemon:
 
 def make_master(reactor: Any, found: config.Config) -> Master:
     """Return the master of a configuration."""
+    from replication.writer.master import Master  # noqa: PLC0415 (a worker that writes nothing starts sooner without it)
+
     master = Master(
         server_name=found.server_name,
         instance_name=found.instance_name,
@@ -405,12 +403,13 @@ def make_master(reactor: Any, found: config.Config) -> Master:
         limits=_limits(found),
         reactor=reactor,
     )
-    set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
+    _set_retention(master, reactor, found)
     return master
 
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
+    from replication.follower.app import register_app  # noqa: PLC0415 (as Worker)
     from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
 
     definitions = {str(each.name): each for each in found.streams}
@@ -440,60 +439,18 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
         reactor=reactor,
     )
     if writes:
-        master = worker.served.writer()
-        set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
+        _set_retention(worker.served.writer(), reactor, found)
     if found.app is not None:
         register_app(found.app, worker)
     return worker
 
 
+def _set_retention(master: Master, reactor: Any, found: config.Config) -> None:
+    from replication.writer.segment_needs import set_retention  # noqa: PLC0415 (as Master)
+
+    set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
+
+
 def _limits(found: config.Config) -> Limits:
     keepalive = Keepalive(ping_after=found.ping_after, give_up_after=found.give_up_after)
     return Limits(keepalive, found.line_limit, found.max_queued_bytes, found.max_queued_lines, found.bounds)
-
-
-def register_app(app: str, worker: Worker) -> None:
-    """Import MODULE and call NAME of ``MODULE[:NAME]`` with ``worker``; the current directory is searched first."""
-    module_name, colon, name = app.partition(":")
-    name = name if colon else "register"
-    if not all(part.isidentifier() for part in [*module_name.split("."), name]):
-        raise ConfigError(f"app: {app!r} is not of the form MODULE or MODULE:NAME, with dots for slashes")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"app: {module_name} needs {error.name}, which is not installed") from error
-        near = f"; did you mean {module_name.removesuffix('.py')}?" if Path(module_name).is_file() else ""
-        raise ConfigError(f"app: there is no module {module_name}, neither here nor installed{near}") from error
-    except Exception as error:
-        raise ConfigError(f"app: {module_name} cannot be imported: {_describe(error)}") from error
-    if not callable(register := getattr(module, name, None)):
-        raise ConfigError(f"app: {module_name} ({module.__file__}) has no function {name}")
-    if inspect.iscoroutinefunction(register):
-        raise ConfigError(f"app: {module_name}:{name} must be a plain function: it is called before the reactor runs")
-    try:
-        inspect.signature(register).bind(worker)
-    except TypeError as error:
-        raise ConfigError(f"app: {module_name}:{name} must take one argument, the worker: {error}") from error
-    try:
-        register(worker)
-    except Exception as error:
-        raise ConfigError(f"app: {module_name}:{name} failed: {_describe(error)}") from error
-
-
-def _describe(error: Exception) -> str:
-    """Return the error of an application in one line, with the last place in the application's own folder."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__} in {error.filename}, line {error.lineno}: {error.msg}"
-    not_the_application = ("<", *(f"{Path(inspect.getfile(each)).parent}{os.sep}" for each in (config, importlib)))
-    frames = [
-        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(not_the_application)
-    ]
-    text = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    if not frames:
-        return what
-    last = [each for each in frames if Path(each.filename).is_relative_to(Path(frames[0].filename).parent)][-1]
-    return f"{what} ({last.filename}, line {last.lineno})"

@@ -35,7 +35,6 @@ from replication.web.synapse_requests import RequestFunction, SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import Command, Error, FederationAck, RemoteServerUp
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.master import Master
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import IStreamStore
     from replication.urls import Url
     from replication.web.followers import IFollowers
+    from replication.writer.master import Master
     from replication.writer.stream import StreamWriter
 
 P = ParamSpec("P")
@@ -264,10 +264,7 @@ class Worker(RegistersFunctions):
 
     @property
     def connections(self) -> dict[str, str]:
-        """The state of the connection to each writer, by endpoint.
-
-        A state is ``not connected``, ``connected``, ``following`` or ``stopping``.
-        """
+        """The state of each connection by endpoint: ``not connected``, ``connected``, ``following`` or ``stopping``."""
         return {each.endpoint: each.state for each in self._clients}
 
     @property
@@ -375,6 +372,8 @@ class Worker(RegistersFunctions):
         return [each.peer for each in self._clients if isinstance(each, WriterClient) and each.peer is not None]
 
     def _make_master(self, writes: Sequence[StreamDefinition | str], shared: Mapping[str, Any]) -> Master:
+        from replication.writer.master import Master  # noqa: PLC0415 (most workers write nothing)
+
         return Master(
             instance_name=self.instance_name,
             database=self.store,

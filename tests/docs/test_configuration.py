@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from msgspec.structs import asdict
 
 from replication import ConfigError, SourceTable, StreamDefinition, config, service
 from replication.urls import Url
