@@ -15,7 +15,7 @@
     │   └── PositionTimeoutError  a position was not reached in time: stream, writer, token, position, timeout
     ├── StoreError                a database cannot do what was asked: temporary
     │   ├── ValueRefusedError     a table cannot hold a value
-    │   ├── SchemaError           the tables are not this package's, or are newer than this code
+    │   ├── SchemaError           the tables are not this package's, or of another version: version
     │   ├── PositionMovedError    another process moved a position: stream, writer, expected, stored
     │   └── CommitsLostError      the database has lost commits of this process
     ├── RoomError                 an event cannot be part of its room's graph
@@ -152,7 +152,12 @@ class ValueRefusedError(StoreError):
 
 
 class SchemaError(StoreError):
-    """The tables in the database are not this package's, or a newer version of this package made them."""
+    """The tables in the database are not this package's, or another version of this package made them.
+
+    ``version`` is that of the tables, None if they are not this package's.
+    """
+
+    version: int | None = None
 
 
 class PositionMovedError(StoreError):

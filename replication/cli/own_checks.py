@@ -156,8 +156,8 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         # Before the first start it may lack our tables, as a foreign one may.
         database_time, warnings, stored, may_start = use_store(config.database, _read, read_only=True, foreign=True)
     except SchemaError as error:
-        of_others = "not ours" in str(error)
-        cure = "name another database or schema" if of_others else "start the daemon of the version that it names"
+        other_version = error.version is not None
+        cure = "start the daemon of the version that it names" if other_version else "name another database or schema"
         yield Finding(shown, str(error), cure)
         return
     except (StoreError, ConfigError) as error:

@@ -173,7 +173,7 @@ class SqlConnection(Generic[_Session]):
         try:
             yield
         except SchemaError as error:
-            raise SchemaError(f"database {self.session.name!r}: {error}") from error
+            raise SchemaError(f"database {self.session.name!r}: {error}", version=error.version) from error
 
     # ---- inside
 

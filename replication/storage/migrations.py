@@ -58,6 +58,8 @@ def check_version(version: int, known: int, on_demand: int = 0) -> None:
     The last ``on_demand`` steps may be missing.
     """
     if version > known:
-        raise SchemaError(f"its tables have version {version}, this program has {known}: use the newer program")
+        what = f"its tables have version {version}, this program has {known}: use the newer program"
+        raise SchemaError(what, version=version)
     if version < known - on_demand:
-        raise SchemaError(f"its tables have version {version}, not {known}: let this version's daemon open it once")
+        what = f"its tables have version {version}, not {known}: let this version's daemon open it once"
+        raise SchemaError(what, version=version)

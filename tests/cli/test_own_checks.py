@@ -173,7 +173,10 @@ def foreign_manifest(folder: Path) -> str:
         (open_secret, "other users may read this secret (mode 644); cure: chmod 600 secret"),
         (missing_secret, "cannot read the secret file secret"),
         (missing_folder, "there is no such folder, so the database cannot be made; cure: mkdir -p"),
-        (newer_version, "its tables have version 99"),
+        (
+            newer_version,
+            "use the newer program; cure: start the daemon of the version that it names",
+        ),
         (other_tables, "its tables are not ours: no such column: version; cure: name another database or schema"),
         (no_database, "file is not a database"),
         (missing_table, "stream events: "),
