@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from threading import current_thread
 from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python import threadable
 
 from replication.errors import ConfigError
 
@@ -66,7 +68,11 @@ class StartDeferred(Deferred[None]):
 
 
 def check_reactor(reactor: Any) -> None:
-    """Raise ConfigError if asyncio's loop runs in this thread and the reactor does not: nothing would ever fire."""
+    """Raise ConfigError if asyncio's loop runs in this thread and the reactor does not: nothing would ever fire.
+
+    Also if the reactor runs in another thread.
+    """
+    check_thread(reactor)
     asyncio = sys.modules.get("asyncio")  # a program without it need not import it
     if asyncio is None or getattr(reactor, "running", True):
         return
@@ -76,6 +82,15 @@ def check_reactor(reactor: Any) -> None:
             "Twisted's reactor does not run, but asyncio's loop does: before any import of twisted.internet.reactor, "
             "call installReactor(reactor) with reactor = AsyncioSelectorReactor(asyncio.get_running_loop()), then "
             "reactor.startRunning(installSignalHandlers=False); see docs/how-to/use-from-asyncio.md, The four rules"
+        )
+
+
+def check_thread(reactor: Any) -> None:
+    """Raise ConfigError outside the thread of a reactor that runs: nothing here is locked against other threads."""
+    if getattr(reactor, "running", False) and threadable.ioThread is not None and not threadable.isInIOThread():
+        raise ConfigError(
+            f"this is the thread {current_thread().name!r}, not the reactor's: call this by "
+            "twisted.internet.threads.blockingCallFromThread(reactor, function, …)"
         )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from threading import get_ident
 from unittest.mock import Mock
 
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.task import Clock
+from twisted.python import threadable
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, close_after, share, shield
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, check_thread, close_after, share, shield
 from replication.errors import ConfigError
 from tests.doubles import begin, error_of, logged, now
 
@@ -61,6 +63,22 @@ class CheckReactorTests(SynchronousTestCase):
             asyncio.run(check(each))
         with self.assertRaisesRegex(ConfigError, "Twisted's reactor does not run"):
             asyncio.run(check(idle))
+
+
+class CheckThreadTests(SynchronousTestCase):
+    """What is not locked is refused in other threads than the reactor's."""
+
+    def test_only_another_thread_than_that_of_a_reactor_that_runs_is_refused(self) -> None:
+        idle, runs = Mock(running=False), Mock(running=True)
+        for here in (None, get_ident()):
+            self.patch(threadable, "ioThread", here)
+            check_thread(runs)
+        self.patch(threadable, "ioThread", get_ident() + 1)
+        for each in (idle, Clock()):
+            check_thread(each)
+        for check in (check_thread, check_reactor):
+            with self.assertRaisesRegex(ConfigError, "the thread 'MainThread', not the reactor's: .*blockingCallFrom"):
+                check(runs)
 
 
 class ShareTests(SynchronousTestCase):

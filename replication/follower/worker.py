@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 
 from replication.caches import CachedFunction, Caches, KeysOf
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, close_after, share
+from replication.deferreds import Lifetime, StartDeferred, check_reactor, check_thread, close_after, share
 from replication.errors import CommitsLostError, ConfigError, StoppingError, decorator_error, is_temporary
 from replication.follower.audit import DEFAULT_INTERVAL
 from replication.follower.catch_up import CatchUpSources
@@ -236,6 +236,7 @@ class Worker(RegistersFunctions):
         PositionTimeoutError after ``timeout`` seconds; its message names the position and the state of each connection.
         StoppingError: the worker stops.  The process's own tokens count as applied (docs/protocol/following.md E6).
         """
+        check_thread(self._clock)
         name, instance = grammar.stream_name(stream), grammar.instance_name(writer)
         own = instance == self.instance_name and self._master is not None and name in self._master.registry
         if own or self._followed.position(name, instance) >= token:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, o
 import attrs
 from twisted.internet.task import deferLater
 
-from replication.deferreds import shield
+from replication.deferreds import check_thread, shield
 from replication.errors import RowError, StoreError, StreamError
 from replication.streams.facts import check_rows, check_size, facts_of, row_bytes
 from replication.streams.interfaces import Receipt
@@ -71,10 +71,10 @@ class StreamWriter:
         """Return the block in which one fact is written, or ``count`` facts in one transaction.
 
         ``async with`` gives the Reservation, or a list of ``count`` of them.  NotAWriterError: this instance may not
-        write here.  StreamError: ``count`` is below 1.  The block commits at its end, and rolls back if it raises
-        (docs/guarantees.md).
+        write here.  StreamError: ``count`` is below 1.  ConfigError: this is not the reactor's thread.  The block
+        commits at its end, and rolls back if it raises (docs/guarantees.md).
         """
-        self.outgoing.check_writer()
+        self._check_caller()
         if count is None:
             return FactTransaction(self._transactions, self.outgoing, 1, _first)
         if count < 1:
@@ -93,11 +93,12 @@ class StreamWriter:
         The function must be short, and must have no effect but on the database: it may be called again if an error of
         another one makes SQLite undo their common transaction.
 
-        NotAWriterError or StoppingError: nothing is written.  StreamError: ``function`` is a coroutine function.
+        NotAWriterError or StoppingError: nothing is written.  ConfigError: this is not the reactor's thread, as inside
+        a function of ``run_interaction``.  StreamError: ``function`` is a coroutine function.
         RowError: the fact is too large.  StoreError: the database refuses the transaction; if it refuses the COMMIT,
         the outcome may be unknown (docs/guarantees.md).
         """
-        self.outgoing.check_writer()
+        self._check_caller()
         await self._transactions.ready()
         transaction = FactTransaction(self._transactions, self.outgoing, 1, _first)
         return await shield(transaction.interact(partial(_call, function, args, kwargs)))
@@ -111,11 +112,11 @@ class StreamWriter:
                 same IDs (docs/http.md, Idempotency keys).
 
         RowError: a fact is not a list of rows of this stream; ``fact`` is its index, from 0.  Nothing is appended.
-        NotAWriterError or StoppingError: nothing is appended.  StoreError: the facts may be committed or not; call
-        again with the same key (docs/guarantees.md).
+        NotAWriterError, StoppingError, or ConfigError in another thread than the reactor's: nothing is appended.
+        StoreError: the facts may be committed or not; call again with the same key (docs/guarantees.md).
 
         """
-        self.outgoing.check_writer()
+        self._check_caller()
         texts = await self._encode(facts)
         await self._transactions.ready()
         if key is not None and (known := await self._transactions.store.find_receipt(key)) is not None:
@@ -131,6 +132,11 @@ class StreamWriter:
     def shared(self) -> bool:
         """Whether other processes allocate IDs from the same sequence."""
         return self.publisher.ids.sequence is not None
+
+    def _check_caller(self) -> None:
+        """Raise ConfigError in a wrong thread, NotAWriterError if this instance may not write here."""
+        check_thread(self._transactions.clock)
+        self.outgoing.check_writer()
 
     async def _append(self, texts: list[tuple[str, ...]], key: str | None) -> Sequence[Token]:
         transaction = FactTransaction(self._transactions, self.outgoing, len(texts), list[Reservation])

@@ -7,10 +7,12 @@ import random
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.python import threadable
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import (
@@ -957,6 +959,13 @@ class WritingTests(SynchronousTestCase):
         self.net.run(2.0)
         waited = begin(self.one.wait_for("orders", "two", 4))
         self.assertEqual(waited, [None])
+
+    def test_a_wait_in_another_thread_than_the_reactor_s_is_refused(self) -> None:
+        worker = self.one
+        worker._clock.running = True
+        self.patch(threadable, "ioThread", get_ident() + 1)
+        with self.assertRaisesRegex(ConfigError, "not the reactor's"):
+            worker.wait_for("orders", "two", 4)
 
     def test_a_wait_for_an_own_token_fires_at_once(self) -> None:
         """See docs/protocol/following.md E6."""

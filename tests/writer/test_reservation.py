@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.python import threadable
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.errors import NotAWriterError, RowError, StoppingError, StoreError, StreamError
+from replication.errors import ConfigError, NotAWriterError, RowError, StoppingError, StoreError, StreamError
 from replication.net import traces
 from replication.storage import open_store
 from replication.streams import facts
@@ -191,6 +193,16 @@ class ReserveTests(WriterCase):
             foreign.reserve()
         self.assertEqual((caught.exception.stream, caught.exception.instance), ("foreign", "master"))
         self.assertIsInstance(error_of(begin(foreign.append([[1]]))), NotAWriterError)
+
+    def test_another_thread_than_the_reactor_s_is_refused(self) -> None:
+        """A function of ``run_interaction`` runs in the database's thread."""
+        self.process.clock.running = True
+        self.patch(threadable, "ioThread", get_ident() + 1)
+        with self.assertRaisesRegex(ConfigError, "not the reactor's"):
+            self.notes.reserve()
+        for call in (self.notes.append([["a"]]), self.notes.run_interaction(lambda _, __: None)):
+            self.assertIsInstance(error_of(begin(call)), ConfigError)
+        self.assertEqual(self.process.new_lines(), [])
 
     def test_a_block_that_waits_for_the_start_holds_no_id(self) -> None:
         self.process.ready = Deferred()
