@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from replication.web.client import HttpCatchUp
     from replication.web.followers import IFollowers
     from replication.wire.grammar import InstanceName, StreamName, Token
-    from replication.writer.known_followers import WritersOf
 
 CHECK_INTERVAL: Final = 5.0  # seconds, before the first report
 LONGEST_INTERVAL: Final = 60.0  # seconds until a process that was not followed before receives its first report
@@ -155,14 +154,17 @@ class RelayedReports:
         missing: returns the endpoints of the other writers: no report can be passed on to them yet.
         wall: seconds since 1970.
         own: keeps reports for the streams that this process writes; None if it writes none.
-        writers: returns the known writers of a stream, None of an unknown stream: only their positions are kept here.
+        follower: returns that of a stream, None of an unknown stream.
+
+    Positions that may count facts which a writer has lost are left out, so that everything is kept: those above the
+    positions here, and all while nothing was compared here.  Only positions of known writers are kept here.
 
     """
 
     _processes: Callable[[], Collection[HttpCatchUp]]
     _missing: Callable[[], Collection[str]]
     _wall: Callable[[], float]
-    _writers: WritersOf
+    _follower: Callable[[StreamName], StreamFollower | None]
     _own: IFollowers | None = None
     _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
 
@@ -171,13 +173,14 @@ class RelayedReports:
         instance = grammar.instance_name(name)
         following = [LATER if self._own is None else await self._own.report(name, positions)]
         try:
-            answers = [await each.report(instance, positions) for each in self._processes()]
+            passed_on = self._without_doubtful(positions)
+            answers = [await each.report(instance, passed_on) for each in self._processes()]
         except CatchUpError as error:
             raise _not_passed_on(name, error) from error
         if missing := self._missing():
             raise _not_passed_on(name, f"no position was received from {', '.join(missing)} yet")
         self._known.pop(instance, None)
-        self._known[instance] = KnownFollower(instance, only_known(positions, self._writers), self._wall())
+        self._known[instance] = KnownFollower(instance, only_known(passed_on, self._writers), self._wall())
         if len(self._known) > MAX_FOLLOWERS:
             del self._known[next(iter(self._known))]
         return min([*following, *(each for each in answers if each is not None)])
@@ -197,3 +200,20 @@ class RelayedReports:
             await self._own.forget(name)
         if self._known.pop(grammar.instance_name(name), None) is not None and self._processes():
             raise StreamError(f"{name!r} is forgotten here, but its reports were passed on: forget it at the writers")
+
+    def _without_doubtful(self, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> Positions:
+        return {
+            stream: {writer: token for writer, token in of.items() if not self._may_be_lost(stream, writer, token)}
+            for stream, of in positions.items()
+        }
+
+    def _may_be_lost(self, stream: StreamName, writer: InstanceName, token: Token) -> bool:
+        follower = self._follower(stream)
+        if follower is None or writer not in follower.cursors:
+            return False
+        ours = _confirmed(follower).get(writer)
+        return ours is None or token > ours
+
+    def _writers(self, stream: StreamName) -> Collection[InstanceName] | None:
+        follower = self._follower(stream)
+        return None if follower is None else follower.all_positions()

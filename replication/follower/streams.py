@@ -230,11 +230,6 @@ class FollowedStreams:
         """Return the HTTP of the writers, or of the relays, that are followed."""
         return self._sources.over_http_of(self.links.endpoints.values())
 
-    def known_writers(self, stream: StreamName) -> Collection[InstanceName] | None:
-        """Return the writers of a stream that is followed, None of another one."""
-        follower = self._followers.get(stream)
-        return None if follower is None else follower.all_positions()
-
     # ---- what clients receive
 
     def received(self, client: IWriterLink, commands: Sequence[Received | LostRow]) -> None:

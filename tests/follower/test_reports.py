@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from replication.follower.reports import (
 )
 from replication.follower.stream import FollowMode
 from replication.follower.worker import Worker
-from replication.streams.cursor import Cursor
+from replication.streams.cursor import Check, Cursor
 from replication.streams.interfaces import KnownFollower, Write, WriterStatus
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -92,8 +93,14 @@ class Follower:
         cursor.position_received("link", Token(self.position), Token(self.position))
         return {MASTER: cursor}
 
+    def all_positions(self) -> dict[InstanceName, Token]:
+        return {each: cursor.position for each, cursor in self.cursors.items()}
+
     def status(self, writer: InstanceName) -> WriterStatus:
         return WriterStatus(writer, Token(self.position), Token(self.position), self.state)
+
+
+FOLLOWER: Any = Follower()
 
 
 class TwoWritersTests(WorkerCase):
@@ -330,7 +337,12 @@ class RelayTests(GoneCase):
 
     def test_the_soonest_of_all_writers_decides_and_one_that_fails_is_an_error(self) -> None:
         writers = [Process(30.0, None, None), Process(100.0, None, CatchUpError("down"))]
-        reports = RelayedReports(processes=lambda: writers, missing=tuple, wall=lambda: 7.5, writers=lambda _: [MASTER])  # type: ignore[arg-type, return-value]
+        reports = RelayedReports(
+            processes=lambda: writers,  # type: ignore[arg-type, return-value]
+            missing=tuple,
+            wall=lambda: 7.5,
+            follower=lambda _: FOLLOWER,
+        )
         positions = {ORDERS: {MASTER: Token(5)}}
         self.assertEqual([now(reports.report("worker1", positions)) for _ in range(2)], [30.0, LATER])
         self.assertEqual([each.reports for each in writers], [[("worker1", positions)] * 2] * 2)
@@ -345,7 +357,7 @@ class RelayTests(GoneCase):
             processes=lambda: [process],  # type: ignore[list-item]
             missing=lambda: silent,
             wall=lambda: 7.5,
-            writers=lambda _: [MASTER],
+            follower=lambda _: FOLLOWER,
         )
         positions = {ORDERS: {MASTER: Token(5)}}
         with self.assertRaisesRegex(StoreError, "no position was received from tcp:127.0.0.1:9092 yet") as caught:
@@ -357,12 +369,38 @@ class RelayTests(GoneCase):
 
     def test_only_positions_of_known_streams_and_writers_are_kept_and_all_are_passed_on(self) -> None:
         process = Process(30.0)
-        known = {ORDERS: [MASTER]}
-        reports = RelayedReports(processes=lambda: [process], missing=tuple, wall=lambda: 7.5, writers=known.get)  # type: ignore[list-item]
+        known = {ORDERS: FOLLOWER}
+        reports = RelayedReports(processes=lambda: [process], missing=tuple, wall=lambda: 7.5, follower=known.get)  # type: ignore[list-item]
         positions = {ORDERS: {MASTER: Token(5), InstanceName("x"): Token(6)}, StreamName("y"): {MASTER: Token(7)}}
         now(reports.report("worker1", positions))
         self.assertEqual(process.reports, [("worker1", positions)])
         self.assertEqual([each.positions for each in now(reports.followers())], [{ORDERS: {MASTER: 5}}])
+
+    def test_a_position_that_may_count_lost_facts_is_not_passed_on(self) -> None:
+        """A retention would not wait for a follower that has not noticed yet that its relay went back."""
+        process, ahead = Process(*[30.0] * 3), InstanceName("x")
+        cursor = Cursor(Token(5), checks_history=True)
+        follower: Any = SimpleNamespace(cursors={MASTER: cursor}, all_positions=lambda: {MASTER: Token(5)})
+        reports = RelayedReports(
+            processes=lambda: [process],  # type: ignore[list-item]
+            missing=tuple,
+            wall=lambda: 7.5,
+            follower={ORDERS: follower}.get,
+        )
+
+        def passed_on(token: int) -> dict[InstanceName, Token]:
+            now(reports.report("worker1", {ORDERS: {MASTER: Token(token), ahead: Token(9)}}))
+            of_orders: dict[InstanceName, Token] = process.reports[-1][1][ORDERS]
+            return of_orders
+
+        cursor.position_received("link", Token(5), Token(5))
+        self.assertEqual(passed_on(5), {ahead: 9}, "the relay has not compared its history")
+        step = cursor.step()
+        assert isinstance(step, Check)
+        self.assertTrue(cursor.compared(step, Token(5)))
+        cursor.checked(step)
+        self.assertEqual(passed_on(5), {MASTER: 5, ahead: 9})
+        self.assertEqual(passed_on(6), {ahead: 9}, "the relay went back")
 
     def test_a_process_that_writes_keeps_the_reports_of_its_own_streams(self) -> None:
         noted: list[object] = []
@@ -385,7 +423,7 @@ class RelayTests(GoneCase):
             processes=lambda: writers,  # type: ignore[arg-type, return-value]
             missing=tuple,
             wall=lambda: 7.5,
-            writers=lambda _: [MASTER],
+            follower=lambda _: FOLLOWER,
             own=Own(),
         )
         self.assertEqual(now(reports.report("worker1", positions)), 5.0)
@@ -396,7 +434,7 @@ class RelayTests(GoneCase):
 
     def test_a_limited_number_is_listed(self) -> None:
         self.patch(module, "MAX_FOLLOWERS", 2)
-        reports = RelayedReports(processes=list, missing=tuple, wall=lambda: 7.5, writers=lambda _: [MASTER])
+        reports = RelayedReports(processes=list, missing=tuple, wall=lambda: 7.5, follower=lambda _: FOLLOWER)
         for name in ("b", "c", "b", "a"):
             now(reports.report(name, {}))
         self.assertEqual([each.name for each in now(reports.followers())], ["a", "b"])
