@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         batches = iter([Batch([0], [line], len(line))])
     template = b"%b" if found.facts else b'{"rows":[%b]}'
     shown = found.row == "-" and sys.stderr.isatty() and not sys.stdin.isatty()
-    client = parser.open_client(found, patience=found.retry, on_retry=_report_retry)
+    client = parser.open_client(found, patience=found.retry, on_retry=retry_reporter())
     with closing(client), _progress(shown=shown) as advance, _interrupted_by_sigterm():
         if batches is not None:
             Appender(client, found.stream, template).run(batches, advance)
@@ -113,9 +113,17 @@ def append_lines(
         Appender(client, stream, template).run(read_batches(source), advance)
 
 
-def _report_retry(error: UnavailableError) -> None:
-    if sys.stderr.isatty():
-        report(f"{error}; retrying")
+def retry_reporter() -> Callable[[UnavailableError], None]:
+    """Return a function that reports each retry on a terminal, and each reason once in a log."""
+    reported = set[str]()
+
+    def report_retry(error: UnavailableError) -> None:
+        text = f"replication append: {error}; retrying"
+        if sys.stderr.isatty() or text not in reported:
+            reported.add(text)
+            report(text)
+
+    return report_retry
 
 
 def read_patience(text: str) -> float:

@@ -154,6 +154,18 @@ def test_giving_up_states_what_was_acknowledged(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "2\n3\n"
 
 
+@pytest.mark.parametrize(("terminal", "lines"), [(False, 2), (True, 3)])
+def test_a_log_has_each_reason_of_retries_once_and_a_terminal_each_retry(
+    terminal: bool, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    report_retry = append.retry_reporter()
+    for error in (AWAY, AWAY, UnavailableError("busy")):
+        report_retry(error)
+    found = capsys.readouterr().err.splitlines()
+    assert (found[0], len(found)) == ("replication append: cannot reach it; retrying", lines)
+
+
 @pytest.mark.parametrize("seconds", ["-1", "nan", "-inf", "soon"])
 def test_a_retry_that_is_no_number_of_seconds_is_wrong_usage(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
