@@ -106,7 +106,10 @@ async def _store_request(
     positions = await store.applied_positions(stream, follower)
     if writer not in positions:
         known = ", ".join(sorted(positions)) or "none"
-        raise StreamError(f"no position of {writer!r} in stream {stream!r} is stored here; known writers: {known}")
+        raise StreamError(
+            f"no position of {writer!r} in stream {stream!r} is stored here for {follower!r} (--instance-name); "
+            f"known writers: {known}"
+        )
     stored = next(iter(await store.skipped_facts(follower, stream, key, limit=1)), None)
     fact = SkippedFact(stream, writer, Fact(token, ()), requested)
     if requested is SkipState.RETRY_REQUESTED:

@@ -65,7 +65,7 @@ def test_a_skip_is_requested_once_and_keeps_the_position(database: str, capsys: 
         (("skip", "orders", "master", "5"), "fact 5 is applied: the position of 'master' in 'orders' is 5"),
         (
             ("skip", "orders", "unknown", "7"),
-            "no position of 'unknown' in stream 'orders' is stored here; known",
+            "no position of 'unknown' in stream 'orders' is stored here for 'worker1' (--instance-name); known",
         ),
         (("skip", "stock", "master", "7"), "known writers: none"),
         (("retry", "orders", "master", "7"), "fact 7 of stream 'orders' by 'master' was not skipped here"),
