@@ -288,13 +288,10 @@ class CatchUpSources:
         raise CatchUpError("; ".join(failures))
 
     async def _writer_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return what ``history`` returned since the last connection was lost; empty if no source answers."""
+        """Return what ``history`` returned since the last connection was lost; CatchUpError if no source answers."""
         histories = self._histories
         if (stream, writer) not in histories:
-            try:
-                histories[stream, writer] = await self.history(endpoint, stream, writer)
-            except CatchUpError:
-                return ()
+            histories[stream, writer] = await self.history(endpoint, stream, writer)
         return histories[stream, writer]
 
     def connection_lost(self) -> None:

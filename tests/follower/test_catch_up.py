@@ -216,16 +216,16 @@ class OtherHistoryTests(SourcesCase):
         fetched += begin(sources.page(None, ORDERS, MASTER, STEP, 500))
         self.assertEqual([each.upto for each in fetched], [7, 6])
 
-    def test_a_history_that_cannot_be_requested_is_requested_for_the_next_page(self) -> None:
+    def test_facts_of_a_source_with_a_history_wait_for_that_of_the_writer(self) -> None:
         sources, (copy, writer) = self.sources(self.STALE, CatchUpError("down"))
-        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._urls = [Url("s3://folder"), sources._urls[1]]
         sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
         copy.epochs = self.OLD
-        with patch.object(CatchUpSources, "history", side_effect=CatchUpError("down")) as history:
-            for _ in range(2):
-                self.assertEqual(begin(sources.page(None, ORDERS, MASTER, STEP, 500)), [self.STALE])
-        self.assertEqual(history.call_count, 2)
-        self.assertEqual(writer.asked, [])
+        for _ in range(2):
+            self.assertEqual(str(error_of(begin(sources.page(None, ORDERS, MASTER, STEP, 500)))), "down; down")
+        writer.answer, writer.epochs = page(1), self.NEW
+        (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+        self.assertEqual(fetched.upto, 6)
 
     def test_a_source_without_common_facts_is_skipped_and_logged(self) -> None:
         for epochs, upto in ((self.OLD, 0), ((Epoch("other", Token(1), Token(1)),), 0)):

@@ -12,7 +12,7 @@ import pytest
 from replication.bench.cluster import free_ports
 from replication.streams.facts import Fact
 from replication.wire.grammar import Token
-from tests.system.daemons import Daemon, append, fixed_ports, until
+from tests.system.daemons import Daemon, append, fixed_ports, run_command, until
 from tests.system.databases import PostgresDatabase, SqliteDatabase
 from tests.system.test_kills import has, rows_of, table
 
@@ -286,3 +286,34 @@ def test_an_emptied_database_deletes_no_copy_unless_that_is_accepted(tmp_path: P
         shop.copy.options += ("--accept-new-history",)
         shop.copy.start()
         until(lambda: table(shop.file(shop.copy), "orders") == database.rows(), "the copy begins anew")
+
+
+def test_a_new_follower_takes_no_lost_facts_from_segments_while_the_writer_does_not_answer(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install '.[spark]' in the checkout")
+    database = SqliteDatabase(tmp_path)
+    master = Daemon(tmp_path, "master", "--stream=orders", f"--database={database.url}", name="writer")
+    with fixed_ports(master) as (wire, http), ExitStack() as stack:
+        for rows in ("abcde", "lost!"):
+            append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+            if not database.backup.exists():
+                database.back_up()
+
+        stored = "SELECT stream_id FROM stream_positions WHERE stream_name = 'orders'"
+        until(lambda: has(database.file, stored, [(11,)]), "the position is stored")
+        command = ("replication", "replay", f"--database={database.url}", "--out=segments", "--master=none")
+        assert run_command(*command, folder=tmp_path).returncode == 0
+        master.kill()
+        database.restore()
+        master.start()
+        master.address("HTTP")
+        append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in "new facts"])
+        (later,) = free_ports(1)
+        own = f'[writers.master]\nconnect = "tcp:{wire}"\nhttp = "http://127.0.0.1:{later}"\n'
+        (tmp_path / "worker.toml").write_text(f'instance_name = "new"\ncatch_up = ["segments"]\n{own}')
+        worker = stack.enter_context(Daemon(tmp_path, "worker", "--config=worker.toml"))
+        until(lambda: "fetching orders of master after" in worker.log, "the history is waited for")
+        assert table(tmp_path / "replication-new.db", "orders") == []
+        master.kill()
+        master.options += (f"--http=tcp:{later}:interface=127.0.0.1",)
+        master.start()
+        until(lambda: table(tmp_path / "replication-new.db", "orders") == database.rows(), "it has what the master has")
