@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import msgspec
@@ -239,24 +239,35 @@ class CatchUpSources:
         return Page((), step.upto, limited=False)
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer from the first source that has any; empty if no source has them.
+        """Return the epochs of a writer from its own process, else from another source; empty if none has any.
 
-        HTTP comes first: the other sources may be older than a restore of the writer's database.  Segments are left
-        out.  CatchUpError: no source has any, and one failed; the message has the reason of each.
+        A copy may not have followed a restore of the writer's database yet.  So what a copy has is returned only if no
+        HTTP of the writer is known, or its default URL does not answer.  Databases come last: they may be older, too.
+        Segments are left out.  CatchUpError: no other source may be used, and one failed; the message has the reasons.
         """
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
-        failures = []
-        for url in self._current():
+        failures: list[str] = []
+        of_copy: History = ()
+        own = self._http_of(endpoint, writer)
+        for url in self._current(endpoint, writer):
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
-                if found := await source.history(stream, writer):
+                if url is not None and url.startswith(DATABASES):
+                    found, certain = of_copy or await source.history(stream, writer), True
+                else:
+                    found, writes = await cast("HttpCatchUp", source).origin(stream, writer)
+                    certain = writes or url is None
+                if found and certain:
                     return found
+                of_copy = of_copy or found
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
-        if failures:
+                if url is None and own is not None and not _is_default(own, endpoint):
+                    of_copy = ()  # the writer is waited for
+        if failures and not of_copy:
             raise CatchUpError("; ".join(failures))
-        return ()
+        return of_copy
 
     async def count(
         self,
@@ -273,7 +284,7 @@ class CatchUpSources:
         CatchUpError: no source has this history and all of the range; the message has the reason of each.
         """
         failures = []
-        for url in self._current():
+        for url in self._current(endpoint, writer):
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if [*await source.history(stream, writer)] == [*history]:
@@ -339,10 +350,16 @@ class CatchUpSources:
         in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
         return [*in_order, *self._own()]
 
-    def _current(self) -> list[Url | None]:
-        """Return the URLs of the sources that are not older than a restore: HTTP first, and no segments."""
-        over_http = [url for url in self._urls if url.startswith(HTTP)]
-        return [*over_http, *self._own(), *(url for url in self._urls if url.startswith(DATABASES))]
+    def _current(self, endpoint: str | None, writer: InstanceName) -> list[Url | None]:
+        """Return the URLs of the sources that may know the newest history: HTTP first, and no segments.
+
+        Beside an ``https:`` source, the default URL of the writer is not used: it would get the secret in plain text.
+        """
+        own = self._http_of(endpoint, writer)
+        others = [url for url in self._urls if url.startswith(HTTP) and url != own]
+        plain = own is not None and _is_default(own, endpoint) and any(url.startswith("https:") for url in others)
+        last = [] if others and (own is None or plain) else [None]
+        return [*others, *last, *(url for url in self._urls if url.startswith(DATABASES))]
 
     def _own(self) -> list[None]:
         """Return None, for the writer's HTTP, unless an HTTP source is configured."""
@@ -414,6 +431,11 @@ class CatchUpSources:
 
 def _no_http(endpoint: str | None, writer: InstanceName) -> str:
     return f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
+
+
+def _is_default(own: Url, endpoint: str | None) -> bool:
+    """Whether the URL of a writer's HTTP was not given, but follows from the endpoint of its wire."""
+    return endpoint is not None and own.reveal() == default_http_url(endpoint)
 
 
 def _only_common(page: Page, after: Token, theirs: History, ours: History, what: str) -> Page:

@@ -67,6 +67,7 @@ class LostAnswerError(CatchUpError):
 
 class _Epochs(msgspec.Struct):
     epochs: list[Epoch]
+    writes: bool = False
 
 
 class _Reported(msgspec.Struct):
@@ -208,14 +209,19 @@ class HttpCatchUp:
 
         CatchUpError as ``facts``.
         """
+        return (await self.origin(stream, writer))[0]
+
+    async def origin(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
+        """Return what ``history`` returns, and whether it is from a process that writes, not from a copy."""
         if self._foreign:
-            return ()
+            return (), False
         response = await self._get(f"/v1/streams/{quote(stream, safe='')}/history", {"instance": writer})
         if response.code in {404, 405} or response.is_unknown_path():
-            return ()
+            return (), False
         if response.code != HTTPStatus.OK:
             raise response.error()
-        return response.read(_Epochs, "a history").epochs
+        answer = response.read(_Epochs, "a history")
+        return answer.epochs, answer.writes
 
     async def audited(self) -> dict[StreamName, dict[InstanceName, AuditedWriter]] | None:
         """Return the writers of each stream, with what the server compares; None if it is a Synapse.

@@ -53,6 +53,7 @@ class FakeSource:
         self.asked: list[tuple[int, int, int]] = []
         self.closed = False
         self.epochs: History = ()
+        self.writes = True
         self.histories_requested = 0
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -68,6 +69,9 @@ class FakeSource:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.epochs
+
+    async def origin(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
+        return await self.history(stream, writer), self.writes
 
     async def close(self) -> None:
         self.closed = True
@@ -150,6 +154,48 @@ class HistoryTests(SourcesCase):
         sources._sources[older] = cast("Any", FakeSource(page(1)))
         cast("Any", sources._sources[older]).epochs = (Epoch("old", Token(1), Token(1)),)
         self.assertEqual(self.history(sources), [self.HISTORY])
+
+    def beside_a_copy(
+        self, own: History | None, *, url: str = "http://copy:1", given: str | None = None, database: bool = False
+    ) -> tuple[list[Any], int]:
+        """Return what is found if a copy has an older history, and how often the writer's own HTTP was requested."""
+        urls = [url, *(["sqlite:///other.db"] if database else [])]
+        writers = {"master": {"connect": "tcp:writer:1", **({"http": given} if given else {})}}
+        sources = CatchUpSources(Net(), urls, writers, None)
+        copy, writer = FakeSource(page(1)), FakeSource(CatchUpError("down") if own is None else page(1))
+        copy.epochs, copy.writes, writer.epochs = self.OLD, False, own or ()
+        other = FakeSource(page(1))
+        other.epochs = self.HISTORY
+        fakes = {url: copy, given or "http://writer:2": writer, "sqlite:///other.db": other}
+        sources._sources = {Url(each): cast("Any", fake) for each, fake in fakes.items()}
+        return begin(sources.history("tcp:writer:1", ORDERS, MASTER)), writer.histories_requested
+
+    OLD = (Epoch("old", Token(1), Token(1)),)
+
+    def test_a_copy_may_be_older_than_a_restore_so_the_writer_is_asked(self) -> None:
+        self.assertEqual(self.beside_a_copy(self.HISTORY), ([self.HISTORY], 1))
+        self.assertEqual(self.beside_a_copy(self.HISTORY, given="http://writer:7"), ([self.HISTORY], 1))
+
+    def test_a_source_that_writes_is_enough(self) -> None:
+        sources, (first, second) = self.sources(page(1), page(1))
+        first.epochs, second.epochs = self.HISTORY, self.OLD
+        self.assertEqual(self.history(sources), [self.HISTORY])
+        self.assertEqual(second.histories_requested, 0)
+
+    def test_a_copy_is_used_if_the_default_http_of_the_writer_does_not_answer(self) -> None:
+        self.assertEqual(self.beside_a_copy(None), ([self.OLD], 1))
+        self.assertEqual(self.beside_a_copy(()), ([self.OLD], 1))
+        self.assertEqual(self.beside_a_copy(None, database=True), ([self.OLD], 1))
+
+    def test_a_given_http_of_the_writer_is_waited_for(self) -> None:
+        found, requested = self.beside_a_copy(None, given="http://writer:7")
+        self.assertEqual((str(error_of(found)), requested), ("down", 1))
+        self.assertEqual(self.beside_a_copy(None, given="http://writer:7", database=True), ([self.HISTORY], 1))
+
+    def test_the_secret_of_an_https_source_is_not_sent_to_a_default_url(self) -> None:
+        self.assertEqual(self.beside_a_copy(self.HISTORY, url="https://copy:1"), ([self.OLD], 0))
+        given = self.beside_a_copy(self.HISTORY, url="https://copy:1", given="https://writer:7")
+        self.assertEqual(given, ([self.HISTORY], 1))
 
     def test_a_database_has_histories_and_segments_are_left_out(self) -> None:
         with TemporaryDirectory() as folder:

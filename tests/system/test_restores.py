@@ -43,6 +43,7 @@ writes = ["orders"]
 connect = "tcp:127.0.0.1:1"
 """
 STOPPED = "Nothing is deleted here"
+COPY = "SELECT stream_id, ord, instance_name, row FROM stream_orders ORDER BY 1, 2"
 SEEN = "SELECT token, row FROM seen ORDER BY token"
 
 
@@ -286,6 +287,48 @@ def test_an_emptied_database_deletes_no_copy_unless_that_is_accepted(tmp_path: P
         shop.copy.options += ("--accept-new-history",)
         shop.copy.start()
         until(lambda: table(shop.file(shop.copy), "orders") == database.rows(), "the copy begins anew")
+
+
+def test_a_follower_notices_a_restore_although_its_source_is_a_copy_that_has_not(tmp_path: Path) -> None:
+    """The copy does not reach the restored master; the follower does."""
+    database = SqliteDatabase(tmp_path)
+    master = Daemon(tmp_path, "master", "--stream=orders", f"--database={database.url}", name="writer")
+    copy = Daemon(tmp_path, "worker", "--instance-name=copy", name="copy")
+    with fixed_ports(master) as (wire, http), ExitStack() as stack:
+        here, nowhere = f"--connect=tcp:{wire}", "--connect=tcp:127.0.0.1:1"
+        copy.options += (f"--catch-up=http://{http}", here)
+        _, source = stack.enter_context(fixed_ports(copy))
+        options = (here, f"--catch-up=http://{source}", "--instance-name=follower")
+        follower = stack.enter_context(Daemon(tmp_path, "worker", *options, name="follower"))
+        files = [tmp_path / f"replication-{each.name}.db" for each in (copy, follower)]
+
+        def add(*rows: str) -> None:
+            append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+        def both_have_all() -> bool:
+            rows, known = database.rows(), "SELECT count(*) FROM stream_histories WHERE stream_name = 'orders'"
+            return all(has(each, COPY, rows) and has(each, known, [(1,)]) for each in files)
+
+        add(*"abcde")
+        until(both_have_all, "both have the first facts, and know the history")
+        database.back_up()
+        add(*"lost!")
+        until(both_have_all, "both have facts that will be lost")
+        for each in (follower, copy, master):
+            each.kill()
+        database.restore()
+        master.start()
+        master.address("HTTP")
+        add(*"other")
+        copy.options = tuple(nowhere if each == here else each for each in copy.options)
+        copy.start()
+        copy.address("HTTP")
+        follower.start()
+        until(lambda: table(files[1], "orders") == database.backup_rows(), "the follower goes back")
+        copy.kill()
+        copy.options = tuple(here if each == nowhere else each for each in copy.options)
+        copy.start()
+        until(both_have_all, "both have the new facts")
 
 
 def test_a_new_follower_takes_no_lost_facts_from_segments_while_the_writer_does_not_answer(tmp_path: Path) -> None:

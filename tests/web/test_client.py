@@ -30,7 +30,7 @@ from replication.streams.history import Epoch
 from replication.web import client as module
 from replication.web.client import ATTEMPT_DELAY, CONNECT_PATIENCE, PATIENCE, STRIDE, HttpCatchUp
 from replication.web.site import make_site
-from replication.wire.grammar import Token
+from replication.wire.grammar import InstanceName, Token
 from tests.certificates import DAY, Authority, Connections, Identity
 from tests.contract.catch_up import CatchUpContract
 from tests.web.served import MASTER, ORDERS, FakeServed, fact
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.streams.history import History
     from replication.streams.interfaces import ICatchUp, Page
-    from replication.wire.grammar import InstanceName
 
 T = TypeVar("T")
 URL = "http://127.0.0.1:9093"
@@ -165,6 +164,14 @@ class OwnSiteTests(CatchUpContract):
         epochs = [Epoch("a", Token(1), Token(1)), Epoch("b", Token(4), Token(6))]
         self.served.epochs[ORDERS, MASTER] = epochs
         self.assertEqual([*self.history()], epochs)
+
+    def test_the_answer_shows_whether_a_history_is_that_of_a_copy(self) -> None:
+        assert isinstance(self.source, HttpCatchUp)
+        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], True))
+        self.served.role = "worker"
+        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], True), "it writes as master")
+        self.served.instance_name = InstanceName("copy")
+        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], False))
 
     def test_a_stream_that_is_unknown_there_has_no_history(self) -> None:
         self.served.definitions.clear()
