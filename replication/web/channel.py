@@ -41,6 +41,7 @@ class Channel(HTTPChannel):
     _timed = _IDLE  # the part that the timer is for
     _timer: IDelayedCall | None = None
     _lines_wait = False  # whether so many lines wait that no more are read
+    _answered: ApiRequest | None = None  # the request after which another one has to wait
 
     def connectionMade(self) -> None:
         """Begin to wait for the first headers, and for TLS."""
@@ -130,6 +131,7 @@ class Channel(HTTPChannel):
         super().resumeProducing()  # type: ignore[no-untyped-call]
         if self._lines_wait:
             self._networkProducer.pauseProducing()
+        self._go_on()
 
     def allContentReceived(self) -> None:
         """End the time of the request; the answer may take as long as it needs."""
@@ -138,13 +140,30 @@ class Channel(HTTPChannel):
         super().allContentReceived()  # type: ignore[no-untyped-call]
 
     def requestDone(self, request: Any) -> None:
-        """Wait for the next request."""
-        self._part = _IDLE
-        super().requestDone(request)  # type: ignore[no-untyped-call]
+        """Wait for the next request.
+
+        One that was sent already waits until the client has read this answer, and until others had their turn.  Else a
+        client that sends requests and reads nothing would have any number of answers in memory.
+        """
+        if self.persistent and (self._waitingForTransport or self._buffer or self._dataBuffer):
+            self._answered = request
+            self._networkProducer.pauseProducing()
+            self.setTimeout(self._savedTimeOut)  # type: ignore[no-untyped-call]
+            self.callLater(0, self._go_on)  # type: ignore[no-untyped-call]
+        else:
+            self._part = _IDLE
+            super().requestDone(request)  # type: ignore[no-untyped-call]
+
+    def _go_on(self) -> None:
+        """Process the next request, unless the client has still to read the answer to the last one."""
+        request = self._answered
+        if request is not None and not self._waitingForTransport:
+            self._answered, self._part = None, _IDLE
+            super().requestDone(request)  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """End; count and log a failure of TLS."""
-        self._part = _IDLE
+        self._part, self._answered = _IDLE, None
         self._watch()
         self.site.resource.admission.leave(self.peer_address)
         error = describe_tls_error(reason.value, self.transport)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from twisted.internet.error import ConnectionDone
@@ -18,6 +18,9 @@ from replication.web.site import ApiSite, make_site
 from tests.doubles import logged, shown_metrics
 from tests.net.test_sending import Socket
 from tests.web.served import ELSEWHERE, FACTS, JSON, Client, FakeServed, header, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BODY = b'{"rows": [["a", "new"]]}'
 GONE = Failure(ConnectionDone())
@@ -107,6 +110,7 @@ def test_the_time_begins_again_with_each_request_and_idle_ones_have_twisteds(con
 def test_a_part_of_the_next_request_has_the_time_of_headers(connection: Connection) -> None:
     connection.trickle(HEAD[:200], 0.1)
     connection.client.send(HEAD[200:] + BODY + HEAD[:10])
+    connection.clock.advance(0)
     assert read_answer(connection.client.transport.value()).code == 200
     connection.clock.advance(29)
     assert not connection.closed
@@ -119,6 +123,66 @@ def test_a_request_in_one_read_needs_no_timer_beside_twisteds(connection: Connec
     assert len(connection.clock.getDelayedCalls()) == 1
     connection.client.protocol.connectionLost(GONE)
     assert connection.clock.getDelayedCalls() == []
+
+
+def answers(connection: Connection) -> int:
+    return bytes(connection.client.transport.value()).count(b"HTTP/1.1 200 OK")
+
+
+def test_requests_that_are_sent_at_once_are_answered_one_in_a_turn(connection: Connection) -> None:
+    """A thousand of them would block the reactor for seconds."""
+    waiting: list[Callable[[], None]] = []
+    connection.client.protocol.callLater = lambda seconds, function: (
+        waiting.append(function) if seconds == 0 else connection.clock.callLater(seconds, function)
+    )
+    connection.client.send((HEAD + BODY) * 3)
+    for number in (1, 2, 3):
+        assert answers(connection) == number
+        for function in waiting[number - 1 :]:
+            function()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_waits_until_the_client_has_read_the_answer_before(connection: Connection, *, at_once: bool) -> None:
+    channel, transport = connection.client.protocol, connection.client.transport
+    write, full = transport.write, True
+
+    def fill(data: bytes) -> None:
+        write(data)
+        if full:
+            channel.pauseProducing()
+
+    transport.write = fill  # type: ignore[method-assign]
+    if at_once:
+        connection.client.send((HEAD + BODY) * 3)
+    else:
+        connection.client.send(HEAD + BODY)
+    assert transport.producerState == "paused", "it is not read while it does not read"
+    if not at_once:
+        connection.client.send((HEAD + BODY) * 2)  # had arrived before
+    for number in (1, 2, 3):
+        connection.clock.advance(0)
+        assert answers(connection) == number
+        full = number < 2
+        channel.resumeProducing()
+        connection.clock.advance(0)
+    assert transport.producerState == "producing"
+
+
+def test_a_client_that_does_not_read_its_answer_is_closed(connection: Connection) -> None:
+    transport = connection.client.transport
+    write = transport.write
+
+    def fill(data: bytes) -> None:
+        write(data)
+        connection.client.protocol.pauseProducing()
+
+    transport.write = fill  # type: ignore[method-assign]
+    connection.client.send(HEAD + BODY)
+    connection.clock.advance(59)
+    assert not connection.closed
+    connection.clock.advance(1)
+    assert connection.closed
 
 
 def test_a_length_that_python_cannot_read_is_answered(connection: Connection) -> None:
@@ -152,6 +216,7 @@ def requests_of(data: bytes, *, whole: bool) -> bytes:
     connection = Connection()
     for part in [data] if whole else [bytes([byte]) for byte in data]:
         connection.client.send(part)
+        connection.clock.advance(0)
     return re.sub(rb"Date: [^\r]*", b"Date:", connection.client.transport.value())
 
 
