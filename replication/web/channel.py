@@ -83,6 +83,8 @@ class Channel(HTTPChannel):
         """Send ``data`` at once, unless something else waits."""
         if rest := send_now(self.transport, data):
             self.write(rest)  # type: ignore[no-untyped-call]
+            if self._waitingForTransport:
+                self.site.unread.wait(self, len(rest))
 
     def getPeer(self) -> IAddress:
         """Return the address of the client, which each request needs."""
@@ -128,6 +130,7 @@ class Channel(HTTPChannel):
 
     def resumeProducing(self) -> None:
         """Read on: the client has read its answers.  Not so while too many lines wait."""
+        self.site.unread.end(self)
         super().resumeProducing()  # type: ignore[no-untyped-call]
         if self._lines_wait:
             self._networkProducer.pauseProducing()
@@ -164,6 +167,7 @@ class Channel(HTTPChannel):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """End; count and log a failure of TLS."""
         self._part, self._answered = _IDLE, None
+        self.site.unread.end(self)
         self._watch()
         self.site.resource.admission.leave(self.peer_address)
         error = describe_tls_error(reason.value, self.transport)

@@ -24,6 +24,7 @@ from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
 from replication.web.routes import LIVE_ROUTES, NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
+from replication.web.unread import MOST_UNREAD, UnreadAnswers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -165,6 +166,7 @@ class ApiSite(HTTPFactory):
     def __init__(self, api: Api, reactor: IReactorTime) -> None:
         super().__init__(reactor=reactor)
         self.resource = api
+        self.unread = UnreadAnswers(api.answer_unread)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """Return the protocol of a connection; None if it is refused."""
@@ -278,6 +280,12 @@ class Api:
         """Note that a part of a request did not arrive in its time."""
         self._timeouts[part] += 1
         text = f"the {part} of a request took too long"
+        self._peer_log.error(channel, "HTTP: closing {name} ({address}): {error}", text)
+
+    def answer_unread(self, channel: Channel) -> None:
+        """Note that a client has not read its answer, and others need the memory."""
+        self._timeouts["answer"] += 1
+        text = f"answers of more than {MOST_UNREAD} bytes wait to be read, this one for the longest time"
         self._peer_log.error(channel, "HTTP: closing {name} ({address}): {error}", text)
 
     def samples(self) -> Iterable[Sample]:
