@@ -400,6 +400,8 @@ class StreamFollower:
         if self._confirm_audit is not None:
             await self._confirm_audit(self, writer)
         cursor = self.cursors[writer]
+        if not cursor.linked:
+            raise CatchUpError("the connection was lost", behind=True)
         is_open = partial(self._is_open, cursor.link)
         try:
             common, history = await self.histories.compare(writer, step.after, step.upto, is_open)

@@ -64,6 +64,7 @@ class HistoryCase(FollowerCase):
         return StreamFollower(name=ORDERS, mode=self.mode, function=function, first=first, **arguments)
 
     def is_open(self, link: str) -> Deferred[bool]:
+        assert link
         return succeed(True) if self.answer is None else self.answer
 
     async def fetch_history(self, stream: StreamName, writer: InstanceName) -> History:
@@ -120,6 +121,24 @@ class CopyTests(HistoryCase):
         self.at(1, 1, link="two")
         self.process.clock.advance(1.0)
         self.assertEqual((self.stored_history(), self.asked), (["a", "b"], 2))
+
+    def test_a_connection_that_is_lost_while_the_audit_is_confirmed_is_no_error(self) -> None:
+        self.follow_to_eleven()
+        confirmed: Deferred[None] = Deferred()
+
+        async def confirm(_: StreamFollower, writer: InstanceName) -> None:
+            assert writer == MASTER
+            await confirmed
+
+        self.follower._confirm_audit = confirm
+        with logged() as lines:
+            self.at(11, 11, link="lost")
+            self.follower.connection_lost("lost")
+            confirmed.callback(None)
+        self.assertEqual(lines, [])
+        self.at(11, 12, link="new")
+        self.process.clock.advance(1)
+        self.assertEqual(self.histories.checks, 1)
 
     def test_facts_of_a_connection_that_is_not_confirmed_are_not_applied(self) -> None:
         """The writer was restored and started again, and the last lines of the old connection are read only now."""
