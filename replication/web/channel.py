@@ -2,6 +2,10 @@
 
 Twisted closes a connection that is idle for 60 s, but one byte a minute would keep it open.  Here all headers, and each
 body, have an end (docs/security.md, Bounds).  A request that arrives in one read costs no timer.
+
+Of requests that arrive together, Twisted answers all in one turn of the reactor.  Thousands of them would hold up every
+other connection, and their answers would take memory while the client does not read.  So here one is answered in a
+turn, and the next one waits until the client has read.
 """
 
 from __future__ import annotations
@@ -142,6 +146,12 @@ class Channel(HTTPChannel):
         self._watch()
         super().allContentReceived()  # type: ignore[no-untyped-call]
 
+    def _finishRequestBody(self, data: bytes) -> None:
+        """End a body; ``data`` has arrived after it.  Twisted notes that only after the answer, which is too late."""
+        if data:
+            self._dataBuffer.append(data)
+        self.allContentReceived()
+
     def requestDone(self, request: Any) -> None:
         """Wait for the next request.
 
@@ -160,7 +170,8 @@ class Channel(HTTPChannel):
     def _go_on(self) -> None:
         """Process the next request, unless the client has still to read the answer to the last one."""
         request = self._answered
-        if request is not None and not self._waitingForTransport:
+        closing = cast("Any", self.transport).disconnecting
+        if request is not None and not (self._waitingForTransport or closing):
             self._answered, self._part = None, _IDLE
             super().requestDone(request)  # type: ignore[no-untyped-call]
 

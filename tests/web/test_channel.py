@@ -50,6 +50,17 @@ class Connection:
             self.clock.advance(seconds)
         return len(data)
 
+    def turn(self) -> None:
+        """Run what is due, as one turn of the reactor does: what that calls for at once is done in the next one."""
+        for call in [each for each in self.clock.calls if each.getTime() <= self.clock.seconds()]:
+            self.clock.calls.remove(call)
+            call.called = 1
+            call.func(*call.args, **call.kw)
+
+    def codes(self) -> tuple[int, ...]:
+        """Return the status of each answer."""
+        return tuple(map(int, re.findall(rb"HTTP/1.1 (\d+)", self.client.transport.value())))
+
     def timeouts(self) -> dict[str, float]:
         return {
             name: value for name, value in shown_metrics(self.site.resource.samples()).items() if "timeouts" in name
@@ -112,10 +123,56 @@ def test_a_part_of_the_next_request_has_the_time_of_headers(connection: Connecti
     connection.client.send(HEAD[200:] + BODY + HEAD[:10])
     connection.clock.advance(0)
     assert read_answer(connection.client.transport.value()).code == 200
+    connection.turn()
     connection.clock.advance(29)
     assert not connection.closed
     connection.clock.advance(1)
     assert connection.closed
+
+
+def test_of_requests_that_arrive_together_one_is_answered_in_each_turn(connection: Connection) -> None:
+    """Thousands of small ones in one read held up every other connection for seconds."""
+    refused = header("POST", FACTS, [("Content-Type", "text/plain")], len(BODY)) + BODY
+    connection.client.send(refused + header("GET", "/health/live") + header("GET", "/v1/streams/none"))
+    answers = [(415,), (415, 200), (415, 200, 404)]
+    for expected in answers:
+        assert connection.codes() == expected
+        connection.turn()
+    assert connection.codes() == answers[-1]
+    connection.client.send(header("GET", "/health/live"))
+    assert connection.codes() == (415, 200, 404, 200)
+
+
+def test_while_a_client_does_not_read_its_next_request_waits(connection: Connection) -> None:
+    """The answers to requests that had arrived together took memory without a bound."""
+    connection.client.send(header("GET", "/health/live") * 2)
+    connection.client.protocol.pauseProducing()
+    connection.client.send(header("GET", "/v1/streams/none"))
+    connection.clock.advance(10)
+    assert connection.codes() == (200,)
+    connection.client.protocol.resumeProducing()
+    connection.clock.advance(0)
+    assert connection.codes() == (200, 200, 404)
+
+
+def test_a_client_that_does_not_read_is_closed(connection: Connection) -> None:
+    connection.client.send(header("GET", "/health/live") * 2)
+    connection.client.protocol.pauseProducing()
+    connection.clock.advance(59)
+    assert not connection.closed
+    connection.clock.advance(1)
+    assert connection.closed
+    connection.client.protocol.resumeProducing()
+    connection.clock.advance(0)
+    assert connection.codes() == (200,)
+
+
+def test_a_connection_that_is_lost_answers_nothing_more(connection: Connection) -> None:
+    connection.client.send(header("GET", "/v1/streams/none") * 2)
+    connection.client.protocol.connectionLost(GONE)
+    connection.clock.advance(0)
+    assert connection.clock.getDelayedCalls() == []
+    assert connection.codes() == (404,)
 
 
 def test_a_request_in_one_read_needs_no_timer_beside_twisteds(connection: Connection) -> None:
