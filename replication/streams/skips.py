@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from replication.errors import escape
+
 if TYPE_CHECKING:
     from replication.streams.facts import Fact
     from replication.wire.grammar import InstanceName, StreamName, Token
+
+MAX_REASON: Final = 10_000  # characters of an error that are kept and shown
 
 
 class FailedFactAction(Enum):
@@ -80,5 +84,10 @@ class SkippedFact(msgspec.Struct, frozen=True):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception in one line."""
-    return f"{type(error).__name__}: {error}"
+    """Return an exception in one line of at most about MAX_REASON characters, which every database can hold."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 (the class is the application's)
+        text = f"its text cannot be made: {type(failed).__name__}"
+    text = f"{type(error).__name__}: {text}"
+    return escape(text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} …")

@@ -281,6 +281,29 @@ class RaisedTests(FailingCase):
         self.check(CancelledError)
 
 
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+class NoTextTests(FailingCase):
+    def apply(self, facts: Sequence[Fact], txn: ApplyTransaction) -> None:
+        if self.poison.intersection(each.token for each in facts):
+            raise NoTextError
+
+    def test_an_error_without_a_text_stops_the_stream_as_any_exception(self) -> None:
+        """The task that applies facts ended, and the status showed no error."""
+        self.poison = {3}
+        with logged():
+            self.rows(fact(2), fact(3), fact(4))
+            self.until_alone(3)
+        self.assertEqual((self.position(), self.state()), (2, "stopped"))
+        with logged():
+            done = self.leave_out(3)
+        self.assertEqual((done, self.position(), self.state()), ([None], 4, "live"))
+        self.flushLoggedErrors()
+
+
 class SkipTests(FailingCase):
     def setUp(self) -> None:
         super().setUp()
