@@ -326,7 +326,14 @@ def replace_access(access: Access, first: Config, read: Callable[[], Config]) ->
     found = read()
     if first.has_secret and not found.has_secret:
         raise ConfigError("no secret is configured any more, and that needs a restart")
+    if _names_certificates(access.grants) and not _names_certificates(found.grants):
+        why = "each certificate would have every right, and that needs a restart"
+        raise ConfigError(f"no table of [access] names certificates any more: {why}")
     access.replace(found.grants, found.secret)
+
+
+def _names_certificates(grants: Sequence[Grant]) -> bool:
+    return any(each.certificates for each in grants)
 
 
 def role_of(path: str) -> Role:

@@ -10,7 +10,7 @@ import pytest
 
 from replication import config, synapse
 from replication.errors import ConfigError
-from replication.net.access import Grant, Rights
+from replication.net.access import Access, Grant, Rights
 from replication.streams.definitions import StreamDefinition
 from replication.urls import Url
 from replication.wire.grammar import StreamName
@@ -333,6 +333,28 @@ def test_tables_of_access_that_would_not_do_what_they_seem_to_are_refused(tmp_pa
     ):
         assert refusal(tmp_path, text).startswith(why), text
     assert "access.a.secret_file without http" in refusal(tmp_path, f"[access.a]\n{secret}", "worker")
+
+
+def test_without_a_table_for_certificates_the_rights_stay_as_they_were(tmp_path: Path) -> None:
+    """A file that was empty for a moment, at SIGHUP, gave every right to every certificate."""
+    path = tmp_path / "master.toml"
+    tls = "listen = 'ssl:0'\n[tls]\nclient_ca = 'ca.pem'\n"
+    path.write_text(f"{tls}[access.shop]\ncertificates = ['shop']\nread = ['orders']")
+    first = config.load("master", str(path))
+    access = Access(first.grants)
+
+    def replace() -> None:
+        config.replace_access(access, first, lambda: config.load("master", str(path)))
+
+    for text in ("", tls, f"{tls}[access.shop]\nsecret_file = '{tmp_path}/secret'\n"):
+        (tmp_path / "secret").write_text("hush")
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"no table of \[access\] names certificates any more"):
+            replace()
+        assert access.grants == first.grants
+    path.write_text(f"{tls}[access.other]\ncertificates = ['other']")
+    replace()
+    assert [each.name for each in access.grants] == ["other"]
 
 
 def test_the_rights_of_a_table_are_those_of_its_keys(tmp_path: Path) -> None:
