@@ -19,7 +19,7 @@ from replication.follower.stream import FollowMode
 from replication.logs import TroubleLog
 from replication.streams.interfaces import KnownFollower
 from replication.wire import grammar
-from replication.writer.known_followers import LATER, MAX_FOLLOWERS, only_known
+from replication.writer.known_followers import LATER, MAX_FOLLOWERS, only_known, replace_positions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -168,19 +168,25 @@ class RelayedReports:
     _own: IFollowers | None = None
     _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
 
-    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
+    async def report(
+        self,
+        name: str,
+        positions: Mapping[StreamName, Mapping[InstanceName, Token]],
+        streams: Collection[StreamName] | None = None,
+    ) -> float:
         """Pass a report on, and return the seconds to the next one; StoreError if it does not reach each writer."""
         instance = grammar.instance_name(name)
-        following = [LATER if self._own is None else await self._own.report(name, positions)]
+        following = [LATER if self._own is None else await self._own.report(name, positions, streams)]
         try:
             passed_on = self._without_doubtful(positions)
-            answers = [await each.report(instance, passed_on) for each in self._processes()]
+            answers = [await each.report(instance, passed_on, streams=streams) for each in self._processes()]
         except CatchUpError as error:
             raise _not_passed_on(name, error) from error
         if missing := self._missing():
             raise _not_passed_on(name, f"no position was received from {', '.join(missing)} yet")
-        self._known.pop(instance, None)
-        self._known[instance] = KnownFollower(instance, only_known(passed_on, self._writers), self._wall())
+        before = self._known.pop(instance, None)
+        after = replace_positions({} if before is None else before.positions, passed_on, streams)
+        self._known[instance] = KnownFollower(instance, only_known(after, self._writers), self._wall())
         if len(self._known) > MAX_FOLLOWERS:
             del self._known[next(iter(self._known))]
         return min([*following, *(each for each in answers if each is not None)])

@@ -32,7 +32,7 @@ from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError,
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import (
         IConsumer,
@@ -241,14 +241,19 @@ class HttpCatchUp:
         return {each.name: each.row for each in found.streams if each.row} if found is not None else {}
 
     async def report(
-        self, name: InstanceName, positions: Mapping[StreamName, Mapping[InstanceName, Token]], version: str = ""
+        self,
+        name: InstanceName,
+        positions: Mapping[StreamName, Mapping[InstanceName, Token]],
+        version: str = "",
+        streams: Collection[StreamName] | None = None,
     ) -> float | None:
         """Report the applied positions of a process of this version, and return the seconds to the next report.
 
-        None if the server takes no reports, as a Synapse, a version 0.1, or a worker that only follows.  Raises
-        CatchUpError as ``facts`` does.
+        It is about ``streams``, None: about all.  None if the server takes no reports, as a Synapse, a version 0.1, or
+        a worker that only follows.  Raises CatchUpError as ``facts`` does.
         """
-        body = msgspec.json.encode({"positions": positions})
+        report = {"positions": positions} if streams is None else {"positions": positions, "streams": sorted(streams)}
+        body = msgspec.json.encode(report)
         path, agent = f"/v1/followers/{quote(name, safe='')}", f"{AGENT}/{version}" if version else AGENT
         response = await self._get(path, {}, body, agent)
         if response.code in {404, 405} or response.is_unknown_path():

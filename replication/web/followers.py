@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
 from replication.errors import RemoteProtocolError
+from replication.net.access import ALL
 from replication.web.request import Answer, RequestError, read_query
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from replication.streams.interfaces import KnownFollower
     from replication.web.request import ApiRequest
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
 class IFollowers(Protocol):
     """Keeps what followers report; each may raise StreamError or StoreError."""
 
-    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
-        """Note up to where a follower has applied facts, and return the seconds to its next report."""
+    async def report(
+        self,
+        name: str,
+        positions: Mapping[StreamName, Mapping[InstanceName, Token]],
+        streams: Collection[StreamName] | None = None,
+    ) -> float:
+        """Note up to where a follower has applied facts, and return the seconds to its next report.
+
+        It is a report about ``streams``, None: about all; positions of others in the last report stay.
+        """
         ...
 
     async def followers(self) -> Sequence[KnownFollower]:
@@ -44,6 +53,7 @@ class ReportNote(NamedTuple):
 
 class _Report(msgspec.Struct, forbid_unknown_fields=True):
     positions: dict[StreamName, dict[InstanceName, Token]]
+    streams: frozenset[StreamName] | None = None  # that it is about; None: all
 
 
 LONGEST_REPORT: Final = 8 * 2**20  # bytes; the 64 MiB of other bodies would take seconds of one turn
@@ -70,9 +80,14 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
         report = _decode(body)
     except grammar.NOT_DECODED as error:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
-    if why := request.rights.missing("read", report.positions):
+    if why := request.rights.missing("read", report.positions or [ALL]):  # without positions it would be a DELETE
         raise RequestError(403, why)
-    following = await _followers(request).report(name, report.positions)
+    streams, readable = report.streams, cast("frozenset[StreamName]", request.rights.read)
+    if ALL not in readable:
+        streams = readable if streams is None else readable & streams
+    if streams is not None and (other := report.positions.keys() - streams):
+        raise RequestError(400, f"positions has {min(other)!r:.100}, which streams lacks")
+    following = await _followers(request).report(name, report.positions, streams)
     agent = _AGENT.fullmatch(request.requestHeaders.getRawHeaders("user-agent", [""])[0])
     notes = request.api.report_notes
     notes.pop(name, None)

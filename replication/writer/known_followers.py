@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
+from twisted.internet.defer import DeferredLock
 
 from replication.errors import StreamError
 from replication.streams.interfaces import IStreamStore, KnownFollower
@@ -36,6 +37,13 @@ def only_known(positions: Positions, writers: WritersOf) -> Positions:
     }
 
 
+def replace_positions(before: Positions, positions: Positions, streams: Collection[StreamName] | None) -> Positions:
+    """Return the positions after a report about ``streams``, None: about all; those of other streams stay."""
+    if streams is None:
+        return positions
+    return {**{name: each for name, each in before.items() if name not in streams}, **positions}
+
+
 @attrs.define(eq=False, repr=False)
 class KnownFollowers:
     """What followers have reported, in the database of a writer.
@@ -51,14 +59,25 @@ class KnownFollowers:
     _writers: WritersOf
     _latest: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start
     _stored_at: dict[InstanceName, float] = attrs.field(init=False, factory=dict)
+    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # no report is lost to one that replaces a part
 
-    async def report(self, name: str, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> float:
+    async def report(self, name: str, positions: Positions, streams: Collection[StreamName] | None = None) -> float:
         """Keep the positions of a follower, and return the seconds after which it should report again.
 
-        They are stored for a retention.  Without one, a commit an hour is enough.
+        They are stored for a retention.  Without one, a commit an hour is enough.  It is a report about ``streams``,
+        None: about all.
         """
         await self._ready()
-        instance, now, deletes = grammar.instance_name(name), self._wall(), self._deletes()
+        async with self._lock:
+            return await self._keep(grammar.instance_name(name), positions, streams)
+
+    async def _keep(
+        self, instance: InstanceName, positions: Positions, streams: Collection[StreamName] | None
+    ) -> float:
+        now, deletes = self._wall(), self._deletes()
+        if streams is not None:
+            before = {each.name: each.positions for each in await self.followers()}
+            positions = replace_positions(before.get(instance, {}), positions, streams)
         follower = KnownFollower(instance, only_known(positions, self._writers), now)
         if deletes or abs(now - self._stored_at.get(instance, -STORED_AGAIN)) >= STORED_AGAIN:
             known = {each.name for each in await self._store.known_followers()}

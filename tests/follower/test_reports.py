@@ -70,8 +70,8 @@ class Process:
         self.answers = [*answers]
         self.reports: list[Any] = []
 
-    async def report(self, name: str, positions: Any, version: str = "") -> float | None:
-        self.reports.append((name, positions))
+    async def report(self, name: str, positions: Any, version: str = "", streams: Any = None) -> float | None:
+        self.reports.append((name, positions) if streams is None else (name, positions, streams))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -402,13 +402,28 @@ class RelayTests(GoneCase):
         self.assertEqual(passed_on(5), {MASTER: 5, ahead: 9})
         self.assertEqual(passed_on(6), {ahead: 9}, "the relay went back")
 
+    def test_a_report_about_some_streams_is_passed_on_as_one(self) -> None:
+        process = Process(30.0, 30.0)
+        reports = RelayedReports(
+            processes=lambda: [process],  # type: ignore[list-item]
+            missing=tuple,
+            wall=lambda: 7.5,
+            follower=lambda _: FOLLOWER,
+        )
+        first = {ORDERS: {MASTER: Token(5)}, StreamName("other"): {MASTER: Token(5)}}
+        second = {ORDERS: {MASTER: Token(4)}}
+        now(reports.report("worker1", first))
+        now(reports.report("worker1", second, {ORDERS}))
+        self.assertEqual(process.reports, [("worker1", first), ("worker1", second, {ORDERS})])
+        self.assertEqual([each.positions for each in now(reports.followers())], [{**first, **second}])
+
     def test_a_process_that_writes_keeps_the_reports_of_its_own_streams(self) -> None:
         noted: list[object] = []
         positions = {ORDERS: {MASTER: Token(5)}}
         older = [KnownFollower(InstanceName(name), {}, 1.0) for name in ("worker1", "worker0")]
 
         class Own:
-            async def report(self, name: str, positions: object) -> float:
+            async def report(self, name: str, positions: object, streams: object = None) -> float:
                 noted.append((name, positions))
                 return 5.0
 

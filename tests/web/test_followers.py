@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import cast
 
 from replication.net.access import Access, Grant, Rights
 from replication.storage.memory import MemoryStore
@@ -66,6 +67,35 @@ class FollowersTests(ApiTestCase):
         self.served.followers = None
         self.assert_refused(self.client.ask("PUT", PATH, b'{"positions": {}}', [JSON]), 404, "only follows")
         self.assert_refused(self.get("/v1/followers"), 404, "only follows")
+
+    def test_a_peer_changes_the_report_of_another_only_where_it_may_read(self) -> None:
+        """An empty report had the effect of DELETE without the right ``admin``: the retention waited for none."""
+        grants = [
+            Grant(Rights(("reader",), {"orders"}), secret="r"),
+            Grant(Rights(("shop",), append={"orders"}), secret="a"),
+            Grant(Rights(("relay",), {"*"}), secret="*"),
+        ]
+        client = Client(make_site(self.served, secret=None, access=Access(grants), reactor=self.clock))
+
+        def report(secret: str, report: object) -> int:
+            body = json.dumps(report).encode()
+            return client.ask("PUT", PATH, body, [JSON, ("Authorization", f"Bearer {secret}")]).code
+
+        def positions() -> object:
+            (found,) = now(cast("KnownFollowers", self.served.followers).followers())
+            return found.positions
+
+        self.assertEqual(report("*", {"positions": {"orders": {"master": 5}, "caches": {"master": 3}}}), 200)
+        self.assertEqual((report("a", {"positions": {}}), report("r", {"positions": {}})), (403, 403))
+        self.assertEqual(report("r", {"positions": {"orders": {"master": 6}}}), 200)
+        self.assertEqual(positions(), {"orders": {"master": 6}, "caches": {"master": 3}})
+        self.assertEqual(report("r", {"positions": {"orders": {"master": 7}}, "streams": ["orders", "caches"]}), 200)
+        self.assertEqual(positions(), {"orders": {"master": 7}, "caches": {"master": 3}})
+        self.assertEqual(report("*", {"positions": {"orders": {"master": 8}}, "streams": ["orders"]}), 200)
+        self.assertEqual(positions(), {"orders": {"master": 8}, "caches": {"master": 3}})
+        self.assertEqual(report("*", {"positions": {"orders": {"master": 9}}, "streams": ["caches"]}), 400)
+        self.assertEqual(report("*", {"positions": {"orders": {"master": 9}}}), 200)
+        self.assertEqual(positions(), {"orders": {"master": 9}})
 
     def test_a_peer_reports_of_the_streams_that_it_may_read(self) -> None:
         access = Access([Grant(Rights(("reader",), {"orders"}), secret="r")])

@@ -39,6 +39,17 @@ class KnownFollowersTests(SynchronousTestCase):
         now(self.known.forget("w1"))
         self.assertEqual(self.needed()[ORDERS], {"follower w2": 8})
 
+    def test_a_report_about_some_streams_leaves_the_others_as_they_were(self) -> None:
+        for self.deletes in (False, True):
+            now(self.known.forget("w1"))
+            self.report("w1", orders=5, other=3)
+            now(self.known.report("w1", {ORDERS: {MASTER: Token(6)}}, {ORDERS}))
+            self.assertEqual(
+                [each.positions for each in now(self.known.followers())], [{ORDERS: {MASTER: 6}, OTHER: {MASTER: 3}}]
+            )
+            now(self.known.report("w1", {}, {ORDERS}))
+            self.assertEqual([each.positions for each in now(self.known.followers())], [{OTHER: {MASTER: 3}}])
+
     def test_a_follower_without_a_fact_of_the_writer_needs_all(self) -> None:
         now(self.known.report("w1", {ORDERS: {}}))
         self.assertEqual(self.needed()[ORDERS], {"follower w1": 0})

@@ -15,7 +15,7 @@ from replication.streams.facts import fact_bytes
 from replication.web.pages import encode_page, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from twisted.python.failure import Failure
 
@@ -132,12 +132,14 @@ class SimulatedSources:
 
     page = fetch
 
-    async def report(self, endpoint: str, name: InstanceName, positions: Positions) -> float:
+    async def report(
+        self, endpoint: str, name: InstanceName, positions: Positions, streams: Collection[StreamName] | None
+    ) -> float:
         """Report positions to the master or relay, as to its HTTP API; return the seconds to the next report."""
         asked, served = self._asked(endpoint)
         request = PageRequest(asked, self._host)
         assert served.followers is not None
-        reporting = Deferred.fromCoroutine(served.followers.report(name, positions))
+        reporting = Deferred.fromCoroutine(served.followers.report(name, positions, streams))
         following: float = await self._answer(request, reporting.addCallback(partial(setattr, request, "page")))
         if name == self._host.name:
             self._host.reported = True
@@ -226,6 +228,12 @@ class ReportedProcess:
         self._sources = sources
         self._endpoint = endpoint
 
-    async def report(self, name: InstanceName, positions: Positions, _version: str = "") -> float:
+    async def report(
+        self,
+        name: InstanceName,
+        positions: Positions,
+        _version: str = "",
+        streams: Collection[StreamName] | None = None,
+    ) -> float:
         """Report the positions of a process."""
-        return await self._sources.report(self._endpoint, name, positions)
+        return await self._sources.report(self._endpoint, name, positions, streams)
