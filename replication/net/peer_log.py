@@ -1,7 +1,8 @@
-"""What a writer logs about its peers: the same error once, and two processes with one name."""
+"""What a writer logs about its peers: the same error once, two processes with one name, and of one host not much."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from twisted.logger import Logger, LogLevel
@@ -9,6 +10,8 @@ from twisted.logger import Logger, LogLevel
 from replication.logs import TroubleLog
 
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
     from replication.net.protocol import ReplicationProtocol
 
 
@@ -20,6 +23,8 @@ class Peer(Protocol):
 
 
 MAX_PEERS: Final = 1_000  # with errors that are kept: hostile names cannot fill the memory
+PERIOD: Final = 60.0  # seconds over which lines of one host are counted
+MAX_LINES: Final = 100  # of one host in this time
 
 
 class PeerLog:
@@ -30,17 +35,30 @@ class PeerLog:
 
     log = Logger()
 
-    def __init__(self) -> None:
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._period_ends = 0.0
+        self._lines = Counter[str]()  # in this period, by host
         self._errors: dict[str, TroubleLog] = {}
         self._newest: dict[str, ReplicationProtocol] = {}  # by NAME
         self.shared_names: set[str] = set()  # each is that of two processes, which is in the log
 
     def error(self, peer: Peer, message: str, text: str) -> None:
         """Log ``message``, a format with ``{name}``, ``{address}`` and ``{error}``, which is ``text``."""
+        if not self._has_room(peer):
+            return
         errors = self._errors.setdefault(_key(peer), TroubleLog(self.log, LogLevel.warn))
-        errors.report(message, error=text, name=repr(peer.name) if peer.name else "a peer", address=peer.address)
+        name = repr(peer.name) if peer.name else "a peer"
+        if errors.report(message, error=text, name=name, address=peer.address):
+            self._count(peer)
         if len(self._errors) > MAX_PEERS:
             del self._errors[next(iter(self._errors))]
+
+    def note(self, peer: Peer, message: str) -> None:
+        """Log ``message`` at level info, a format with ``{name}`` and ``{address}``."""
+        if self._has_room(peer):
+            self.log.info(message, name=peer.name, address=peer.address)
+            self._count(peer)
 
     def named(self, peer: ReplicationProtocol, name: str) -> None:
         """Note that a connection has sent NAME."""
@@ -61,16 +79,32 @@ class PeerLog:
         newest = self._newest.get(peer.name, peer)
         if newest is not peer and peer.name not in self.shared_names:
             self.shared_names.add(peer.name)
-            self.log.warn(
-                "two processes have the instance name {name!r}, at {first} and at {second}: give each its own",
-                name=peer.name,
-                first=peer.address,
-                second=newest.address,
-            )
+            if self._has_room(peer):
+                self.log.warn(
+                    "two processes have the instance name {name!r}, at {first} and at {second}: give each its own",
+                    name=peer.name,
+                    first=peer.address,
+                    second=newest.address,
+                )
+                self._count(peer)
 
     def lost(self, peer: ReplicationProtocol) -> None:
         """Forget a connection."""
         self._forget_name(peer)
+
+    def _has_room(self, peer: Peer) -> bool:
+        """Return whether a line about a peer may be logged now."""
+        if self._clock.seconds() >= self._period_ends:
+            self._period_ends = self._clock.seconds() + PERIOD
+            self._lines.clear()
+        return self._lines[_host(peer)] < MAX_LINES
+
+    def _count(self, peer: Peer) -> None:
+        host = _host(peer)
+        self._lines[host] += 1
+        if self._lines[host] == MAX_LINES:
+            text = "{host}: further errors of its peers are not logged for up to {seconds:g} s"
+            self.log.warn(text, host=host or "this machine", seconds=PERIOD)
 
     def _forget_name(self, peer: ReplicationProtocol) -> None:
         self.shared_names.discard(peer.name)
@@ -79,4 +113,8 @@ class PeerLog:
 
 
 def _key(peer: Peer) -> str:
-    return peer.name or peer.address.rpartition(":")[0]
+    return peer.name or _host(peer)
+
+
+def _host(peer: Peer) -> str:
+    return peer.address.rpartition(":")[0]

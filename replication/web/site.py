@@ -268,7 +268,7 @@ class Api:
         self._expires = expires
         self._tls_failures = 0
         self._timeouts: Counter[str] = Counter()  # by what was late
-        self._peer_log = PeerLog()
+        self._peer_log = PeerLog(clock)
 
     def tls_failed(self, channel: Channel, error: str) -> None:
         """Note that a connection failed in TLS."""

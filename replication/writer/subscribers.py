@@ -72,7 +72,7 @@ class Subscribers(Factory):
     _wall: Callable[[], float]
     resting: int = attrs.field(init=False, default=0)  # see ``IConnectionOwner``
     faults: Counter[str] = attrs.field(init=False, factory=Counter)  # connections closed for one, by its kind
-    _peer_log: PeerLog = attrs.field(init=False, factory=PeerLog)
+    _peer_log: PeerLog = attrs.field(init=False)
     _received: Counter[str] = attrs.field(init=False, factory=Counter)  # commands, by word
     _refused: Counter[str] = attrs.field(init=False, factory=Counter)  # commands without the right, by word
     _tls_failures: int = attrs.field(init=False, default=0)  # connections that failed in TLS
@@ -90,7 +90,8 @@ class Subscribers(Factory):
     _silence_timer: IDelayedCall | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Count connections."""
+        """Count connections, and what is logged about them."""
+        self._peer_log = PeerLog(self._clock)
         self._bounds = self._limits.bounds
         self._admission = Admission("wire", self._bounds, self._clock)
 
@@ -274,7 +275,7 @@ class Subscribers(Factory):
                 case Ping(text):
                     self._pinged(peer, text)
                 case Error(Error.STOPPING):
-                    self.log.info("{name!r} ({address}) is stopping", name=peer.name, address=peer.address)
+                    self._peer_log.note(peer, "{name!r} ({address}) is stopping")
                 case Error(text):
                     self._peer_log.error(peer, "{name} ({address}) sent ERROR: {error}", repr(text[:200]))
                 case RemoteServerUp():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.net import peer_log
@@ -20,7 +22,8 @@ class Peer:
 
 class PeerLogTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.peers = PeerLog()
+        self.clock = Clock()
+        self.peers = PeerLog(self.clock)
 
     def connect(self, address: str, name: str, pings: int = 1) -> Any:
         peer: Any = Peer(address)
@@ -57,6 +60,26 @@ class PeerLogTests(SynchronousTestCase):
         self.errors(("a:1", "one", "x"))
         self.ping(self.connect("a:2", "one"))
         self.assertEqual(len(self.errors(("a:3", "one", "x"))), 1)
+
+    def test_one_host_does_not_fill_the_log(self) -> None:
+        """One connection that sent ERROR lines wrote gigabytes in a day."""
+        flood = [(f"a:{n}", f"name{n % 7}", f"x{n}") for n in range(peer_log.MAX_LINES * 2)]
+        for _ in range(2):
+            lines = self.errors(*flood)
+            self.assertEqual(len(lines), peer_log.MAX_LINES + 1)
+            self.assertEqual(lines[-1], "a: further errors of its peers are not logged for up to 60 s")
+            self.assertEqual(self.errors(("b:1", "", "x"), ("b:1", "", f"y{_}"))[-1], f"a peer (b:1): y{_}")
+            with logged(LogLevel.info) as lines:
+                self.peers.note(cast("Any", Peer("a:1", "one")), "{name!r} ({address}) is stopping")
+                first, second = self.connect("a:1", "two", 2), self.connect("a:2", "two", 2)
+                self.ping(first)
+            self.assertEqual(lines, [])
+            self.peers.lost(first)
+            self.peers.lost(second)
+            self.clock.advance(peer_log.PERIOD)
+        with logged(LogLevel.info) as lines:
+            self.peers.note(cast("Any", Peer("a:1", "one")), "{name!r} ({address}) is stopping")
+        self.assertEqual(lines, ["'one' (a:1) is stopping"])
 
     def test_a_limited_number_of_peers_is_remembered(self) -> None:
         self.patch(peer_log, "MAX_PEERS", 3)
