@@ -14,7 +14,7 @@ from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import FactSlice, Page, Receipt, Write
-from replication.streams.skips import SkippedFact, SkipState
+from replication.streams.skips import FailedFact, SkippedFact, SkipState
 from replication.wire.grammar import InstanceName, StreamName, Token
 from tests.storage.pump import Pump
 
@@ -142,6 +142,11 @@ class SkippedFactsContract(UsesStore):
         self.assertEqual(self.found(), [replace(self.skipped(each), changed_at=self.time) for each in (4, 3)])
         self.assertEqual(self.wait(self.store.applied_positions(ORDERS, FOLLOWER)), {ME: 9})
         self.assertEqual(self.wait(self.store.skipped_counts(FOLLOWER, ORDERS)), {ME: 2})
+
+    def test_the_reason_of_any_exception_can_be_stored(self) -> None:
+        failed = FailedFact(ORDERS, ME, self.skipped(3).fact, ValueError("\0 and \ud800"), attempts=1)
+        self.store_skipped(replace(self.skipped(3), error=failed.reason))
+        self.assertEqual([each.error for each in self.found()], ["ValueError: \\x00 and \\ud800"])
 
     def test_if_the_position_has_moved_nothing_is_skipped(self) -> None:
         whole = Write(ORDERS, ME, Token(9), (), Token(7), follower=FOLLOWER, skipped=[self.skipped(8)])
