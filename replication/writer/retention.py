@@ -7,7 +7,7 @@ that is killed goes on where it was.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
 from msgspec.structs import replace
@@ -21,7 +21,7 @@ from replication.streams.retention import KEEP_ALL, KeptSlices, Retention
 from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
     from replication.streams.interfaces import IStreamStore
@@ -62,13 +62,16 @@ class StreamRetention:
     _cut: float = attrs.field(init=False, default=0.0)  # when the last slice ended
     _stored: float = attrs.field(init=False, default=0.0)  # the time that is stored
 
+    async def read_mark(self) -> None:
+        """Read up to where facts are deleted: the status shows it from the start on."""
+        self.gone = (await self._store.gone(self._stream.definition.name)).get(self._writer, Token(0))
+
     async def open(self, now: float) -> None:
         """Read what is stored, unless that was done; ``now`` is a time of the reactor."""
         if self._begun is not None:
             return
-        name = self._stream.definition.name
-        self.gone = (await self._store.gone(name)).get(self._writer, Token(0))
-        found = await self._store.slices(name, self._writer)
+        await self.read_mark()
+        found = await self._store.slices(self._stream.definition.name, self._writer)
         self._stored = self._cut = max([each.seconds for each in found], default=0.0)
         for each in found:
             if each.upto > self.gone:
@@ -182,16 +185,24 @@ class Retentions:
         return self._streams.get(stream)
 
     async def _run(self) -> None:
+        await self._attempt(self._read_marks)
         while True:
             await self._lifetime.sleep(INTERVAL)
             if self._lifetime.ended:
                 return
-            try:
-                await self._round()
-            except ReplicationError as error:
-                self._trouble.report("retention: nothing more is deleted: {error}", error=error)
-            else:
-                self._trouble.end("retention goes on")
+            await self._attempt(self._round)
+
+    async def _attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except ReplicationError as error:
+            self._trouble.report("retention: nothing more is deleted: {error}", error=error)
+        else:
+            self._trouble.end("retention goes on")
+
+    async def _read_marks(self) -> None:
+        for each in self._streams.values():
+            await each.read_mark()
 
     async def _round(self) -> None:
         clock = self._lifetime.clock

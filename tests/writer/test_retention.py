@@ -109,6 +109,16 @@ class LimitTests(RetentionCase):
         self.assertEqual(shown["kept_rows stream=orders writer=master"], 4)
         self.assertNotIn("gone stream=caches writer=master", shown)
 
+    def test_after_a_restart_the_status_shows_at_once_what_is_deleted(self) -> None:
+        self.start("4 rows")
+        self.append(9)
+        self.rounds()
+        self.stop(self.masters.pop())
+        self.start("4 rows")
+        begin(self.masters[0].start())
+        self.net.run()
+        self.assertEqual(shown_metrics(self.masters[0].served.samples())["gone stream=orders writer=master"], 5)
+
     def test_a_limit_below_a_slice_keeps_less_than_two_slices_more(self) -> None:
         self.start("1 rows")
         for count, kept in ((1, 1), (1, 2), (1, 3), (1, 2), (1, 3), (1, 2)):
