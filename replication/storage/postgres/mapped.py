@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from replication.streams.definitions import StreamDefinition
 
 _IS_ARRAY: Final = "SELECT oid::bigint, typcategory = 'A' FROM pg_type WHERE oid = ANY(%s::oid[])"
+# Types with times that a session writes in its own time zone, unless that is UTC.
+_ZONED: Final = (
+    "WITH zoned (kind) AS (SELECT oid FROM pg_type WHERE format_type(oid, NULL) IN "
+    "('timestamp with time zone[]', 'tstzrange', 'tstzrange[]', 'tstzmultirange', 'tstzmultirange[]')) "
+    "SELECT format_type(oid, NULL), current_setting('TimeZone') FROM pg_type WHERE oid = ANY(%s::oid[]) "
+    "AND current_setting('TimeZone') NOT IN ('UTC', 'Etc/UTC', 'GMT', 'Etc/GMT') "
+    "AND (oid IN (TABLE zoned) OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = typrelid AND typrelid <> 0 "
+    "AND (atttypid = 'timestamptz'::regtype OR atttypid IN (TABLE zoned)))) LIMIT 1"
+)
 # An index on the ID; a partial index will do for a stream with ``where``.
 _INDEXES: Final = (
     "SELECT true FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] "
@@ -188,10 +197,18 @@ class MappedTable(MappedRows[PostgresSession]):
 
 
 def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[int, bool]]:
-    """Return type, and whether it is an array, of each column after the first; SchemaError if that is no ID."""
+    """Return type, and whether it is an array, of each column after the first.
+
+    SchemaError if the first is no ID, or if another session could write a value otherwise.
+    """
     place, *codes = session.types_of(sql)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
+    for kind, zone in session.run(_ZONED, (codes,)):
+        raise SchemaError(
+            f"a column of the type {kind!r} has times in the session's time zone, which is {zone!r}: let it be UTC for "
+            "every user that writes or reads the stream (ALTER ROLE … SET TimeZone = 'UTC')"
+        )
     arrays = dict(session.run(_IS_ARRAY, (codes,)))
     return [(code, arrays[code]) for code in codes]
 

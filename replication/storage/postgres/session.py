@@ -42,13 +42,22 @@ _T = TypeVar("_T")
 
 OLDEST: Final = 13  # the first version with pg_current_xact_id_if_assigned()
 
-# These override the server's configuration: a crash must not undo an acknowledged commit, the session that holds a name
-# may be idle for long, and a number keeps its digits.
+# These override the server's configuration: a crash must not undo an acknowledged commit, and the session that holds a
+# name may be idle for long.
 _OVERRIDE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off' "
     "UNION ALL SELECT set_config('idle_session_timeout', '0', false) "
-    "WHERE current_setting('idle_session_timeout', true) <> '0' "
-    "UNION ALL SELECT set_config('extra_float_digits', '1', false) WHERE current_setting('extra_float_digits')::int < 1"
+    "WHERE current_setting('idle_session_timeout', true) <> '0'"
+)
+# A value has one text in every session, whatever its user has configured; see also ``types_of`` in mapped.py.
+_FORMS: Final = " UNION ALL ".join(
+    f"SELECT set_config('{name}', '{value}', false) WHERE current_setting('{name}'){unless}"
+    for name, value, unless in (
+        ("extra_float_digits", "1", "::int < 1"),
+        ("DateStyle", "ISO", " NOT LIKE 'ISO, ___'"),  # the order of day and month in a text that is stored stays
+        ("IntervalStyle", "postgres", " <> 'postgres'"),
+        ("bytea_output", "hex", " <> 'hex'"),
+    )
 )
 # In a session that only reads: the database may belong to a program that must not wait for this process.
 _BOUND: Final = "SELECT set_config('statement_timeout', '30s', false) WHERE current_setting('statement_timeout') = '0'"
@@ -378,8 +387,9 @@ class PostgresSession:
             raise StoreError(f"database {self.name!r} has PostgreSQL {version}: use {OLDEST} or newer")
         ((*self._backend, server),) = connection.execute(_BACKEND).fetchall()
         self.holder.refuse_transaction_pooling(connection, self.address)
-        found = connection.execute(_BOUND if self._reads_only else _OVERRIDE).fetchall()
-        self._leftovers.after_reset = [(_OVERRIDE, ())] if found else []
+        settings = f"{_BOUND if self._reads_only else _OVERRIDE} UNION ALL {_FORMS}"
+        found = connection.execute(settings).fetchall()
+        self._leftovers.after_reset = [(settings, ())] if found else []
         connection.execute(_CONFIGURE, ([*self._settings], [*self._settings.values()]))
         if self._reads_only:
             return  # it holds no name

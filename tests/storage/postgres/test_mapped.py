@@ -55,9 +55,11 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         )
 
     def test_every_type_is_encoded_in_one_way(self) -> None:
-        """The server's time zone, date style and digits of numbers do not matter."""
+        """The server's time zone, its styles of dates, intervals and bytes, and its digits of numbers do not matter."""
         self.configure("TimeZone", "Asia/Kathmandu")
         self.configure("DateStyle", "SQL, DMY")
+        self.configure("IntervalStyle", "iso_8601")
+        self.configure("bytea_output", "escape")
         self.configure("extra_float_digits", "-9")
         self.sql("CREATE DOMAIN whole AS integer CHECK (value > 0)")
         self.sql("CREATE TYPE mood AS ENUM ('sad', 'ok')")
@@ -80,6 +82,10 @@ class ReadTests(UsesMapped, SynchronousTestCase):
             "date": ("2026-11-20", '"2026-11-20"'),
             "timestamp": ("2026-11-20 19:00:00.5", '"2026-11-20T19:00:00.5"'),
             "timestamptz": ("2026-11-20 19:00:00+02", '"2026-11-20T17:00:00+00:00"'),
+            "interval": ("1 day 02:00", '"1 day 02:00:00"'),
+            "bytea": ("\\xff00", '"\\\\xff00"'),
+            "date[]": ("{2026-11-20}", '["2026-11-20"]'),
+            "daterange": ("[2026-11-20,2026-11-22)", '"[2026-11-20,2026-11-22)"'),
             "mood": ("ok", '"ok"'),
             "uuid[]": ("{6f9619ff-8b86-d011-b42d-00cf4fc964ff}", '["6f9619ff-8b86-d011-b42d-00cf4fc964ff"]'),
         }
@@ -95,6 +101,32 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         self.assertEqual(list(self.page(stream=EVENTS).facts), [fact(2, text), fact(3, nothing)])
         self.commit_events(fact(4, text), fact(5, nothing))
         self.assertEqual(list(self.page(stream=EVENTS, after=3).facts), [fact(4, text), fact(5, nothing)])
+        source = self.source()
+        self.wait(source.declare(StreamDefinition(EVENTS, table="typed", id_column="id", row=names)))
+        page = self.wait(source.facts(EVENTS, ME, after=Token(0), upto=Token(5), limit=9))
+        self.assertEqual([each.texts for each in page.facts], [(text,), (nothing,)] * 2)
+
+    def source(self) -> PostgresStore:
+        """Open a store that only reads, as one in ``catch_up``."""
+        store = PostgresStore(self.server.url(self.database), self.pump, read_only=True)
+        self.wait(store.open())
+        self.addCleanup(lambda: self.wait(store.close()))
+        return store
+
+    def test_times_in_the_time_zone_of_the_session_are_refused_unless_that_is_utc(self) -> None:
+        self.sql("CREATE TYPE pair AS (at timestamptz, name text)")
+        kinds = ("timestamptz[]", "tstzrange", "pair", "tstzrange[]")
+        for number, kind in enumerate(kinds):
+            self.sql(f"CREATE TABLE zoned{number} (id bigint PRIMARY KEY, value {kind})")
+        streams = [
+            StreamDefinition(f"z{each}", table=f"zoned{each}", id_column="id", row=["value"]) for each in range(4)
+        ]
+        self.configure("TimeZone", "Asia/Kathmandu")
+        for each in streams:
+            message = str(self.assertRaises(SchemaError, self.wait, self.source().declare(each)))
+            self.assertIn("has times in the session's time zone, which is 'Asia/Kathmandu'", message)
+        self.configure("TimeZone", "UTC")
+        self.wait(self.source().declare(*streams))
 
     def test_rows_of_one_id_are_a_fact_in_the_order_in_which_they_lie_there(self) -> None:
         self.map_events()
