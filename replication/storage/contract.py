@@ -25,6 +25,10 @@ MASTER: Final = InstanceName("master")  # the writer of rows without an instance
 WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 
 
+class RowRefusedError(StoreError):
+    """A constraint or a trigger of the application's table refuses a row; once other rows change, it may not."""
+
+
 class TooLargeError(StoreError):
     """A value is larger than the database allows."""
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from replication.errors import RowError, StoreError, ValueRefusedError
-from replication.storage.contract import MASTER, ISession
+from replication.storage.contract import MASTER, ISession, RowRefusedError
 from replication.storage.joined import ApplicationTables
 from replication.storage.names import quoted
 from replication.streams.definitions import SourceTable, StreamDefinition
@@ -93,6 +93,16 @@ class MappedRows(ApplicationTables[_Session]):
             f"stream {self.definition.name!r}: column {column!r} of table {self.definition.table!r} has, at ID "
             f"{token}, what is no JSON: {error}"
         )
+
+    @contextmanager
+    def storing(self, *of_rows: type[Exception]) -> Iterator[None]:
+        """Raise RowRefusedError where the driver raises one of ``of_rows``: a constraint or a trigger refuses a row."""
+        try:
+            yield
+        except StoreError as error:
+            if isinstance(error.__cause__, of_rows) and not isinstance(error, ValueRefusedError):
+                raise RowRefusedError(str(error)) from error.__cause__
+            raise
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from replication.deferreds import share
 from replication.errors import StoreError, ValueRefusedError
+from replication.storage.contract import RowRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -53,7 +54,7 @@ class WriteProof:
     def noted(
         self, outcomes: Sequence[BaseException | None], batches: Sequence[Batch | None]
     ) -> Sequence[BaseException | None]:
-        """Note the outcomes of commits, and return them; what fails because of a value is no reason.
+        """Note the outcomes of commits, and return them; what fails because of a value or a row is no reason.
 
         A batch of None stands for a function that failed before there was one.
         """
@@ -64,7 +65,7 @@ class WriteProof:
             for batch, outcome in zip(batches, outcomes, strict=False)  # a group may have been cut
             if batch is not None
             and any(write.facts for _, write in batch.writes)
-            and not isinstance(outcome, ValueRefusedError)
+            and not isinstance(outcome, (ValueRefusedError, RowRefusedError))
         ]
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
         if of_facts:

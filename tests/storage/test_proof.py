@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError, ValueRefusedError
-from replication.storage.contract import Batch
+from replication.storage.contract import Batch, RowRefusedError
 from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
 from replication.storage.table import POSITIONS_ONLY
 from tests.contract.stream_store import facts, write
@@ -81,4 +81,8 @@ class ProofTests(SynchronousTestCase):
 
     def test_a_refused_value_and_a_position_are_no_reason(self) -> None:
         self.proof.noted([ValueRefusedError("too long"), FULL], [FACTS, POSITION])
+        self.assertEqual(self.check(), [])
+
+    def test_a_row_that_a_constraint_refuses_is_no_reason(self) -> None:
+        self.proof.noted([RowRefusedError("UNIQUE constraint failed")], [FACTS])
         self.assertEqual(self.check(), [])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from psycopg.errors import IntegrityError, RaiseException
 from psycopg.postgres import types
 
 from replication.errors import RemoteProtocolError, SchemaError, StoreError
@@ -115,7 +116,8 @@ class MappedTable(MappedRows[PostgresSession]):
             missing = [fact for fact in facts if fact.token not in kept]
             rows = [self._parameters(writer, fact.token, text) for fact in missing for text in fact.texts]
             if rows:
-                session.executemany(self._insert, rows)
+                with self.storing(IntegrityError, RaiseException):
+                    session.executemany(self._insert, rows)
                 with self.reading_again():
                     kept.update(self._read(session, writer, [fact.token for fact in missing]))
             for token, texts in facts:

@@ -276,6 +276,9 @@ class PostgresSession:
             usual, connection.prepare_threshold = connection.prepare_threshold, None  # executemany() lacks an option
             try:
                 connection.cursor().executemany(sql, parameters)
+            except (errors.ProgramLimitExceeded, errors.FeatureNotSupported) as error:
+                # an array that is too deep, or in JSON a character that the database cannot have
+                raise ValueRefusedError(_message(error, self.address)) from error
             finally:
                 connection.prepare_threshold = usual
 

@@ -8,6 +8,7 @@ ID.
 
 from __future__ import annotations
 
+from sqlite3 import IntegrityError
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
@@ -110,9 +111,10 @@ class MappedTable(MappedRows[SqliteSession]):
                 was_there = bool(kept)
                 if not kept:
                     place = self.direction.sign * token
-                    session.executemany(
-                        self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
-                    )
+                    with self.storing(IntegrityError):
+                        session.executemany(
+                            self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
+                        )
                     with self.reading_again():
                         kept = self._whole(session, writer, token)
                 if kept != [*texts]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.contract import RowRefusedError
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Write
@@ -369,7 +370,38 @@ class WriteTests(UsesMapped, SynchronousTestCase):
         self.sql("CREATE UNIQUE INDEX one ON events (name)")
         self.map_events()
         self.commit_events(fact(2, '["a",1]'))
-        self.assertIn('"one"', self.refused_commit(fact(3, '["a",2]')))
+        error = self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))
+        self.assertIn('"one"', str(error))
+        self.wait(self.store.check())
+
+    def test_a_row_that_a_trigger_refuses_does_not_count_against_the_database(self) -> None:
+        self.map_events()
+        self.at_each("events", "RAISE EXCEPTION 'not today';")
+        self.assertIn("not today", str(self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))))
+        self.wait(self.store.check())
+
+    def test_an_array_that_is_too_deep_is_a_refused_value(self) -> None:
+        """PostgreSQL has six levels.  No later attempt can work, so HTTP answers 400."""
+        self.sql("CREATE TABLE deep (id bigint PRIMARY KEY, value text[])")
+        self.map_events(table="deep", row=["value"])
+        error = self.assertRaises(ValueRefusedError, self.commit_events, fact(2, f"[{'[' * 7}{']' * 7}]"))
+        self.assertIn("dimensions", str(error))
+        self.wait(self.store.check())
+
+    def test_a_character_that_the_database_cannot_have_is_a_refused_value(self) -> None:
+        name = f"{self.database}_ascii"
+        options = "ENCODING 'SQL_ASCII' TEMPLATE template0"
+        self.server.sql(f"CREATE DATABASE {name} {options}")
+        self.addCleanup(self.server.sql, f"DROP DATABASE {name} WITH (FORCE)")
+        self.server.sql("CREATE TABLE texts (id bigint PRIMARY KEY, value jsonb)", database=name)
+        store = PostgresStore(self.server.url(name), self.pump)
+        self.wait(store.open())
+        self.addCleanup(lambda: self.wait(store.close()))
+        self.wait(store.declare(StreamDefinition(EVENTS, table="texts", id_column="id", row=["value"])))
+        stored = write(2, [fact(2, '["\\u20ac"]')], stream=EVENTS)
+        error = self.assertRaises(ValueRefusedError, self.wait, store.transaction().commit([stored]))
+        self.assertIn("SQL_ASCII", str(error))
+        self.wait(store.check())
 
     def test_rows_that_the_application_has_written_itself_are_not_written_again(self) -> None:
         self.map_events()

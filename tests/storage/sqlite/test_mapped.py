@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
+from replication.storage.contract import RowRefusedError
 from replication.storage.mapped import NotJsonError
 from replication.storage.sqlite.mapped import MappedTable
 from replication.storage.sqlite.store import SqliteStore
@@ -277,7 +278,14 @@ class MappedTests(UsesStore, SynchronousTestCase):
         self.commit_events(fact(2, '["a",1]'))
         error = self.assertRaises(StoreError, self.commit_events, fact(3, '["a",2]'))
         self.assertIn("events.name", str(error))
-        self.assertNotIsInstance(error, ValueRefusedError)  # a retry may work once the other row is deleted
+        self.assertIsInstance(error, RowRefusedError)  # a retry may work once the other row is deleted
+        self.wait(self.store.check())
+
+    def test_a_row_that_a_trigger_refuses_does_not_count_against_the_database(self) -> None:
+        self.map_events()
+        self.sql("CREATE TRIGGER no BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'not today'); END")
+        self.assertIn("not today", str(self.assertRaises(RowRefusedError, self.commit_events, fact(3, '["a",2]'))))
+        self.wait(self.store.check())
 
     def test_rows_that_the_application_has_written_itself_are_not_written_again(self) -> None:
         self.map_events()
