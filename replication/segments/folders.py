@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import uuid
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -48,6 +49,16 @@ def _store_errors(path: object) -> Iterator[None]:
         raise StoreError(f"{path}: {error.strerror or error}") from error
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; OSError for a pipe or a device, which could be waited for without an end."""
+    opened = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # for a directory, the caller has a better error
+        return opened
+    os.close(opened)
+    raise OSError(errno.EINVAL, "it is no file")
+
+
 class LocalFolder:
     """A local folder, or one that every machine of a cluster mounts under the same path.
 
@@ -80,7 +91,7 @@ class LocalFolder:
 
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading; FileNotFoundError if there is none."""
-        return (self.path / name).open("rb")
+        return open(self.path / name, "rb", opener=_open_at_once)
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, None if there is none."""

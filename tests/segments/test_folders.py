@@ -47,6 +47,18 @@ def test_a_file_appears_once_it_is_complete(folder: Folder, tmp_path: Path) -> N
     assert (tmp_path / "out/a/b/c.txt").read_bytes() == b"one"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "orders/master/1.rdata"])
+def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    """To open one would wait for a program that writes into it, for ever."""
+    folder = LocalFolder(tmp_path)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    other_end = os.open(tmp_path / name, os.O_RDWR)  # with it, the wait is over, and the test fails at once
+    with pytest.raises(OSError, match="it is no file"):
+        folder.open(name)
+    os.close(other_end)
+
+
 def test_an_index_is_read_up_to_the_limit(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "MAX_INDEX", 5)
     write_index(folder, "fits", b"12345")
