@@ -16,6 +16,7 @@ _WELL_FORMED: Final = re.compile(
 )
 _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
+_NEED_PASSWORDS: Final = ("redis://", "rediss://", "redis+unix://")  # a user alone is a password without its colon
 # The end of the name of an option with a secret; libpq's sslkey has the name of a file.
 _SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature)\w*"
 _ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
@@ -43,6 +44,9 @@ class Url:
         secrets = [a or b for a, b in re.findall(rf":([^:@/][^@/]*)@|{_SECRET}=([^&]+)", self._text)]
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
             text = hide_secret(text, each)
+        # Other options are hidden only with their quotes: "on" is a part of many words.
+        for each in map(unquote, re.findall(r"[?&][^=&]+=([^&]+)", self._text)):
+            text = text.replace(f'"{each}"', '"…"')
         return text
 
     def startswith(self, prefix: str | tuple[str, ...]) -> bool:
@@ -68,7 +72,8 @@ class Url:
 def _hide(text: str) -> str:
     if found := _PATH.fullmatch(text) or _WELL_FORMED.fullmatch(text):
         scheme, user, place, options = found.groups()
-        shown = f"{'…' if scheme in _TOKENS else user}@" if user else ""
+        is_secret = scheme in _TOKENS or (scheme in _NEED_PASSWORDS and text.startswith(f"{scheme}{user}@"))
+        shown = f"{'…' if is_secret else user}@" if user else ""
         return f"{scheme}{shown}{place}{'?…' if options else ''}"
     scheme, slashes, rest = text.partition("://")
     before, at, place = rest.rpartition("@") if slashes else text.rpartition("@")

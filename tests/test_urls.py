@@ -47,6 +47,9 @@ SHOWN = {
     f"https://{SECRET}@here:9093": "https://…@here:9093",
     f"http://here:9093/?token={SECRET}": "http://here:9093/?…",
     f"s3://key:{SECRET}@bucket/out?region=x": "s3://…@bucket/out?…",
+    f"redis://me:{SECRET}@here:6379": "redis://me@here:6379",
+    f"redis://{SECRET}@here:6379": "redis://…@here:6379",
+    f"rediss://{SECRET}@here:6379/0": "rediss://…@here:6379/0",
     f"tcp:me:{SECRET}@here:9092": "…@here:9092",
     f"--database=postgresql://me:{SECRET}@here/db": "--database=postgresql://…@here/db",
 }
@@ -87,6 +90,7 @@ def test_secrets_are_left_out_of_a_drivers_message() -> None:
     url = Url(f"postgresql://me:{SECRET}@h/db?sslpassword=other{SECRET}")
     assert url.hide_in(f'invalid "{SECRET}", or "other{SECRET}"') == 'invalid "…", or "…"'
     assert Url("postgresql://h/db?sslkey=/etc/client.key").hide_in("in /etc/client.key") == "in /etc/client.key"
+    assert Url(f"postgresql://h/db?sslmode={SECRET}").hide_in(f'invalid sslmode value: "{SECRET}"').endswith(': "…"')
     for option in ("secret_key", "access_key_id", "session_token", "signature"):
         url = Url(f"s3://bucket/out?region=x&{option}={SECRET}&scheme=http")
         assert url.hide_in(f"x http {SECRET}") == "x http …"
