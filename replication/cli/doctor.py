@@ -17,6 +17,7 @@ from replication.cli.findings import Finding
 from replication.cli.output import report, write_line
 from replication.cli.own_checks import (
     check_access,
+    check_app,
     check_certificates,
     check_database,
     check_files,
@@ -95,6 +96,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         yield from check_certificates(configured)
         yield from check_access(configured)
         yield from check_sockets(sockets, insecure=configured.insecure)
+        yield from check_app(configured.app)
         yield from check_database(configured, found.min_free * 2**20)
         yield from check_folders(configured)
         yield from check_writers(configured, shown)

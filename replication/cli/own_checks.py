@@ -7,6 +7,8 @@ import shutil
 import stat
 import time
 from datetime import UTC, datetime, timedelta
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     StoredPositions = Mapping[StreamName, Mapping[InstanceName, Token]]
 
 RENEW_BEFORE: Final = timedelta(days=14)
+HIGHEST_PORT: Final = 65_535
 MAX_CLOCK_DIFFERENCE: Final = 60.0  # seconds
 POSITIONS_EXIST: Final = "SELECT to_regclass('stream_positions') IS NOT NULL"
 MAY_START: Final = """
@@ -67,7 +70,10 @@ def check_files(files: Sequence[str | None]) -> Iterator[Finding]:
 
 def check_sockets(sockets: Sequence[Socket], *, insecure: bool) -> Iterator[Finding]:
     """Find endpoints to listen on that a start refuses, and certificates that have expired or soon will."""
+    yield from _check_places(sockets)
     for each in sockets:
+        if each.endpoint.startswith("systemd:"):
+            continue  # only the service has its sockets
         try:
             each.parse(None, insecure=insecure)
         except ConfigError as error:
@@ -78,6 +84,41 @@ def check_sockets(sockets: Sequence[Socket], *, insecure: bool) -> Iterator[Find
             key = named.get("privateKey", "server.pem")
             yield from check_files([key])
             yield from _check_certificate(Path(named.get("certKey", key)), "renew it, and send SIGHUP to the process")
+
+
+def _check_places(sockets: Sequence[Socket]) -> Iterator[Finding]:
+    """Find ports that do not exist or are given twice, and UNIX sockets without a folder."""
+    used: list[tuple[str, str, str]] = []  # key, interface and port of each endpoint
+    for each in sockets:
+        kind, named = split_endpoint(
+            each.endpoint, "port", *SSL_ARGUMENTS[1:] if has_tls(each.endpoint) else ("interface",)
+        )
+        interface, port = named.get("interface", "").replace("0.0.0.0", ""), named.get("port", "")  # noqa: S104
+        if kind == "unix":
+            folder = Path(named.get("address", port)).parent
+            if not folder.is_dir():
+                yield Finding(each.key, f"there is no folder {folder} for this socket", f"mkdir -p {folder}")
+        elif port.isdecimal() and int(port) > HIGHEST_PORT:
+            yield Finding(each.key, f"there is no port {port}: {HIGHEST_PORT} is the highest", "correct this endpoint")
+        elif port.isdecimal() and int(port):
+            for key, other, same in used:
+                if port == same and (interface == other or not interface or not other):
+                    yield Finding(each.key, f"the port {port} is that of {key}, too", "give each endpoint its own")
+            used.append((each.key, interface, port))
+
+
+def check_app(app: str | None) -> Iterator[Finding]:
+    """Find that there is no module of the application; it is not imported, because that runs it."""
+    if app is None:
+        return
+    package = app.partition(":")[0].partition(".")[0]
+    try:
+        found = PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        cure = "correct app, install the module, or start the worker in its folder"
+        yield Finding("app", f"there is no module {package}, neither here nor installed", cure)
 
 
 def check_certificates(config: Config) -> Iterator[Finding]:
@@ -145,7 +186,12 @@ def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
 
 def check_database(config: Config, min_free: int) -> Iterator[Finding]:
     """Find what is wrong with the database: whether it can be read and written, versions, space, mapped tables."""
-    shown, path = str(config.database), path_of(config.database)
+    shown = str(config.database)
+    try:
+        path = path_of(config.database)
+    except ConfigError as error:
+        yield Finding(shown, str(error), "correct database")
+        return
     if path == MEMORY:
         return
     if path is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from replication.cli.findings import Finding
+from replication.cli.tls_checks import wait_until
 from replication.errors import ConfigError, SchemaError, StoreError
 from replication.follower.catch_up import DATABASES
 from replication.net.endpoints import is_redis
@@ -32,10 +34,10 @@ def check_sources(config: Config) -> Iterator[Finding]:
     for url in config.catch_up if config.role == "worker" else ():
         if not url.startswith(DATABASES):
             continue
-        dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
-        mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
-        followed = [each for each in mapped if not config.stream or each.name in config.stream]
         try:
+            dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
+            mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
+            followed = [each for each in mapped if not config.stream or each.name in config.stream]
             refused = use_store(url, lambda store: _declare(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
         except (StoreError, ConfigError) as error:
             yield Finding(str(url), str(error), "correct the URL, start the database, or let this user read it")
@@ -114,14 +116,23 @@ def _connect(url: Url, config: Config) -> socket.socket:
 
 
 def _ask(client: socket.socket, command: bytes) -> Any:
-    """Return the answer to a command; it is an exception if Redis refuses."""
+    """Return the answer to a command; it is an exception if Redis refuses.
+
+    ValueError: what answers is no Redis.  TimeoutError: there is no whole answer after PATIENCE seconds.
+    """
     from replication.net.redis_connection import make_parser  # noqa: PLC0415 (an extra)
 
-    reader = make_parser()
+    reader, ends = make_parser(), time.monotonic() + PATIENCE
+    from hiredis import ProtocolError  # noqa: PLC0415 (an extra; without it, make_parser has raised)
+
     client.sendall(command)
-    while (answer := reader.gets()) is False:
-        data = client.recv(BLOCK)
-        if not data:
-            raise ConnectionError("it closes the connection")
-        reader.feed(data)
+    try:
+        while (answer := reader.gets()) is False:
+            wait_until(client, ends)
+            data = client.recv(BLOCK)
+            if not data:
+                raise ConnectionError("it closes the connection")
+            reader.feed(data)
+    except ProtocolError as error:
+        raise ValueError(f"it is no Redis: {error}") from error
     return answer

@@ -9,8 +9,9 @@ import json
 import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
+import msgspec
 from rich.console import Group
 
 from replication.cli.parser import Parser
@@ -70,13 +71,42 @@ def main(arguments: Sequence[str]) -> int:
         return 0
 
 
+class _Writer(TypedDict):
+    instance: str
+    lag: int
+
+
+class _Stream(TypedDict):
+    name: str
+    writers: list[_Writer]
+
+
+class _Connection(TypedDict):
+    name: str
+
+
+class _Status(TypedDict):
+    """What every daemon answers, and no other program."""
+
+    role: str
+    server_name: str
+    instance_name: str
+    streams: list[_Stream]
+    connections: list[_Connection]
+
+
 def fetch(client: HttpClient) -> dict[str, Any]:
     """Return the answers of ``/health``, ``/v1/streams`` and ``/v1/connections`` in one dict.
 
-    ``not_ready`` is why ``/health/ready`` answers 503, or None.  ``url`` is that of the process.
+    ``not_ready`` is why ``/health/ready`` answers 503, or None.  ``url`` is that of the process.  HttpError also if
+    another program answers.
     """
-    paths = "/health", "/v1/streams", "/v1/connections"
-    status = {key: value for path in paths for key, value in client.call("GET", path).items()}
+    answers = [client.call("GET", path) for path in ("/health", "/v1/streams", "/v1/connections")]
+    status = {key: value for each in answers if isinstance(each, dict) for key, value in each.items()}
+    try:
+        msgspec.convert(status, _Status)
+    except msgspec.ValidationError as error:
+        raise HttpError(f"{client.url} answers other JSON than a replication daemon: {error}") from error
     status["not_ready"], status["url"] = None, client.url
     try:
         client.call("GET", "/health/ready")

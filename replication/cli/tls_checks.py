@@ -64,11 +64,19 @@ def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Findi
                 yield describe_tls_failure(url, error, certificate)
 
 
+def wait_until(reading: socket.socket, ends: float) -> None:
+    """Let ``reading`` wait until a time of the monotonic clock; TimeoutError if that is over."""
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    reading.settimeout(left)
+
+
 def first_line(host: str, port: int, *, tls: bool, certificate: tuple[str, str] | None) -> tuple[str, float | None]:
     """Return the first line that a peer sends, and in how many days its certificate expires, if it has one.
 
     ``certificate``: the files with the certificate and key that TLS shows.  ConfigError if they cannot be used.
-    TimeoutError after PATIENCE seconds without a line.
+    TimeoutError after PATIENCE seconds without a line, once the connection is there.
     """
     context, days = tls_context(certificate) if tls else None, None
     reading = socket.create_connection((host, port), PATIENCE)
@@ -77,8 +85,9 @@ def first_line(host: str, port: int, *, tls: bool, certificate: tuple[str, str] 
         shown = secure.getpeercert()
         days = None if shown is None else (ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()) / 86_400
         reading = secure
-    data = b""
+    data, ends = b"", time.monotonic() + PATIENCE
     with closing(reading):
         while b"\n" not in data and len(data) < MAX_LINE and (part := reading.recv(MAX_LINE)):
             data += part
+            wait_until(reading, ends)
     return data.partition(b"\n")[0].decode("utf-8", "backslashreplace").strip(), days

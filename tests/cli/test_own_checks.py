@@ -166,9 +166,35 @@ def foreign_manifest(folder: Path) -> str:
     return 'catch_up = "app"\nconnect = "unix:x"'
 
 
+def one_port_twice(_: Path) -> str:
+    return 'listen = "tcp:9092:interface=127.0.0.1"\nhttp = "tcp:9092:interface=127.0.0.1"'
+
+
+def no_port(_: Path) -> str:
+    return 'http = "tcp:99999:interface=127.0.0.1"'
+
+
+def no_folder_of_a_socket(_: Path) -> str:
+    return 'listen = "unix:none/wire"'
+
+
+def other_database(_: Path) -> str:
+    return 'database = "mysql://localhost/x"'
+
+
+def no_app(folder: Path) -> str:
+    (folder / "shop.py").write_text("1 / 0")
+    return 'connect = "unix:x"\napp = "shops.orders:register"'
+
+
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
+        (one_port_twice, "http: the port 9092 is that of listen, too; cure: give each endpoint its own"),
+        (no_port, "http: there is no port 99999: 65535 is the highest"),
+        (no_folder_of_a_socket, "listen: there is no folder none for this socket; cure: mkdir -p none"),
+        (other_database, "mysql://localhost/x: database 'mysql://localhost/x': write sqlite:///relative.db"),
+        (no_app, "app: there is no module shops, neither here nor installed"),
         (empty_secret, "the secret file secret is empty"),
         (open_secret, "other users may read this secret (mode 644); cure: chmod 600 secret"),
         (missing_secret, "cannot read the secret file secret"),
@@ -213,6 +239,20 @@ def test_a_mistake_is_found(
     assert any(found in each for each in lines), lines
     assert len(lines) == 1, lines
     assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before, "it only reads"
+
+
+def test_what_is_right_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a service of systemd has its sockets; an application is not imported; port 0 is any free port."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text("1 / 0")
+    for text in (
+        'listen = "systemd:domain=INET:index=0"\nhttp = "systemd:domain=INET:index=1"',
+        'listen = ["tcp:9092:interface=127.0.0.1", "tcp:0:interface=127.0.0.1"]\nhttp = "tcp:9092:interface=127.0.0.2"',
+        'listen = "tcp:0:interface=127.0.0.1"\nhttp = "tcp:0:interface=127.0.0.1"',
+        'connect = "unix:x"\napp = "shop:register"',
+    ):
+        (tmp_path / "x.toml").write_text(text + "\n")
+        assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 0
 
 
 def test_a_disk_without_space_is_found(

@@ -71,8 +71,8 @@ def test_another_server_name_is_found(master: Daemon) -> None:
 
 
 @contextmanager
-def listening(greeting: bytes, identity: Identity | None = None) -> Iterator[int]:
-    """Serve one greeting to each connection, with TLS if there is an identity."""
+def listening(greeting: bytes, identity: Identity | None = None, pause: float | None = None) -> Iterator[int]:
+    """Serve one greeting to each connection, with TLS if there is an identity; with ``pause`` again and again."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def serve() -> None:
@@ -82,6 +82,9 @@ def listening(greeting: bytes, identity: Identity | None = None) -> Iterator[int
                     with suppress(OSError), closing(connection):
                         if identity is None:
                             connection.sendall(greeting)
+                            while pause is not None:
+                                time.sleep(pause)
+                                connection.sendall(greeting)
                             continue
                         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                         context.load_cert_chain(identity.certificate, identity.key)
@@ -99,6 +102,13 @@ def test_another_program_is_found() -> None:
     for greeting, found in ((b"220 mail\r\n", "it sends '220 mail', which is no SERVER line"), (b"", "it closes the")):
         with listening(greeting) as port:
             assert found in wire(f"tcp:127.0.0.1:{port}")[0]
+
+
+def test_a_program_that_sends_byte_after_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte began the wait for the next one: the doctor did not end for an hour."""
+    monkeypatch.setattr(tls_checks, "PATIENCE", 0.3)
+    with listening(b"x", pause=0.02) as port:
+        assert "no SERVER line arrives" in wire(f"tcp:127.0.0.1:{port}")[0]
 
 
 def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +166,18 @@ def test_a_process_that_answers_503_names_the_cure_itself() -> None:
     ):
         [finding] = check_process(client)
     assert (finding.what.endswith("restart it"), finding.cure) == (True, "do what the answer names")
+
+
+@pytest.mark.parametrize("body", ["null", '"OK"', "[]", '{"name": "x", "version": {}}', '{"streams": [{"name": 1}]}'])
+def test_another_program_with_json_is_found(body: str) -> None:
+    """It was a traceback."""
+    with (
+        answering(lambda _path, _authorization: (200, body.encode())) as url,
+        closing(HttpClient(url)) as client,
+    ):
+        [finding] = check_process(client)
+    assert "answers other JSON than a replication daemon" in finding.what
+    assert finding.cure.startswith("correct the URL")
 
 
 def test_a_dead_url_of_catch_up_is_found(folder: Path, master: Daemon) -> None:
@@ -248,6 +270,7 @@ class Answers(BaseHTTPRequestHandler):
         answer: dict[str, Any] = {
             "role": "worker",
             "server_name": "localhost",
+            "instance_name": "worker1",
             "status": "ok",
             "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing"]}],
             "connections": [],

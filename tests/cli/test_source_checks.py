@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from threading import Thread
 from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 
 from replication import config
+from replication.cli import source_checks
 from replication.cli.source_checks import check_redis, check_sources
 from tests.certificates import Authority
 
@@ -74,6 +77,26 @@ def test_an_answer_that_quotes_the_password_is_shown_without_it(tmp_path: Path) 
         url, line = f"redis://127.0.0.1:{server.getsockname()[1]}", f'redis_password_file = "{tmp_path}/password"'
         (found,) = redis_findings(tmp_path, url, line)
     assert "with args beginning with: `…`" in found
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"), [(b"HTTP/1.1 400 Bad Request\r\n", "it is no Redis: Protocol error"), (b"+a", "timed out")]
+)
+def test_another_program_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, found: str) -> None:
+    """The first was a traceback, and byte after byte held up the doctor for ever."""
+    monkeypatch.setattr(source_checks, "PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with closing(server.accept()[0]) as client, suppress(OSError):
+                client.sendall(answer)
+                while True:
+                    time.sleep(0.02)
+                    client.sendall(b"1")
+
+        Thread(target=serve, daemon=True).start()
+        (finding,) = redis_findings(tmp_path, f"redis://127.0.0.1:{server.getsockname()[1]}")
+    assert f"Redis does not answer: {found}" in finding
 
 
 def test_a_private_key_with_a_password_is_found_and_no_terminal_is_asked(tmp_path: Path) -> None:
