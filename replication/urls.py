@@ -44,8 +44,8 @@ class Url:
         secrets = [a or b for a, b in re.findall(rf":([^:@/][^@/]*)@|{_SECRET}=([^&]+)", self._text)]
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
             text = hide_secret(text, each)
-        # Other options are hidden only with their quotes: "on" is a part of many words.
-        for each in map(unquote, re.findall(r"[?&][^=&]+=([^&]+)", self._text)):
+        # Other options are hidden only with their quotes: "on" is a part of many words.  Files are no secret.
+        for each in map(unquote, re.findall(r"[?&](?!ssl(?:key|cert|rootcert|crl)=)[^=&]+=([^&]+)", self._text)):
             text = text.replace(f'"{each}"', '"…"')
         return text
 

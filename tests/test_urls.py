@@ -90,6 +90,7 @@ def test_secrets_are_left_out_of_a_drivers_message() -> None:
     url = Url(f"postgresql://me:{SECRET}@h/db?sslpassword=other{SECRET}")
     assert url.hide_in(f'invalid "{SECRET}", or "other{SECRET}"') == 'invalid "…", or "…"'
     assert Url("postgresql://h/db?sslkey=/etc/client.key").hide_in("in /etc/client.key") == "in /etc/client.key"
+    assert Url("postgresql://h/db?sslkey=/etc/k").hide_in('cannot read "/etc/k"') == 'cannot read "/etc/k"'
     assert Url(f"postgresql://h/db?sslmode={SECRET}").hide_in(f'invalid sslmode value: "{SECRET}"').endswith(': "…"')
     for option in ("secret_key", "access_key_id", "session_token", "signature"):
         url = Url(f"s3://bucket/out?region=x&{option}={SECRET}&scheme=http")

@@ -35,7 +35,8 @@ from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Reset
 from replication.streams.interfaces import Page
 from replication.web.address import read_secret
-from replication.web.client import HttpCatchUp, NotAllowedError
+from replication.web.client import HttpCatchUp
+from replication.web.response import NotAllowedError
 from replication.wire import grammar
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token

@@ -28,7 +28,8 @@ from replication.net.tls import client_tls, describe_tls_error
 from replication.streams.history import Epoch  # noqa: TC001 (msgspec reads the annotations)
 from replication.urls import Url, hide_secret
 from replication.web.address import bearer, split_url
-from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_form, read_page
+from replication.web.pages import MAX_ANSWER, MAX_PAGE_ROWS, BackwardsPageError, read_page
+from replication.web.response import Response
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ ATTEMPT_DELAY: Final = 0.02
 IDLE: Final = 50  # seconds that an unused connection is kept: less than the 60 of Twisted's servers
 SHRINK: Final = 8  # a page whose answer was lost is requested again with so many times fewer rows
 GROW: Final = 4  # and each page that arrives lets the next one have a quarter more
+
 
 T = TypeVar("T")
 
@@ -102,55 +104,6 @@ class _DeclaredStream(msgspec.Struct):
 
 class _DeclaredStreams(msgspec.Struct):
     streams: list[_DeclaredStream]
-
-
-class NotAllowedError(CatchUpError):
-    """Access is refused: a retry is of no use until a secret is corrected."""
-
-
-class _Response(msgspec.Struct, frozen=True):
-    url: str
-    code: int
-    location: str
-    body: bytes
-    hide: Callable[[str], str]  # returns a text without the secret
-
-    def error(self) -> CatchUpError:
-        """Return an error with the URL, the status, the reason and the cure."""
-        kind = NotAllowedError if self.code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} else CatchUpError
-        return kind(f"{self.url}: HTTP {self.code}: {self._meaning()}")
-
-    def _meaning(self) -> str:
-        match self.code, self.decoded():
-            case 401, _:
-                return "the secret is missing or wrong; both sides must be given the same --secret-file"
-            case ((301 | 302 | 303 | 307 | 308), _):
-                return f"redirects to {self.hide(self.location)!r:.200}; give the address that answers directly"
-            case 500, {"errcode": _}:
-                return "an error in that Synapse, or a missing or wrong secret: Synapse answers both alike"
-            case _, {"detail": str(text)} | {"error": str(text)}:
-                return self.hide(text)[:500]
-        return f"not an answer of this API: {self.hide(repr(self.body))[:100]}"
-
-    def decoded(self) -> dict[str, object]:
-        """Return the body if it is a JSON object, else an empty dict."""
-        try:
-            return read_form(self.body, dict[str, object], "an object")
-        except CatchUpError:
-            return {}
-
-    def read(self, form: type[T], what: str) -> T:
-        """Return the body in a form of msgspec; CatchUpError names the URL, and ``what`` it should be."""
-        try:
-            return read_form(self.body, form, what)
-        except CatchUpError as error:
-            raise CatchUpError(f"{self.url}: {error}") from error
-
-    def is_unknown_path(self) -> bool:
-        """Return whether the server does not have the path: errors of this package's API have a ``detail``."""
-        if self.code in {404, 405}:
-            return "detail" not in self.decoded()
-        return self.code == HTTPStatus.BAD_REQUEST and self.decoded().get("errcode") == "M_UNRECOGNIZED"
 
 
 class HttpCatchUp:
@@ -305,7 +258,7 @@ class HttpCatchUp:
             else:
                 return replace(page, limited=page.limited or reach < upto)
 
-    def _read(self, response: _Response, after: Token, upto: Token, *, foreign: bool) -> Page:
+    def _read(self, response: Response, after: Token, upto: Token, *, foreign: bool) -> Page:
         gone = response.decoded().get("gone_upto") if response.code == HTTPStatus.GONE else None
         if isinstance(gone, int) and gone > after:
             raise FactsGoneError(str(response.error()), upto=gone)
@@ -318,7 +271,7 @@ class HttpCatchUp:
 
     async def _get(
         self, path: str, query: Mapping[str, object], put: bytes | None = None, agent: str = AGENT
-    ) -> _Response:
+    ) -> Response:
         """Send GET or, with a body in JSON, PUT."""
         url = f"{self._base}{path.rpartition('/')[0]}"  # for messages: the rest changes with each attempt
         try:
@@ -343,7 +296,7 @@ class HttpCatchUp:
             kind = LostAnswerError if is_lost else CatchUpError
             raise kind(f"{url}: {tls or self._hide(_why(error, cause))}") from error
         location = response.headers.getRawHeaders(b"location", [b""])[0].decode("latin-1")
-        return _Response(url, response.code, location, text, self._hide)
+        return Response(url, response.code, location, text, self._hide)
 
     def _hide(self, text: str) -> str:
         return hide_secret(text, self._secret)

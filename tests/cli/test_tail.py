@@ -21,7 +21,7 @@ from replication.errors import CatchUpError, ConfigError
 from replication.storage.contract import facts_gone
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
-from replication.web.client import NotAllowedError
+from replication.web.response import NotAllowedError
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
