@@ -120,10 +120,11 @@ class BenchWorker(msgspec.Struct, frozen=True):
 def make_worker(
     reactor: Any, master: MasterAddress, database: str, source: str | None = None, others: Sequence[MasterAddress] = ()
 ) -> BenchWorker:
-    """Return a worker that follows masters; it fetches missed facts from ``source``, by default from the masters."""
+    """Return a worker that follows masters; it fetches missed facts from ``source``, else from the masters."""
     masters = [master, *others]
     connect = [f"tcp:127.0.0.1:{each.wire}" for each in masters]
-    sources = [source] if source else [each.url for each in masters]
+    urls = [each.url for each in masters]  # segments are used once a master has sent its history
+    sources = [*dict.fromkeys([source, *urls])] if source else urls
     worker = Worker(connect=connect, catch_up=sources, database=database, reactor=reactor)
     taken: list[int] = []
 

@@ -302,7 +302,10 @@ class CatchUpSources:
         """Return what ``history`` returned since the last connection was lost; CatchUpError if no source answers."""
         histories = self._histories
         if (stream, writer) not in histories:
-            histories[stream, writer] = await self.history(endpoint, stream, writer)
+            try:
+                histories[stream, writer] = await self.history(endpoint, stream, writer)
+            except CatchUpError as error:
+                raise CatchUpError(f"the history of {writer} is needed, and not known: {error}") from error
         return histories[stream, writer]
 
     def connection_lost(self) -> None:

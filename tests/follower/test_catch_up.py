@@ -268,7 +268,8 @@ class OtherHistoryTests(SourcesCase):
         sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
         copy.epochs = self.OLD
         for _ in range(2):
-            self.assertEqual(str(error_of(begin(sources.page(None, ORDERS, MASTER, STEP, 500)))), "down; down")
+            error = error_of(begin(sources.page(None, ORDERS, MASTER, STEP, 500)))
+            self.assertEqual(str(error), "the history of master is needed, and not known: down; down")
         writer.answer, writer.epochs = page(1), self.NEW
         (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
         self.assertEqual(fetched.upto, 6)
