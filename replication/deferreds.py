@@ -70,7 +70,7 @@ class StartDeferred(Deferred[None]):
 def check_reactor(reactor: Any) -> None:
     """Raise ConfigError if asyncio's loop runs in this thread and the reactor does not: nothing would ever fire.
 
-    Also if the reactor runs in another thread.
+    It also raises ConfigError in another thread than the running reactor's.
     """
     check_thread(reactor)
     asyncio = sys.modules.get("asyncio")  # a program without it need not import it
@@ -86,7 +86,7 @@ def check_reactor(reactor: Any) -> None:
 
 
 def check_thread(reactor: Any) -> None:
-    """Raise ConfigError outside the thread of a reactor that runs: nothing here is locked against other threads."""
+    """Raise ConfigError unless this is the running reactor's thread: this package is not thread-safe."""
     if getattr(reactor, "running", False) and threadable.ioThread is not None and not threadable.isInIOThread():
         raise ConfigError(
             f"this is the thread {current_thread().name!r}, not the reactor's: call this by "

@@ -409,7 +409,7 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
-    from replication.follower.app import register_app  # noqa: PLC0415 (as Worker)
+    from replication.follower.app import register_app  # noqa: PLC0415 (only a worker needs it)
     from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
 
     definitions = {str(each.name): each for each in found.streams}
@@ -446,7 +446,7 @@ def make_worker(reactor: Any, found: config.Config) -> Worker:
 
 
 def _set_retention(master: Master, reactor: Any, found: config.Config) -> None:
-    from replication.writer.segment_needs import set_retention  # noqa: PLC0415 (as Master)
+    from replication.writer.segment_needs import set_retention  # noqa: PLC0415 (only a process that writes needs it)
 
     set_retention(master, reactor, found.retention, found.retention_segments, force=found.retention_force)
 

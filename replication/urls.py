@@ -16,7 +16,7 @@ _WELL_FORMED: Final = re.compile(
 )
 _PATH: Final = re.compile(r"((?:sqlite|file)://)()(/[^?#]*)(.*)")
 _TOKENS: Final = ("http://", "https://", "s3://", "s3a://")  # here a user may be a token
-_NEED_PASSWORDS: Final = ("redis://", "rediss://", "redis+unix://")  # a user alone is a password without its colon
+_USER_IS_PASSWORD: Final = ("redis://", "rediss://", "redis+unix://")  # in X@HOST, X is a password without its colon
 # The end of the name of an option with a secret; libpq's sslkey has the name of a file.
 _SECRET: Final = r"(?:password|secret|(?<!ssl)key|token|signature)\w*"
 _ASSIGNED: Final = re.compile(r"(?i)((?:passw|passphrase|secret|token)\w*\s*=\s*)('[^']*'|[^\s:&]+)")
@@ -44,7 +44,7 @@ class Url:
         secrets = [a or b for a, b in re.findall(rf":([^:@/][^@/]*)@|{_SECRET}=([^&]+)", self._text)]
         for each in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
             text = hide_secret(text, each)
-        # Other options are hidden only with their quotes: "on" is a part of many words.  Files are no secret.
+        # Values of other options are hidden where they are quoted: a short one is part of many words.  Files are shown.
         for each in map(unquote, re.findall(r"[?&](?!ssl(?:key|cert|rootcert|crl)=)[^=&]+=([^&]+)", self._text)):
             text = text.replace(f'"{each}"', '"…"')
         return text
@@ -72,7 +72,7 @@ class Url:
 def _hide(text: str) -> str:
     if found := _PATH.fullmatch(text) or _WELL_FORMED.fullmatch(text):
         scheme, user, place, options = found.groups()
-        is_secret = scheme in _TOKENS or (scheme in _NEED_PASSWORDS and text.startswith(f"{scheme}{user}@"))
+        is_secret = scheme in _TOKENS or (scheme in _USER_IS_PASSWORD and text.startswith(f"{scheme}{user}@"))
         shown = f"{'…' if is_secret else user}@" if user else ""
         return f"{scheme}{shown}{place}{'?…' if options else ''}"
     scheme, slashes, rest = text.partition("://")

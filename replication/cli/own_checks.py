@@ -22,6 +22,7 @@ from replication.errors import (
     StoreError,
     did_you_mean,
 )
+from replication.follower.app import no_module
 from replication.follower.catch_up import DATABASES, HTTP
 from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
@@ -73,7 +74,7 @@ def check_sockets(sockets: Sequence[Socket], *, insecure: bool) -> Iterator[Find
     yield from _check_places(sockets)
     for each in sockets:
         if each.endpoint.startswith("systemd:"):
-            continue  # only the service has its sockets
+            continue  # systemd opens the socket; this command cannot
         try:
             each.parse(None, insecure=insecure)
         except ConfigError as error:
@@ -101,9 +102,9 @@ def _check_places(sockets: Sequence[Socket]) -> Iterator[Finding]:
         elif port.isdecimal() and int(port) > HIGHEST_PORT:
             yield Finding(each.key, f"there is no port {port}: {HIGHEST_PORT} is the highest", "correct this endpoint")
         elif port.isdecimal() and int(port):
-            for key, other, same in used:
-                if port == same and (interface == other or not interface or not other):
-                    yield Finding(each.key, f"the port {port} is that of {key}, too", "give each endpoint its own")
+            for key, used_interface, used_port in used:
+                if port == used_port and (interface == used_interface or not interface or not used_interface):
+                    yield Finding(each.key, f"{key} has the port {port}, too", "give each endpoint its own")
             used.append((each.key, interface, port))
 
 
@@ -118,7 +119,7 @@ def check_app(app: str | None) -> Iterator[Finding]:
         found = None
     if found is None:
         cure = "correct app, install the module, or start the worker in its folder"
-        yield Finding("app", f"there is no module {package}, neither here nor installed", cure)
+        yield Finding("app", no_module(package), cure)
 
 
 def check_certificates(config: Config) -> Iterator[Finding]:

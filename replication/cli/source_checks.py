@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urlsplit
 
 from replication.cli.findings import Finding
-from replication.cli.tls_checks import wait_until
+from replication.cli.tls_checks import limit_wait
 from replication.errors import ConfigError, SchemaError, StoreError
 from replication.follower.catch_up import DATABASES
 from replication.net.endpoints import is_redis
@@ -128,7 +128,7 @@ def _ask(client: socket.socket, command: bytes) -> Any:
     client.sendall(command)
     try:
         while (answer := reader.gets()) is False:
-            wait_until(client, ends)
+            limit_wait(client, ends)
             data = client.recv(BLOCK)
             if not data:
                 raise ConnectionError("it closes the connection")

@@ -64,9 +64,9 @@ def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Findi
                 yield describe_tls_failure(url, error, certificate)
 
 
-def wait_until(reading: socket.socket, ends: float) -> None:
-    """Let ``reading`` wait until a time of the monotonic clock; TimeoutError if that is over."""
-    left = ends - time.monotonic()
+def limit_wait(reading: socket.socket, deadline: float) -> None:
+    """Set the socket's timeout to the time left until ``deadline``; TimeoutError if it has passed."""
+    left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
     reading.settimeout(left)
@@ -87,7 +87,9 @@ def first_line(host: str, port: int, *, tls: bool, certificate: tuple[str, str] 
         reading = secure
     data, ends = b"", time.monotonic() + PATIENCE
     with closing(reading):
-        while b"\n" not in data and len(data) < MAX_LINE and (part := reading.recv(MAX_LINE)):
+        while b"\n" not in data and len(data) < MAX_LINE:
+            limit_wait(reading, ends)
+            if not (part := reading.recv(MAX_LINE)):
+                break
             data += part
-            wait_until(reading, ends)
     return data.partition(b"\n")[0].decode("utf-8", "backslashreplace").strip(), days

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from replication.follower.worker import Worker
 
 
+def no_module(name: str) -> str:
+    """Return the message for a module that does not exist."""
+    return f"there is no module {name}, neither here nor installed"
+
+
 def register_app(app: str, worker: Worker) -> None:
     """Import MODULE and call NAME of ``MODULE[:NAME]`` with ``worker``; the current directory is searched first."""
     module_name, colon, name = app.partition(":")
@@ -31,7 +36,7 @@ def register_app(app: str, worker: Worker) -> None:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"app: {module_name} needs {error.name}, which is not installed") from error
         near = f"; did you mean {module_name.removesuffix('.py')}?" if Path(module_name).is_file() else ""
-        raise ConfigError(f"app: there is no module {module_name}, neither here nor installed{near}") from error
+        raise ConfigError(f"app: {no_module(module_name)}{near}") from error
     except Exception as error:
         raise ConfigError(f"app: {module_name} cannot be imported: {_describe(error)}") from error
     if not callable(register := getattr(module, name, None)):

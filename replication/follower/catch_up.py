@@ -241,33 +241,38 @@ class CatchUpSources:
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
         """Return the epochs of a writer from its own process, else from another source; empty if none has any.
 
-        A copy may not have followed a restore of the writer's database yet.  So what a copy has is returned only if no
-        HTTP of the writer is known, or its default URL does not answer.  Databases come last: they may be older, too.
-        Segments are left out.  CatchUpError: no other source may be used, and one failed; the message has the reasons.
+        A copy may not have followed a restore of the writer's database yet.  So the answer of a copy is used only if
+        the writer's HTTP is not known, not used, or has no history, or if its default URL does not answer.  Databases
+        come last: they may be older, too.  Segments are left out.  CatchUpError: no history was found, and a source
+        failed; the message has the reasons.
         """
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
         failures: list[str] = []
         of_copy: History = ()
-        own = self._http_of(endpoint, writer)
-        for url in self._current(endpoint, writer):
+        for url in self._http_for_history(endpoint, writer):
             try:
-                source = self._source(url or self._writer_http(endpoint, writer))
-                if url is not None and url.startswith(DATABASES):
-                    found, certain = of_copy or await source.history(stream, writer), True
-                else:
-                    found, writes = await cast("HttpCatchUp", source).origin(stream, writer)
-                    certain = writes or url is None
-                if found and certain:
+                http = cast("HttpCatchUp", self._source(url or self._writer_http(endpoint, writer)))
+                found, writes = await http.history_and_role(stream, writer)
+            except CatchUpError as error:
+                failures.append(str(error))
+                if url is None and self._has_given_http(endpoint, writer):
+                    of_copy = ()  # the copy is not used in place of the writer
+                continue
+            if found and (writes or url is None):
+                return found
+            of_copy = of_copy or found
+        if of_copy:
+            return of_copy
+        for url in self._databases():
+            try:
+                if found := await self._source(url).history(stream, writer):
                     return found
-                of_copy = of_copy or found
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
-                if url is None and own is not None and not _is_default(own, endpoint):
-                    of_copy = ()  # the writer is waited for
-        if failures and not of_copy:
+        if failures:
             raise CatchUpError("; ".join(failures))
-        return of_copy
+        return ()
 
     async def count(
         self,
@@ -284,7 +289,7 @@ class CatchUpSources:
         CatchUpError: no source has this history and all of the range; the message has the reason of each.
         """
         failures = []
-        for url in self._current(endpoint, writer):
+        for url in [*self._http_for_history(endpoint, writer), *self._databases()]:
             try:
                 source = self._source(url or self._writer_http(endpoint, writer))
                 if [*await source.history(stream, writer)] == [*history]:
@@ -353,16 +358,23 @@ class CatchUpSources:
         in_order = [*folders, *others] if step.upto - step.after > LARGE_GAP else self._urls
         return [*in_order, *self._own()]
 
-    def _current(self, endpoint: str | None, writer: InstanceName) -> list[Url | None]:
-        """Return the URLs of the sources that may know the newest history: HTTP first, and no segments.
+    def _http_for_history(self, endpoint: str | None, writer: InstanceName) -> list[Url | None]:
+        """Return the URLs of the HTTP sources that may know the newest history; None, the writer's own, is the last.
 
-        Beside an ``https:`` source, the default URL of the writer is not used: it would get the secret in plain text.
+        Beside an ``https:`` source, the default URL of the writer is not used: it would send the secret in plain text.
         """
         own = self._http_of(endpoint, writer)
         others = [url for url in self._urls if url.startswith(HTTP) and url != own]
-        plain = own is not None and _is_default(own, endpoint) and any(url.startswith("https:") for url in others)
-        last = [] if others and (own is None or plain) else [None]
-        return [*others, *last, *(url for url in self._urls if url.startswith(DATABASES))]
+        plain = any(url.startswith("https:") for url in others) and not self._has_given_http(endpoint, writer)
+        return [*others] if others and (own is None or plain) else [*others, None]
+
+    def _has_given_http(self, endpoint: str | None, writer: InstanceName) -> bool:
+        """Whether the URL of a writer's HTTP is given, so it does not follow from the endpoint of its wire."""
+        own = self._http_of(endpoint, writer)
+        return own is not None and (endpoint is None or own.reveal() != default_http_url(endpoint))
+
+    def _databases(self) -> list[Url]:
+        return [url for url in self._urls if url.startswith(DATABASES)]
 
     def _own(self) -> list[None]:
         """Return None, for the writer's HTTP, unless an HTTP source is configured."""
@@ -434,11 +446,6 @@ class CatchUpSources:
 
 def _no_http(endpoint: str | None, writer: InstanceName) -> str:
     return f"no HTTP is known for {writer!r} at {endpoint}: give catch_up, or http in [writers.{writer}]"
-
-
-def _is_default(own: Url, endpoint: str | None) -> bool:
-    """Whether the URL of a writer's HTTP was not given, but follows from the endpoint of its wire."""
-    return endpoint is not None and own.reveal() == default_http_url(endpoint)
 
 
 def _only_common(page: Page, after: Token, theirs: History, ours: History, what: str) -> Page:

@@ -154,17 +154,17 @@ class RelayedReports:
         missing: returns the endpoints of the other writers: no report can be passed on to them yet.
         wall: seconds since 1970.
         own: keeps reports for the streams that this process writes; None if it writes none.
-        follower: returns that of a stream, None of an unknown stream.
+        follower_of: returns the follower of a stream; None if the stream is unknown.
 
-    Positions that may count facts which a writer has lost are left out, so that everything is kept: those above the
-    positions here, and all while nothing was compared here.  Only positions of known writers are kept here.
+    A position is not passed on if it is above the position here, or if the histories were not compared yet: it may
+    count facts that the writer has lost.  The writer then keeps its facts.  Only positions of known writers are kept.
 
     """
 
     _processes: Callable[[], Collection[HttpCatchUp]]
     _missing: Callable[[], Collection[str]]
     _wall: Callable[[], float]
-    _follower: Callable[[StreamName], StreamFollower | None]
+    _follower_of: Callable[[StreamName], StreamFollower | None]
     _own: IFollowers | None = None
     _known: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start, oldest first
 
@@ -178,7 +178,7 @@ class RelayedReports:
         instance = grammar.instance_name(name)
         following = [LATER if self._own is None else await self._own.report(name, positions, streams)]
         try:
-            passed_on = self._without_doubtful(positions)
+            passed_on = self._safe_positions(positions)
             answers = [await each.report(instance, passed_on, streams=streams) for each in self._processes()]
         except CatchUpError as error:
             raise _not_passed_on(name, error) from error
@@ -207,19 +207,19 @@ class RelayedReports:
         if self._known.pop(grammar.instance_name(name), None) is not None and self._processes():
             raise StreamError(f"{name!r} is forgotten here, but its reports were passed on: forget it at the writers")
 
-    def _without_doubtful(self, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> Positions:
+    def _safe_positions(self, positions: Mapping[StreamName, Mapping[InstanceName, Token]]) -> Positions:
         return {
             stream: {writer: token for writer, token in of.items() if not self._may_be_lost(stream, writer, token)}
             for stream, of in positions.items()
         }
 
     def _may_be_lost(self, stream: StreamName, writer: InstanceName, token: Token) -> bool:
-        follower = self._follower(stream)
+        follower = self._follower_of(stream)
         if follower is None or writer not in follower.cursors:
             return False
         ours = _confirmed(follower).get(writer)
         return ours is None or token > ours
 
     def _writers(self, stream: StreamName) -> Collection[InstanceName] | None:
-        follower = self._follower(stream)
+        follower = self._follower_of(stream)
         return None if follower is None else follower.all_positions()

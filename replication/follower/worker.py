@@ -445,7 +445,7 @@ class Worker(RegistersFunctions):
                 processes=self._followed.http_of_writers,
                 missing=self._followed.links.silent_endpoints,
                 wall=wall,
-                follower=self._followed.get,
+                follower_of=self._followed.get,
                 own=reports,
             )
         return ServedStreams(

@@ -1,4 +1,4 @@
-"""What a writer logs about its peers: the same error once, two processes with one name, and of one host not much."""
+"""What a writer logs about its peers: each error once, names of two processes, MAX_LINES a minute for each host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from twisted.logger import Logger, LogLevel
 from replication.logs import TroubleLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from twisted.internet.interfaces import IReactorTime
 
     from replication.net.protocol import ReplicationProtocol
@@ -45,20 +47,19 @@ class PeerLog:
 
     def error(self, peer: Peer, message: str, text: str) -> None:
         """Log ``message``, a format with ``{name}``, ``{address}`` and ``{error}``, which is ``text``."""
-        if not self._has_room(peer):
-            return
-        errors = self._errors.setdefault(_key(peer), TroubleLog(self.log, LogLevel.warn))
         name = repr(peer.name) if peer.name else "a peer"
-        if errors.report(message, error=text, name=name, address=peer.address):
-            self._count(peer)
+
+        def log() -> bool:
+            errors = self._errors.setdefault(_key(peer), TroubleLog(self.log, LogLevel.warn))
+            return errors.report(message, error=text, name=name, address=peer.address)
+
+        self._limited(peer, log)
         if len(self._errors) > MAX_PEERS:
             del self._errors[next(iter(self._errors))]
 
     def note(self, peer: Peer, message: str) -> None:
         """Log ``message`` at level info, a format with ``{name}`` and ``{address}``."""
-        if self._has_room(peer):
-            self.log.info(message, name=peer.name, address=peer.address)
-            self._count(peer)
+        self._limited(peer, lambda: self.log.info(message, name=peer.name, address=peer.address))
 
     def named(self, peer: ReplicationProtocol, name: str) -> None:
         """Note that a connection has sent NAME."""
@@ -79,28 +80,22 @@ class PeerLog:
         newest = self._newest.get(peer.name, peer)
         if newest is not peer and peer.name not in self.shared_names:
             self.shared_names.add(peer.name)
-            if self._has_room(peer):
-                self.log.warn(
-                    "two processes have the instance name {name!r}, at {first} and at {second}: give each its own",
-                    name=peer.name,
-                    first=peer.address,
-                    second=newest.address,
-                )
-                self._count(peer)
+            message = "two processes have the instance name {name!r}, at {first} and at {second}: give each its own"
+            names = {"name": peer.name, "first": peer.address, "second": newest.address}
+            self._limited(peer, lambda: self.log.warn(message, **names))
 
     def lost(self, peer: ReplicationProtocol) -> None:
         """Forget a connection."""
         self._forget_name(peer)
 
-    def _has_room(self, peer: Peer) -> bool:
-        """Return whether a line about a peer may be logged now."""
+    def _limited(self, peer: Peer, log: Callable[[], bool | None]) -> None:
+        """Call ``log``, unless MAX_LINES lines about this host were logged in this period; False: it logged nothing."""
         if self._clock.seconds() >= self._period_ends:
             self._period_ends = self._clock.seconds() + PERIOD
             self._lines.clear()
-        return self._lines[_host(peer)] < MAX_LINES
-
-    def _count(self, peer: Peer) -> None:
         host = _host(peer)
+        if self._lines[host] >= MAX_LINES or log() is False:
+            return
         self._lines[host] += 1
         if self._lines[host] == MAX_LINES:
             text = "{host}: further errors of its peers are not logged for up to {seconds:g} s"

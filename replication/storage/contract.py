@@ -26,7 +26,7 @@ WrittenFact = tuple[InstanceName, "Sequence[Fact]"]  # a writer, and facts of it
 
 
 class RowRefusedError(StoreError):
-    """A constraint or a trigger of the application's table refuses a row; once other rows change, it may not."""
+    """A constraint or a trigger of the application's table refuses a row.  It may accept the row later."""
 
 
 class TooLargeError(StoreError):

@@ -95,12 +95,12 @@ class MappedRows(ApplicationTables[_Session]):
         )
 
     @contextmanager
-    def storing(self, *of_rows: type[Exception]) -> Iterator[None]:
-        """Raise RowRefusedError where the driver raises one of ``of_rows``: a constraint or a trigger refuses a row."""
+    def refused_rows(self, *driver_errors: type[Exception]) -> Iterator[None]:
+        """Raise RowRefusedError if the driver raised one of ``driver_errors``."""
         try:
             yield
         except StoreError as error:
-            if isinstance(error.__cause__, of_rows) and not isinstance(error, ValueRefusedError):
+            if isinstance(error.__cause__, driver_errors) and not isinstance(error, ValueRefusedError):
                 raise RowRefusedError(str(error)) from error.__cause__
             raise
 

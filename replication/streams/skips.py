@@ -84,7 +84,7 @@ class SkippedFact(msgspec.Struct, frozen=True):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception in one line of at most about MAX_REASON characters, which every database can hold."""
+    """Return the first MAX_REASON characters of an exception, escaped: one line that every database can hold."""
     try:
         text = str(error)
     except Exception as failed:  # noqa: BLE001 (the class is the application's)

@@ -147,7 +147,10 @@ class Channel(HTTPChannel):
         super().allContentReceived()  # type: ignore[no-untyped-call]
 
     def _finishRequestBody(self, data: bytes) -> None:
-        """End a body; ``data`` has arrived after it.  Twisted notes that only after the answer, which is too late."""
+        """Store ``data``, which follows the body, before the request is answered.
+
+        Twisted stores it after the answer, so ``requestDone`` would not find it.
+        """
         if data:
             self._dataBuffer.append(data)
         self.allContentReceived()

@@ -162,9 +162,9 @@ class HttpCatchUp:
 
         CatchUpError as ``facts``.
         """
-        return (await self.origin(stream, writer))[0]
+        return (await self.history_and_role(stream, writer))[0]
 
-    async def origin(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
+    async def history_and_role(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
         """Return what ``history`` returns, and whether it is from a process that writes, not from a copy."""
         if self._foreign:
             return (), False
@@ -202,8 +202,8 @@ class HttpCatchUp:
     ) -> float | None:
         """Report the applied positions of a process of this version, and return the seconds to the next report.
 
-        It is about ``streams``, None: about all.  None if the server takes no reports, as a Synapse, a version 0.1, or
-        a worker that only follows.  Raises CatchUpError as ``facts`` does.
+        ``streams``: those whose positions are replaced; None: all.  Returns None if the server takes no reports, as a
+        Synapse, a version 0.1, or a worker that only follows.  Raises CatchUpError as ``facts`` does.
         """
         report = {"positions": positions} if streams is None else {"positions": positions, "streams": sorted(streams)}
         body = msgspec.json.encode(report)

@@ -31,7 +31,7 @@ class IFollowers(Protocol):
     ) -> float:
         """Note up to where a follower has applied facts, and return the seconds to its next report.
 
-        It is a report about ``streams``, None: about all; positions of others in the last report stay.
+        ``streams``: those whose positions are replaced; None: all.
         """
         ...
 
@@ -80,13 +80,13 @@ async def take_report(request: ApiRequest, name: str) -> Answer:
         report = _decode(body)
     except grammar.NOT_DECODED as error:
         raise RemoteProtocolError(f"not a report of positions: {error}") from error
-    if why := request.rights.missing("read", report.positions or [ALL]):  # without positions it would be a DELETE
+    if why := request.rights.missing("read", report.positions or [ALL]):  # an empty report removes all, as DELETE does
         raise RequestError(403, why)
     streams, readable = report.streams, cast("frozenset[StreamName]", request.rights.read)
     if ALL not in readable:
         streams = readable if streams is None else readable & streams
     if streams is not None and (other := report.positions.keys() - streams):
-        raise RequestError(400, f"positions has {min(other)!r:.100}, which streams lacks")
+        raise RequestError(400, f"positions has the stream {min(other)!r:.100}, but streams does not")
     following = await _followers(request).report(name, report.positions, streams)
     agent = _AGENT.fullmatch(request.requestHeaders.getRawHeaders("user-agent", [""])[0])
     notes = request.api.report_notes

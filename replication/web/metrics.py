@@ -60,7 +60,8 @@ METRICS: Final = {
     "certificate_expires_seconds": "When a certificate in a file of this process expires, in seconds since 1970.",
     "http_answers_total": "Answers given over HTTP.",
     "http_connections": "Open connections of HTTP.",
-    "http_timeouts_total": "Connections of HTTP closed because a request took too long, or its answer was not read.",
+    "http_timeouts_total": "Connections of HTTP closed because a request took too long, or because unread answers "
+    "took more than 256 MiB.",
 }
 
 

@@ -285,7 +285,7 @@ class Api:
     def answer_unread(self, channel: Channel) -> None:
         """Note that a client has not read its answer, and others need the memory."""
         self._timeouts["answer"] += 1
-        text = f"answers of more than {MOST_UNREAD} bytes wait to be read, this one for the longest time"
+        text = f"clients have not read {MOST_UNREAD} bytes of answers, and this client has waited longest"
         self._peer_log.error(channel, "HTTP: closing {name} ({address}): {error}", text)
 
     def samples(self) -> Iterable[Sample]:

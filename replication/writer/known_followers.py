@@ -38,7 +38,7 @@ def only_known(positions: Positions, writers: WritersOf) -> Positions:
 
 
 def replace_positions(before: Positions, positions: Positions, streams: Collection[StreamName] | None) -> Positions:
-    """Return the positions after a report about ``streams``, None: about all; those of other streams stay."""
+    """Return the positions after a report that replaces those of ``streams``; None: of all."""
     if streams is None:
         return positions
     return {**{name: each for name, each in before.items() if name not in streams}, **positions}
@@ -59,13 +59,13 @@ class KnownFollowers:
     _writers: WritersOf
     _latest: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start
     _stored_at: dict[InstanceName, float] = attrs.field(init=False, factory=dict)
-    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # no report is lost to one that replaces a part
+    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one report at a time
 
     async def report(self, name: str, positions: Positions, streams: Collection[StreamName] | None = None) -> float:
         """Keep the positions of a follower, and return the seconds after which it should report again.
 
-        They are stored for a retention.  Without one, a commit an hour is enough.  It is a report about ``streams``,
-        None: about all.
+        They are stored for a retention.  Without one, a commit an hour is enough.  ``streams``: those whose positions
+        are replaced; None: all.
         """
         await self._ready()
         async with self._lock:

@@ -63,7 +63,7 @@ class StreamRetention:
     _stored: float = attrs.field(init=False, default=0.0)  # the time that is stored
 
     async def read_mark(self) -> None:
-        """Read up to where facts are deleted: the status shows it from the start on."""
+        """Read the ID up to which facts are deleted, for the status."""
         self.gone = (await self._store.gone(self._stream.definition.name)).get(self._writer, Token(0))
 
     async def open(self, now: float) -> None:

@@ -90,7 +90,7 @@ class Subscribers(Factory):
     _silence_timer: IDelayedCall | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        """Count connections, and what is logged about them."""
+        """Make the counters and the log of connections."""
         self._peer_log = PeerLog(self._clock)
         self._bounds = self._limits.bounds
         self._admission = Admission("wire", self._bounds, self._clock)

@@ -190,7 +190,7 @@ def no_app(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
-        (one_port_twice, "http: the port 9092 is that of listen, too; cure: give each endpoint its own"),
+        (one_port_twice, "http: listen has the port 9092, too; cure: give each endpoint its own"),
         (no_port, "http: there is no port 99999: 65535 is the highest"),
         (no_folder_of_a_socket, "listen: there is no folder none for this socket; cure: mkdir -p none"),
         (other_database, "mysql://localhost/x: database 'mysql://localhost/x': write sqlite:///relative.db"),

@@ -70,7 +70,7 @@ class FakeSource:
             raise self.answer
         return self.epochs
 
-    async def origin(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
+    async def history_and_role(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
         return await self.history(stream, writer), self.writes
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class HistoryTests(SourcesCase):
         self.assertEqual(self.history(sources), [self.HISTORY])
 
     def test_without_a_history_the_error_has_the_reason_of_each_source_that_fails(self) -> None:
-        sources, _ = self.sources(CatchUpError("down"), page(1), StoreError("locked"))
+        sources, _ = self.sources(CatchUpError("down"), page(1), CatchUpError("locked"))
         self.assertEqual(str(error_of(self.history(sources))), "down; locked")
 
     def test_if_every_source_answers_and_none_knows_one_there_is_none(self) -> None:

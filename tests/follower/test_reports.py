@@ -341,7 +341,7 @@ class RelayTests(GoneCase):
             processes=lambda: writers,  # type: ignore[arg-type, return-value]
             missing=tuple,
             wall=lambda: 7.5,
-            follower=lambda _: FOLLOWER,
+            follower_of=lambda _: FOLLOWER,
         )
         positions = {ORDERS: {MASTER: Token(5)}}
         self.assertEqual([now(reports.report("worker1", positions)) for _ in range(2)], [30.0, LATER])
@@ -357,7 +357,7 @@ class RelayTests(GoneCase):
             processes=lambda: [process],  # type: ignore[list-item]
             missing=lambda: silent,
             wall=lambda: 7.5,
-            follower=lambda _: FOLLOWER,
+            follower_of=lambda _: FOLLOWER,
         )
         positions = {ORDERS: {MASTER: Token(5)}}
         with self.assertRaisesRegex(StoreError, "no position was received from tcp:127.0.0.1:9092 yet") as caught:
@@ -370,7 +370,7 @@ class RelayTests(GoneCase):
     def test_only_positions_of_known_streams_and_writers_are_kept_and_all_are_passed_on(self) -> None:
         process = Process(30.0)
         known = {ORDERS: FOLLOWER}
-        reports = RelayedReports(processes=lambda: [process], missing=tuple, wall=lambda: 7.5, follower=known.get)  # type: ignore[list-item]
+        reports = RelayedReports(processes=lambda: [process], missing=tuple, wall=lambda: 7.5, follower_of=known.get)  # type: ignore[list-item]
         positions = {ORDERS: {MASTER: Token(5), InstanceName("x"): Token(6)}, StreamName("y"): {MASTER: Token(7)}}
         now(reports.report("worker1", positions))
         self.assertEqual(process.reports, [("worker1", positions)])
@@ -385,7 +385,7 @@ class RelayTests(GoneCase):
             processes=lambda: [process],  # type: ignore[list-item]
             missing=tuple,
             wall=lambda: 7.5,
-            follower={ORDERS: follower}.get,
+            follower_of={ORDERS: follower}.get,
         )
 
         def passed_on(token: int) -> dict[InstanceName, Token]:
@@ -408,7 +408,7 @@ class RelayTests(GoneCase):
             processes=lambda: [process],  # type: ignore[list-item]
             missing=tuple,
             wall=lambda: 7.5,
-            follower=lambda _: FOLLOWER,
+            follower_of=lambda _: FOLLOWER,
         )
         first = {ORDERS: {MASTER: Token(5)}, StreamName("other"): {MASTER: Token(5)}}
         second = {ORDERS: {MASTER: Token(4)}}
@@ -438,7 +438,7 @@ class RelayTests(GoneCase):
             processes=lambda: writers,  # type: ignore[arg-type, return-value]
             missing=tuple,
             wall=lambda: 7.5,
-            follower=lambda _: FOLLOWER,
+            follower_of=lambda _: FOLLOWER,
             own=Own(),
         )
         self.assertEqual(now(reports.report("worker1", positions)), 5.0)
@@ -449,7 +449,7 @@ class RelayTests(GoneCase):
 
     def test_a_limited_number_is_listed(self) -> None:
         self.patch(module, "MAX_FOLLOWERS", 2)
-        reports = RelayedReports(processes=list, missing=tuple, wall=lambda: 7.5, follower=lambda _: FOLLOWER)
+        reports = RelayedReports(processes=list, missing=tuple, wall=lambda: 7.5, follower_of=lambda _: FOLLOWER)
         for name in ("b", "c", "b", "a"):
             now(reports.report(name, {}))
         self.assertEqual([each.name for each in now(reports.followers())], ["a", "b"])

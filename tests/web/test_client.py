@@ -167,11 +167,11 @@ class OwnSiteTests(CatchUpContract):
 
     def test_the_answer_shows_whether_a_history_is_that_of_a_copy(self) -> None:
         assert isinstance(self.source, HttpCatchUp)
-        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], True))
+        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], True))
         self.served.role = "worker"
-        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], True), "it writes as master")
+        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], True), "it writes as master")
         self.served.instance_name = InstanceName("copy")
-        self.assertEqual(self.result(self.source.origin(ORDERS, MASTER)), ([], False))
+        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], False))
 
     def test_a_stream_that_is_unknown_there_has_no_history(self) -> None:
         self.served.definitions.clear()

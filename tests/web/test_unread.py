@@ -36,4 +36,4 @@ def test_the_client_that_does_not_read_for_the_longest_time_is_closed() -> None:
     closed = [each.transport.disconnected or each.transport.disconnecting for each in clients]
     assert closed == [True, *[False] * (MOST + 1)]
     assert shown_metrics(site.resource.samples())["http_timeouts_total part=answer"] == 1
-    assert f"answers of more than {MOST_UNREAD} bytes wait to be read" in lines[0]
+    assert f"clients have not read {MOST_UNREAD} bytes of answers" in lines[0]

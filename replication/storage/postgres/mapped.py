@@ -116,7 +116,7 @@ class MappedTable(MappedRows[PostgresSession]):
             missing = [fact for fact in facts if fact.token not in kept]
             rows = [self._parameters(writer, fact.token, text) for fact in missing for text in fact.texts]
             if rows:
-                with self.storing(IntegrityError, RaiseException):
+                with self.refused_rows(IntegrityError, RaiseException):
                     session.executemany(self._insert, rows)
                 with self.reading_again():
                     kept.update(self._read(session, writer, [fact.token for fact in missing]))
@@ -201,15 +201,16 @@ class MappedTable(MappedRows[PostgresSession]):
 def types_of(session: PostgresSession, sql: str, id_column: str) -> list[tuple[int, bool]]:
     """Return type, and whether it is an array, of each column after the first.
 
-    SchemaError if the first is no ID, or if another session could write a value otherwise.
+    SchemaError if the first is no ID, or if a column's text depends on the session's time zone, which is not UTC.
     """
     place, *codes = session.types_of(sql)
     if place not in _INTEGERS:
         raise SchemaError(f"column {id_column!r} is not an integer")
-    for kind, zone in session.run(_ZONED, (codes,)):
+    if found := session.run(_ZONED, (codes,)):
+        kind, zone = found[0]
         raise SchemaError(
-            f"a column of the type {kind!r} has times in the session's time zone, which is {zone!r}: let it be UTC for "
-            "every user that writes or reads the stream (ALTER ROLE … SET TimeZone = 'UTC')"
+            f"a column of the type {kind!r} has times in the session's time zone, {zone!r}: set UTC for every user "
+            "that writes or reads the stream (ALTER ROLE … SET TimeZone = 'UTC')"
         )
     arrays = dict(session.run(_IS_ARRAY, (codes,)))
     return [(code, arrays[code]) for code in codes]

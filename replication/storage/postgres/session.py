@@ -51,10 +51,10 @@ _OVERRIDE: Final = (
 )
 # A value has one text in every session, whatever its user has configured; see also ``types_of`` in mapped.py.
 _FORMS: Final = " UNION ALL ".join(
-    f"SELECT set_config('{name}', '{value}', false) WHERE current_setting('{name}'){unless}"
-    for name, value, unless in (
+    f"SELECT set_config('{name}', '{value}', false) WHERE current_setting('{name}'){differs}"
+    for name, value, differs in (
         ("extra_float_digits", "1", "::int < 1"),
-        ("DateStyle", "ISO", " NOT LIKE 'ISO, ___'"),  # the order of day and month in a text that is stored stays
+        ("DateStyle", "ISO", " NOT LIKE 'ISO, ___'"),  # its order of day and month is kept
         ("IntervalStyle", "postgres", " <> 'postgres'"),
         ("bytea_output", "hex", " <> 'hex'"),
     )

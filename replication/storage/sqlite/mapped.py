@@ -111,7 +111,7 @@ class MappedTable(MappedRows[SqliteSession]):
                 was_there = bool(kept)
                 if not kept:
                     place = self.direction.sign * token
-                    with self.storing(IntegrityError):
+                    with self.refused_rows(IntegrityError):
                         session.executemany(
                             self._insert, [(place, *self.own(writer), *self._values(text)) for text in texts]
                         )
