@@ -112,14 +112,16 @@ def check_app(app: str | None) -> Iterator[Finding]:
     """Find that there is no module of the application; it is not imported, because that runs it."""
     if app is None:
         return
-    package = app.partition(":")[0].partition(".")[0]
+    module = app.partition(":")[0]
+    package, dot, _ = module.partition(".")
     try:
         found = PathFinder.find_spec(package, [str(Path.cwd())]) or find_spec(package)
     except (ImportError, ValueError):
         found = None
-    if found is None:
+    if found is None or (dot and found.submodule_search_locations is None):  # no package, so nothing is inside
         cure = "correct app, install the module, or start the worker in its folder"
-        yield Finding("app", no_module(package), cure)
+        near = f"; did you mean {package}?" if found is not None and module.endswith(".py") else ""
+        yield Finding("app", no_module(module), cure + near)
 
 
 def check_certificates(config: Config) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ _GOES_ON: Final = "correct what the error names; the stream then goes on without
 _STOPPED: Final = {  # by words of the error
     "@worker.on_reset(": "do what the error names, and restart the worker",
     "--accept-new-history": "do what the error names; if you change an option, restart the worker",
+    "--skip-gone": "do what the error names, and restart the worker",
     "applying ": f"if the function is wrong, correct it and restart the worker; else {_GOES_ON}",
 }
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
@@ -57,7 +58,9 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
     lags = _lags(before)
     for stream in status["streams"]:
         for note in stream.get("notes", ()):
-            yield Finding(f"stream {stream['name']}", note, "do as the message advises")
+            forget = f"start these followers, or forget one: curl -X DELETE {client.url}/v1/followers/NAME"
+            cure = forget if "are kept for follower" in note else "do as the message advises"
+            yield Finding(f"stream {stream['name']}", note, cure)
         for writer in stream["writers"]:
             where = f"stream {stream['name']} of {writer['instance']}"
             yield from _check_writer(where, stream["name"], writer, client.url)
@@ -199,7 +202,7 @@ def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | N
     except ssl.SSLError as error:
         yield describe_tls_failure(where, error, shown)
     except TimeoutError:
-        yield Finding(where, "no SERVER line arrives", "name a writer's --listen port; is this its --http port?")
+        yield Finding(where, "no SERVER line arrives", "name a writer's --listen port, not --http; or tls: for TLS")
     except OSError as error:
         yield Finding(where, f"cannot connect: {error.strerror or error}", "start the writer, or correct connect")
     else:

@@ -85,7 +85,7 @@ def show(found: argparse.Namespace, fact: dict[str, Any]) -> None:
     if found.json:
         write_line(json.dumps(fact, separators=(",", ":")))
         return
-    reason = f": {fact['error']}" if fact["error"] else ""
+    reason = f": {fact['error']}" if fact["error"] and fact["state"] != SkipState.APPLIED.value else ""
     write_line(f"fact {fact['token']} of {fact['stream']} by {fact['instance']}: {fact['state']}{reason}")
 
 
@@ -111,6 +111,8 @@ async def _store_request(
             f"known writers: {known}"
         )
     stored = next(iter(await store.skipped_facts(follower, stream, key, limit=1)), None)
+    if stored is not None and stored.state is SkipState.DROPPED:
+        stored = None
     fact = SkippedFact(stream, writer, Fact(token, ()), requested)
     if requested is SkipState.RETRY_REQUESTED:
         if stored is None or stored.state is SkipState.SKIP_REQUESTED:

@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 from msgspec.structs import replace
-from twisted.internet.defer import CancelledError, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.logger import Logger
 
 from replication.errors import ConfigError, PositionMovedError, StoreError, ValueRefusedError
 from replication.follower.failures import DEFAULT_ATTEMPTS, Again, FailingFacts
 from replication.net import traces
 from replication.streams.cursor import Apply, Reset
+from replication.streams.facts import Fact
 from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact, SkipState, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from twisted.internet.defer import DeferredLock
+
     from replication.follower.database_waits import DatabaseWaits
     from replication.follower.failures import Step
     from replication.follower.transaction_size import TransactionSize
-    from replication.streams.facts import Fact
+    from replication.streams.cursor import Cursor
     from replication.streams.interfaces import IStreamStore, ITransaction, Write
     from replication.streams.merge import ApplyMerged
     from replication.wire.grammar import InstanceName, StreamName, Token
@@ -157,7 +160,23 @@ class Application:
             await self._transact(work, keep)
         self.failing.end_retry(again, error)
 
+    def drop_unmatched(self, cursors: Mapping[InstanceName, Cursor], write_of: WriteOf, lock: DeferredLock) -> None:
+        """Drop the skips that were requested for IDs that no fact has: a later fact with such an ID is applied."""
+        for writer, token in self.failing.take_unmatched(cursors):
+            dropped = SkippedFact(self._stream, writer, Fact(token, ()), SkipState.DROPPED)
+            Deferred.fromCoroutine(self._drop(dropped, cursors[writer], write_of, lock))
+
     # ---- inside
+
+    async def _drop(self, dropped: SkippedFact, cursor: Cursor, write_of: WriteOf, lock: DeferredLock) -> None:
+        what = {"token": dropped.fact.token, "stream": self._stream, "writer": dropped.writer}
+        self.log.warn("no fact of {stream} by {writer} has the ID {token}: the request to skip it is dropped", **what)
+        try:
+            async with lock:
+                write = write_of(dropped.writer, Apply((), cursor.position, cursor.position))
+                await self._store.transaction().commit([replace(write, skipped=[dropped])])
+        except StoreError as error:  # the next start reads the request again
+            self.log.error("cannot drop the request to skip {token}: {error}", error=str(error), **what)
 
     async def _is_broken(self, error: Exception) -> bool:
         """Return whether the database cannot do anything else either, such as a damaged file: no fact causes that."""

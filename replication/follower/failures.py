@@ -19,10 +19,10 @@ from replication.streams.skips import FailedFact, SkippedFact, SkipState, descri
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from replication.deferreds import Lifetime
-    from replication.streams.cursor import Apply
+    from replication.streams.cursor import Apply, Cursor
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
     from replication.streams.merge import ApplyMerged
@@ -99,6 +99,14 @@ class FailingFacts:
             raise StreamError(f"fact {token} of stream {self.stream!r} by {writer!r} does not fail: {fails}")
         self._skips.add((writer, token))
         return self._wait((writer, token))
+
+    def take_unmatched(self, cursors: Mapping[InstanceName, Cursor]) -> list[_Key]:
+        """Return, and forget, requested skips of writers of which all facts are applied: no fact had these IDs."""
+        if not self._skips:
+            return []
+        found = [key for key in self._skips if key[0] in cursors and cursors[key[0]].live and key not in self._waiting]
+        self._skips.difference_update(found)
+        return found
 
     def request_retry(self, skipped: SkippedFact) -> Deferred[None]:
         """Have a skipped fact applied; fires once that is stored, and fails if the function raises again."""

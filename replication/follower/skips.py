@@ -55,7 +55,7 @@ class FollowedSkips:
         follower, source = self._follower(stream), grammar.instance_name(writer)
         async with follower.lock:  # as in ``skip``
             found = await self._find(follower, source, token)
-            if found is None or found.state is SkipState.SKIP_REQUESTED:
+            if found is None or found.state in {SkipState.SKIP_REQUESTED, SkipState.DROPPED}:
                 raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
             if found.state is SkipState.APPLIED:
                 return found

@@ -317,7 +317,10 @@ class StreamFollower:
 
     def _drive(self, writer: InstanceName) -> None:
         """Start to take the steps of a writer, if there are any and none is being taken."""
-        if writer in self._driving or self._lifetime.ended or (step := self._step(writer)) is None:
+        if writer in self._driving or self._lifetime.ended:
+            return
+        if (step := self._step(writer)) is None:
+            self.application.drop_unmatched(self.cursors, self._write, self.lock)
             return
         self._driving[writer] = None  # before it begins: a woken waiter may call this method again
         driving = self._driving[writer] = Deferred.fromCoroutine(self._take_steps(writer, step))
@@ -325,6 +328,7 @@ class StreamFollower:
 
         def done(_: None) -> None:
             del self._driving[writer]
+            self.application.drop_unmatched(self.cursors, self._write, self.lock)
             self._rested(writer)
 
         driving.addCallback(done)

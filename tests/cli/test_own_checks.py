@@ -182,6 +182,11 @@ def other_database(_: Path) -> str:
     return 'database = "mysql://localhost/x"'
 
 
+def app_is_a_file(folder: Path) -> str:
+    (folder / "shop.py").write_text("1 / 0")
+    return 'connect = "unix:x"\napp = "shop.py"'
+
+
 def no_app(folder: Path) -> str:
     (folder / "shop.py").write_text("1 / 0")
     return 'connect = "unix:x"\napp = "shops.orders:register"'
@@ -194,7 +199,8 @@ def no_app(folder: Path) -> str:
         (no_port, "http: there is no port 99999: 65535 is the highest"),
         (no_folder_of_a_socket, "listen: there is no folder none for this socket; cure: mkdir -p none"),
         (other_database, "mysql://localhost/x: database 'mysql://localhost/x': write sqlite:///relative.db"),
-        (no_app, "app: there is no module shops, neither here nor installed"),
+        (no_app, "app: there is no module shops.orders, neither here nor installed"),
+        (app_is_a_file, "start the worker in its folder; did you mean shop?"),
         (empty_secret, "the secret file secret is empty"),
         (open_secret, "other users may read this secret (mode 644); cure: chmod 600 secret"),
         (missing_secret, "cannot read the secret file secret"),

@@ -62,7 +62,7 @@ def test_a_closed_port_is_found() -> None:
 def test_an_http_port_and_a_silent_one_are_found(master: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_checks, "PATIENCE", 0.5)
     (found,) = wire(f"tcp:{master.address('HTTP')}")
-    assert "no SERVER line arrives; cure: name a writer's --listen port; is this its --http port?" in found
+    assert "no SERVER line arrives; cure: name a writer's --listen port, not --http; or tls: for TLS" in found
 
 
 def test_another_server_name_is_found(master: Daemon) -> None:
@@ -259,6 +259,7 @@ class Answers(BaseHTTPRequestHandler):
 
     error: str | None = None  # of the stream
     not_ready = ""
+    held = "stream 'orders': facts up to 9 are kept for follower late1"
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         """Return the header Date."""
@@ -272,7 +273,7 @@ class Answers(BaseHTTPRequestHandler):
             "server_name": "localhost",
             "instance_name": "worker1",
             "status": "ok",
-            "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing"]}],
+            "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing", self.held]}],
             "connections": [],
         }
         fails = self.path == "/health/ready" and self.not_ready
@@ -309,6 +310,7 @@ def ask(**attributes: str) -> list[str]:
             "m has another history: start once with --accept-new-history",
             "do what the error names; if you change an option",
         ),
+        ("facts up to 9 are deleted: give a source, or --skip-gone", "do what the error names, and restart the worker"),
         ("applying orders of m after 7: NameError: x", "if the function is wrong, correct it and restart the worker"),
         ("the disk is full", "correct what the error names; the stream then goes on without a restart"),
     ],
@@ -337,7 +339,8 @@ def test_a_wrong_clock_and_a_lag_that_does_not_fall_are_found() -> None:
     found = ask()
     assert "its clock differs from this machine's by -3600 s" in found[0].replace("-3601", "-3600")
     assert found[1] == "stream orders: an index is missing; cure: do as the message advises"
-    assert "it lags by 5000 IDs, and the lag does not fall" in found[2]
+    assert "start these followers, or forget one: curl -X DELETE http://127.0.0.1:" in found[2]
+    assert "it lags by 5000 IDs, and the lag does not fall" in found[3]
 
 
 def test_without_a_process_the_default_url_is_named(capsys: pytest.CaptureFixture[str]) -> None:

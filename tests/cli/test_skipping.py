@@ -53,6 +53,16 @@ def test_a_skip_is_requested_once_and_keeps_the_position(database: str, capsys: 
     assert capsys.readouterr().out == 2 * "fact 7 of orders by master: skip requested\n"
     assert listed(database, capsys) == [(7, "skip requested"), (3, "skipped")]
 
+    async def drop(store: IStreamStore) -> None:
+        dropped = SkippedFact(ORDERS, MASTER, Fact(Token(7), ()), SkipState.DROPPED)
+        write = Write(ORDERS, MASTER, Token(5), expected=Token(5), follower=WORKER, skipped=[dropped])
+        await store.transaction().commit([write])
+
+    use_store(database, drop, read_only=False)
+    assert main(["retry", "orders", "master", "7", "--database", database]) == 1
+    assert main(["skip", "orders", "master", "7", "--database", database]) == 0
+    assert listed(database, capsys) == [(7, "skip requested"), (3, "skipped")]
+
     async def positions(store: IStreamStore) -> Any:
         return await store.applied_positions(ORDERS, WORKER)
 

@@ -401,13 +401,28 @@ class RequestedTests(FailingCase):
     def test_a_skip_that_was_requested_before_the_start_is_done_before_the_fact_is_tried(self) -> None:
         self.request(SkippedFact(ORDERS, MASTER, Fact(Token(3), ()), SkipState.SKIP_REQUESTED))
         self.restart()
-        self.at(1, 1)
+        self.process.pages = [Page([fact(2), fact(3), fact(4)], Token(4), limited=False)]
         with logged() as messages:
-            self.rows(fact(2), fact(3), fact(4))
+            self.at(4, 4)
         self.assertEqual((self.seen, self.position()), ([[2, 4]], 4))
         self.assertEqual([each.fact for each in self.kept()], [fact(3)])
         why = "its skip was requested before the start"
         self.assertEqual(messages, [f"fact 3 of orders by master is skipped, as a command decided: {why}"])
+
+    def test_a_skip_of_an_id_that_no_fact_has_at_the_start_is_dropped(self) -> None:
+        """A later fact with that ID is a good one."""
+        self.request(*[SkippedFact(ORDERS, MASTER, Fact(Token(each), ()), SkipState.SKIP_REQUESTED) for each in (3, 9)])
+        for published in (5, 8):
+            self.restart()
+            self.process.pages = [Page([fact(published)], Token(published), limited=False)]
+            with logged() as messages:
+                self.at(published, published)
+            dropped = "no fact of orders by master has the ID {}: the request to skip it is dropped"
+            self.assertEqual(messages, [dropped.format(each) for each in (3, 9)] if published == 5 else [])
+        self.rows(fact(9))
+        self.assertEqual(self.seen, [[5], [8], [9]])
+        self.assertEqual(self.states(), [(9, "dropped"), (3, "dropped")])
+        self.assertEqual(self.follower.status(MASTER).skipped, 0)
 
     def test_a_retry_that_was_requested_before_the_start_is_done_once_the_writer_is_connected(self) -> None:
         self.request(SkippedFact(ORDERS, MASTER, fact(3), SkipState.RETRY_REQUESTED, "old"))
