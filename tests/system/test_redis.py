@@ -216,7 +216,7 @@ def test_a_wrong_password_is_named_and_the_right_one_is_found_without_a_restart(
             redis.call("ACL", "SETUSER", "us", ">first")
             until(redis.subscribers, "the worker subscribes")
             redis.publish("POSITION orders master 1 1")
-            until(lambda: f"following {CHANNEL} at redis://us@" in worker.log, "the worker follows")
+            until(lambda: f"following {CHANNEL} at redis://…@" in worker.log, "the worker follows")
 
 
 def test_a_unix_socket_and_another_process_with_the_same_name(tmp_path: Path, redis: RedisServer) -> None:
