@@ -6,15 +6,13 @@ docs/operations.md (Facts that a function cannot take) has the rules.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from replication.errors import escape
-
-if TYPE_CHECKING:
-    from replication.streams.facts import Fact
-    from replication.wire.grammar import InstanceName, StreamName, Token
+from replication.streams.facts import Fact  # noqa: TC001 (Sphinx reads the annotations)
+from replication.wire.grammar import InstanceName, StreamName, Token  # noqa: TC001 (likewise)
 
 MAX_REASON: Final = 10_000  # characters of an error that are kept and shown
 
