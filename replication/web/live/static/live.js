@@ -5,6 +5,7 @@ const { state, trouble, streams, facts } = parts;
 const follow = document.getElementById("follow");
 let events;
 let ready = state.innerHTML;  // what the process has sent last
+let notice = 0;  // the timer of a text that is shown in its place
 
 function connect() {
   events?.close();
@@ -27,11 +28,14 @@ function connect() {
 
 // Replaces a part; the process has escaped every name, row and error.  Keyboard and scroll bars stay where they are.
 function show(part, html) {
+  if (part === state) {
+    ready = html;
+    if (notice) return;  // what was decided is shown for a while
+  }
   const named = (each) => each.id || each.ariaLabel || each.href;
   const kept = part.contains(document.activeElement) && named(document.activeElement);
   const places = new Map([...part.querySelectorAll(".wide")].map((each) => [named(each), [each.scrollLeft, each.scrollTop]]));
   part.innerHTML = html;
-  if (part === state) ready = html;
   for (const each of part.querySelectorAll(".wide")) each.scrollTo(...(places.get(named(each)) ?? [0, 0]));
   if (kept) [...part.querySelectorAll("a, button, [tabindex]")].find((each) => named(each) === kept)?.focus({ preventScroll: true });
 }
@@ -53,6 +57,10 @@ trouble.addEventListener("click", async (event) => {
     body: JSON.stringify({ instance: writer, token: Number(token) }),
   });
   state.textContent = answer.ok ? `fact ${token} is left out` : (await answer.json()).detail;
-  setTimeout(() => show(state, ready), 5000);
+  clearTimeout(notice);
+  notice = setTimeout(() => {
+    notice = 0;
+    show(state, ready);
+  }, 5000);
   button.disabled = false;
 });
