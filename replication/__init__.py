@@ -9,6 +9,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
     bench/       `replication bench`: a file for each scenario; simulation/ is `replication simulate`
     follower/    following writers: worker.py (wiring), streams.py, stream.py, merge.py, catch_up.py,
                  waiters.py; application.py and failures.py call functions, and find a fact that one cannot take;
+                 app_module.py imports what the option ``app`` names;
                  relay.py serves what is followed, audit.py compares it with a Synapse's database
     writer/      writing streams: master.py (life cycle), stream.py, reservation.py, publisher.py, subscribers.py
     presence/    users that sync and users last seen: reporter.py (worker), tracker.py (writer)

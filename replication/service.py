@@ -409,7 +409,7 @@ def make_master(reactor: Any, found: config.Config) -> Master:
 
 def make_worker(reactor: Any, found: config.Config) -> Worker:
     """Return the worker of a configuration, with the application's functions."""
-    from replication.follower.app import register_app  # noqa: PLC0415 (only a worker needs it)
+    from replication.follower.app_module import register_app  # noqa: PLC0415 (only a worker needs it)
     from replication.follower.worker import Worker  # noqa: PLC0415 (a master starts a tenth sooner without it)
 
     definitions = {str(each.name): each for each in found.streams}

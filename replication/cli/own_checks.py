@@ -22,7 +22,7 @@ from replication.errors import (
     StoreError,
     did_you_mean,
 )
-from replication.follower.app import no_module
+from replication.follower.app_module import no_module
 from replication.follower.catch_up import DATABASES, HTTP
 from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint

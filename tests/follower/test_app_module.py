@@ -11,7 +11,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import ConfigError
-from replication.follower.app import register_app
+from replication.follower.app_module import register_app
 from replication.follower.worker import Worker
 
 
