@@ -101,10 +101,11 @@ class FailingFacts:
         return self._wait((writer, token))
 
     def take_unmatched(self, cursors: Mapping[InstanceName, Cursor]) -> list[_Key]:
-        """Return, and forget, requested skips of writers of which all facts are applied: no fact had these IDs."""
+        """Return and forget, in order, the requested skips that match no fact: their writers' facts are all applied."""
         if not self._skips:
             return []
-        found = [key for key in self._skips if key[0] in cursors and cursors[key[0]].live and key not in self._waiting]
+        unmatched = self._skips.difference(self._waiting)
+        found = sorted(key for key in unmatched if key[0] in cursors and cursors[key[0]].live)
         self._skips.difference_update(found)
         return found
 
