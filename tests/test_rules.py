@@ -135,7 +135,7 @@ def test_every_message_names_an_extra_in_one_form() -> None:
     assert spelt == ["replication/errors.py"]
     named = {extra for text in texts.values() for extra in re.findall(r"install_command\([\"'](\w+)[\"']\)", text)}
     assert named <= set(setup_cfg()["options.extras_require"])
-    assert named >= {"postgres", "spark", "zstd", "tls", "metrics", "redis"}
+    assert named >= {"postgres", "segments", "spark", "zstd", "tls", "metrics", "redis"}
 
 
 def test_tox_tests_exactly_the_lower_bounds_that_we_declare() -> None:

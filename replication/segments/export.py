@@ -1,6 +1,6 @@
 """Write one range of a stream's table as segments: read, compact, encode, compress, compute checksums.
 
-This module needs the extra ``spark``, but no Spark.  No line becomes a Python object, because that would be slow.
+This module needs the extra ``segments``.  No line becomes a Python object, because that would be slow.
 """
 
 from __future__ import annotations

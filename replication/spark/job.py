@@ -138,7 +138,8 @@ def _missing(modules: Sequence[str]) -> list[str]:
 def check_installed(*, spark: bool = True) -> None:
     """Raise ConfigError if a module is missing that the replay imports; ``spark``: with Spark, or in one process."""
     if missing := _missing(NEEDED if spark else NEEDED_HERE):
-        raise ConfigError(f"replay needs {', '.join(missing)}: {install_command('spark')}")
+        cure = f"{install_command('spark')}, or give --master none" if spark else install_command("segments")
+        raise ConfigError(f"replay needs {', '.join(missing)}: {cure}")
 
 
 def _print(text: str) -> None:

@@ -125,16 +125,16 @@ def test_verify_of_a_folder_without_a_manifest_fails_with_one_line(capsys: pytes
 
 
 @pytest.mark.usefixtures("database")
-@pytest.mark.parametrize("master", ["none", "local[1]"])
+@pytest.mark.parametrize(("master", "extra"), [("none", "segments"), ("local[1]", "spark")])
 def test_without_its_extra_replay_names_the_command_that_installs_it(
-    master: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    master: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for needed in ("NEEDED", "NEEDED_HERE"):
         monkeypatch.setattr(job, needed, ("zstandard", "no_such_module"))
     assert run("--database", "sqlite:///m.db", "--out", "out", "--master", master) == 1
     printed = capsys.readouterr().err
     assert printed.startswith(
-        "replication replay: replay needs no_such_module: pip install 'twisted-replication[spark]'"
+        f"replication replay: replay needs no_such_module: pip install 'twisted-replication[{extra}]'"
     )
 
 
