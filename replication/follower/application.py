@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from twisted.internet.defer import DeferredLock
+    from twisted.python.failure import Failure
 
     from replication.follower.database_waits import DatabaseWaits
     from replication.follower.failures import Step
@@ -225,16 +226,16 @@ class Application:
         """Call a function of the application.
 
         An exception that elsewhere ends a process, or the work of this class, is raised as a RuntimeError, so that the
-        stream stops as after any other: SystemExit, or a cancellation of something that the function awaits.
+        stream stops as after any other: SystemExit, GeneratorExit, or a cancellation of something that is awaited.
         """
-        try:
-            return await maybeDeferred(function, *arguments)
-        except GeneratorExit:
-            raise  # this coroutine is closed
-        except BaseException as error:
-            if self.failing.stopping or (isinstance(error, Exception) and not isinstance(error, CancelledError)):
-                raise
-            raise RuntimeError(f"the function raised {describe_error(error)}") from error
+        return await maybeDeferred(function, *arguments).addErrback(self._raise_again)
+
+    def _raise_again(self, failure: Failure) -> Failure:
+        error = failure.value
+        assert error is not None  # noqa: S101 - it is the function's
+        if self.failing.stopping or (isinstance(error, Exception) and not isinstance(error, CancelledError)):
+            return failure
+        raise RuntimeError(f"the function raised {describe_error(error)}") from error
 
     async def _commit(self, work: _Work, call: Call) -> None:
         skipped = await self._transact(work, call)

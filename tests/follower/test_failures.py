@@ -274,6 +274,9 @@ class RaisedTests(FailingCase):
     def test_an_exit_stops_the_stream_as_any_exception(self) -> None:
         self.check(SystemExit)
 
+    def test_a_generator_exit_stops_the_stream_as_any_exception(self) -> None:
+        self.check(GeneratorExit)
+
     def test_a_task_of_asyncio_that_was_cancelled_stops_the_stream_as_any_exception(self) -> None:
         self.check(asyncio.CancelledError)
 
