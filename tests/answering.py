@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    # What answers a GET: of a path with its query and the header Authorization, the status and the JSON.
+    # What answers a GET or POST: of a path with its query and the header Authorization, the status and the JSON.
     Answer = Callable[[str, str | None], tuple[int, bytes]]
 
 
@@ -28,6 +28,10 @@ def answering(answer: Answer) -> Iterator[str]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

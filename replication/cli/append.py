@@ -17,7 +17,7 @@ import sys
 import uuid
 from collections import deque
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 from urllib.parse import quote
 
 import attrs
@@ -40,6 +40,10 @@ READ_BYTES: Final = 64 * 1024  # bytes: the most that one read of a pipe returns
 
 class AppendError(ReplicationError):
     """Not all rows were appended; the message states how many were."""
+
+
+class _Appended(TypedDict):
+    ids: list[int]
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -233,7 +237,7 @@ class Appender:
         path = f"/v1/streams/{quote(self.stream, safe='')}/facts"
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": uuid.uuid4().hex}
         try:
-            ids: list[int] = self.client.call("POST", path, body, headers)["ids"]
+            ids: list[int] = self.client.call("POST", path, body, headers, form=_Appended)["ids"]
         except UnavailableError as error:
             unknown = f"{_place(batch.numbers[0])} and what follows are not acknowledged"
             raise AppendError(f"{error}; {self._so_far}; {unknown}") from error

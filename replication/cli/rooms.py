@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
 from replication.cli.output import write_line
@@ -24,6 +24,37 @@ if TYPE_CHECKING:
     from replication.web.blocking_client import HttpClient
 
 LIMIT: Final = 100  # events, unless --limit is given
+
+
+class _Gap(TypedDict):
+    event_id: str
+    depth: int
+
+
+class _Room(TypedDict):
+    room_id: str
+    room_version: str | None
+    min_depth: int | None
+    forward_extremities: list[str]
+    backward_extremities: list[str]
+    gaps: list[_Gap]
+    current_state: list[tuple[str, str, str]]
+
+
+class _Event(TypedDict):
+    event_id: str
+    type: str
+    state_key: str | None
+    depth: int
+    stream_ordering: int
+    prev_event_ids: list[str]
+    outlier: bool
+    rejected: str | None
+    soft_failed: bool
+
+
+class _Events(TypedDict):
+    events: list[_Event]
 
 
 def make_parser() -> Parser:
@@ -92,9 +123,10 @@ def show(view: dict[str, Any]) -> None:
 
 def _from_http(client: HttpClient, room: str, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     path = f"/v1/rooms/{quote(room, safe='')}"
-    view = client.call("GET", path)
-    events = client.call("GET", f"{path}/events?whole=true&limit={limit}")["events"] if limit else []
-    return view, events
+    view = client.call("GET", path, form=_Room)
+    if not limit:
+        return view, []
+    return view, client.call("GET", f"{path}/events?whole=true&limit={limit}", form=_Events)["events"]
 
 
 def _from_database(rooms: RoomReads, room: str, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import urlencode
 
 from replication.cli.output import write_line
 from replication.cli.parser import Parser
-from replication.cli.skipping import add_worker_options, check_place
+from replication.cli.skipping import SkippedForm, add_worker_options, check_place
 from replication.cli.tables import FittingTable, make_console
 from replication.storage.blocking import use_store
 from replication.web.pages import MAX_PAGE_ROWS
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from replication.streams.interfaces import IStreamStore
     from replication.streams.skips import SkippedFact
+
+
+class _Skipped(TypedDict):
+    skipped: list[SkippedForm]
+
 
 LIMIT: Final = 100  # facts, unless --limit is given
 
@@ -65,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
 def _from_http(parser: Parser, found: argparse.Namespace) -> list[dict[str, Any]]:
     query = {"limit": found.limit, **({} if found.stream is None else {"stream": found.stream})}
     with closing(parser.open_client(found)) as client:
-        facts: list[dict[str, Any]] = client.call("GET", f"/v1/skipped?{urlencode(query)}")["skipped"]
+        answer = client.call("GET", f"/v1/skipped?{urlencode(query)}", form=_Skipped)
+    facts: list[dict[str, Any]] = answer["skipped"]
     return facts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DEFAULT_NAME: Final = "worker1"
+
+
+class SkippedForm(TypedDict):
+    """A skipped fact as a worker answers it."""
+
+    stream: str
+    instance: str
+    token: int
+    state: str
+    since: float
+    decided_by: str
+    error: str
+    rows: list[Any]
 
 
 def add_worker_options(parser: Parser) -> None:
@@ -61,7 +74,7 @@ def decide(parser: Parser, arguments: Sequence[str], command: str, requested: Sk
         body = json.dumps({"instance": writer, "token": token}).encode()
         with closing(parser.open_client(found)) as client:
             path = f"/v1/streams/{quote(stream, safe='')}/{command}"
-            show(found, client.call("POST", path, body, {"Content-Type": "application/json"}))
+            show(found, client.call("POST", path, body, {"Content-Type": "application/json"}, form=SkippedForm))
         return 0
 
     async def request(store: IStreamStore) -> SkippedFact:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
 from ssl import SSLCertVerificationError, SSLContext, SSLError, create_default_context
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -52,6 +52,21 @@ class HttpError(ReplicationError):
 
 class UnavailableError(HttpError):
     """The request failed, and may succeed later: no process answers at the URL, or the status is temporary."""
+
+
+class _Writer(TypedDict):
+    instance: str
+    position: int
+    announced: int
+
+
+class _Stream(TypedDict):
+    row: list[str] | None
+    writers: list[_Writer]
+
+
+class _History(TypedDict):
+    epochs: list[Epoch]
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
@@ -103,17 +118,32 @@ class HttpClient:
         """Close the connection; the next request opens it again."""
         self._connection.close()
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
-        """Return the decoded JSON of the answer; HttpError if there is none."""
-        text = self.retry(lambda: self.request(method, path, body, headers))
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        form: Any = Any,
+    ) -> Any:
+        """Return the decoded JSON of the answer; HttpError if there is none, or if it is not of this type."""
+        return self._decode(self.retry(lambda: self.request(method, path, body, headers)), form)
+
+    def _decode(self, text: bytes, form: Any) -> Any:
         try:
-            return json.loads(text)
+            answer = json.loads(text)
+            msgspec.convert(answer, form)
+        except msgspec.ValidationError as error:
+            what = f"{self.url} answers other JSON than a replication daemon"
+            raise HttpError(f"{what}: {error}; is that URL right?") from error
         except (ValueError, RecursionError) as error:
             raise HttpError(f"{self.url} answers without JSON; is that a replication daemon?") from error
+        return answer
 
     def stream(self, name: str) -> StreamInfo:
         """Return a stream's fields and positions; HttpError if there is no such stream."""
-        found = self.call("GET", f"/v1/streams/{quote(name, safe='')}")
+        found = self.call("GET", f"/v1/streams/{quote(name, safe='')}", form=_Stream)
         positions = {each["instance"]: Token(min(each["position"], each["announced"])) for each in found["writers"]}
         return StreamInfo(None if found["row"] is None else tuple(found["row"]), positions)
 
@@ -136,7 +166,7 @@ class HttpClient:
 
         def fetch() -> History:
             try:
-                answer = json.loads(self.request("GET", path))
+                answer = self._decode(self.request("GET", path), _History)
             except HttpError as error:
                 if error.status == HTTPStatus.NOT_FOUND:
                     return ()

@@ -13,6 +13,7 @@ import pytest
 import replication
 from replication.cli import main
 from replication.errors import StoreError
+from tests.answering import answering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +51,22 @@ def test_a_failure_is_one_line_and_status_1(
     install(monkeypatch, raising(StoreError("it is full: make room")))
     assert main.main(["status"]) == 1
     assert capsys.readouterr().err == "replication status: it is full: make room\n"
+
+
+@pytest.mark.parametrize("body", ["null", "[]", "{}", "3", '{"streams": 3}', '{"skipped": [3], "ids": "x"}'])
+@pytest.mark.parametrize(
+    "command",
+    ["append s 1", "rooms !r", "rooms !r --json", "rooms !r --dot", "skip s w 2", "retry s w 2", "skipped", "status"],
+)
+def test_an_answer_of_another_program_is_one_line_and_status_1(
+    command: str, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(lambda _path, _authorization: (200, body.encode())) as url:
+        assert main.main([*command.split(), "--http", url]) == 1
+    printed = capsys.readouterr()
+    name = command.partition(" ")[0]
+    assert printed.err.startswith(f"replication {name}: {url} answers other JSON than a replication daemon: ")
+    assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
 def test_the_line_of_a_failure_has_no_control_character(

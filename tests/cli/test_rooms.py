@@ -11,8 +11,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from replication.cli import rooms
 from replication.cli.main import main
 from replication.storage.sqlite.connection import SqliteConnection
+from replication.storage.tables.blocking_rooms import read_rooms
 from tests.contract.rooms import ROOM, event
 from tests.rooms.recorded import Keeper
 
@@ -44,14 +46,19 @@ def test_a_room_is_shown_from_its_database(url: str, capsys: pytest.CaptureFixtu
 def test_the_same_over_http_and_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rooms", ROOM, "--database", url, "--json"]) == 0
     view = json.loads(capsys.readouterr().out)
+    assert main(["rooms", ROOM, "--database", url, "--dot"]) == 0
+    drawn = capsys.readouterr().out
+    _, events = read_rooms(url, lambda found: rooms._from_database(found, ROOM, 100))
 
-    def call(self: object, method: str, path: str, *more: Any) -> Any:
-        assert (method, path) == ("GET", "/v1/rooms/%21r%3Afar.test")
-        return view
+    def request(self: object, method: str, path: str, *more: Any) -> bytes:
+        assert (method, path.partition("/events?")[0]) == ("GET", "/v1/rooms/%21r%3Afar.test")
+        return json.dumps({"events": events} if "/events?" in path else view).encode()
 
-    with patch("replication.web.blocking_client.HttpClient.call", call):
+    with patch("replication.web.blocking_client.HttpClient.request", request):
         assert main(["rooms", ROOM, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == view
+        assert json.loads(capsys.readouterr().out) == view
+        assert main(["rooms", ROOM, "--dot"]) == 0
+    assert capsys.readouterr().out == drawn
 
 
 def test_the_graph_is_drawn_to_files_or_to_a_pipe(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from replication.cli import retry, skip, skipped
@@ -121,7 +122,7 @@ class FakeApi:
     def close(self) -> None:
         """Do nothing."""
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: object = None) -> Any:
+    def call(self, method: str, path: str, body: bytes | None = None, headers: object = None, *, form: Any) -> Any:
         self.calls.append((method, path, body))
         fact = {
             "stream": "orders",
@@ -133,7 +134,9 @@ class FakeApi:
             "error": "",
             "rows": [["a"]],
         }
-        return {"skipped": [fact]} if method == "GET" else fact
+        answer = {"skipped": [fact]} if method == "GET" else fact
+        msgspec.convert(answer, form)
+        return answer
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import closing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from replication.errors import ConfigError
 from replication.web import blocking_client
 from replication.web.blocking_client import HttpClient, HttpError, StreamInfo, UnavailableError
 from replication.wire.grammar import Token
+from tests.answering import answering
 from tests.segments.histories import MASTER, OTHER, fact
 from tests.spark.served import FakeMaster, served
 
@@ -250,6 +252,16 @@ def test_a_streams_fields_and_positions(master: FakeMaster) -> None:
         assert client.stream("orders") == StreamInfo(("a", "b", "c"), {MASTER: Token(38), OTHER: Token(1)})
         master.row = None
         assert client.stream("orders").fields is None
+
+
+@pytest.mark.parametrize("body", ["null", "[]", '{"row": 3}', '{"epochs": [["a"]]}', "<html>"])
+def test_what_another_program_answers_is_refused(body: str) -> None:
+    with answering(lambda _path, _authorization: (200, body.encode())) as url, closing(HttpClient(url)) as client:
+        for ask in (partial(client.stream, "orders"), partial(client.history, "orders", "master")):
+            with pytest.raises(
+                HttpError, match=f"^{url} answers (other JSON than|without JSON; is that) a replication"
+            ):
+                ask()
 
 
 def test_pages_put_together_are_the_history(master: FakeMaster) -> None:
