@@ -247,12 +247,15 @@ class PostgresSession:
         """Run a statement that only reads, outside a transaction; run it again if the session was lost before.
 
         Also run it again, in a new session, if a column of a prepared statement's result now has another type.
+        StoreError names the ID, which comes first, and the column of a text that is not UTF-8.
         """
 
         def run() -> list[tuple[Any, ...]]:
             try:
                 return self.run(sql, parameters, prepare=prepare)
             except StoreError as error:
+                if isinstance(error.__cause__, errors.CharacterNotInRepertoire):
+                    raise type(error)(f"{error}{_find_not_utf8(self.connect(), sql, parameters)}") from error
                 if not isinstance(error.__cause__, errors.FeatureNotSupported):
                     raise
                 self._drop()
@@ -498,6 +501,34 @@ class PostgresSession:
             raise SessionLostError(why, temporary=self.holder.connected) from error
         except (UnicodeEncodeError, OverflowError) as error:  # for a value that cannot be sent
             raise ValueRefusedError(f"database {self.name!r}: {error}") from error
+
+
+def _find_not_utf8(connection: psycopg.Connection, sql: str, parameters: Sequence[object]) -> str:
+    """Return where a query has a text that is not UTF-8, as a database with SQL_ASCII may have, and the cure."""
+    with suppress(psycopg.Error):
+        connection.execute("SET client_encoding = 'SQL_ASCII'")  # the driver then returns texts as bytes
+        try:
+            cursor = connection.execute(sql, parameters or None, prepare=False)
+            for row in cursor:
+                for column, value in zip(cursor.description or (), row, strict=True):
+                    if not _is_utf8(value):
+                        where = f" at ID {row[0]}" if isinstance(row[0], int) else ""
+                        return f": column {column.name!r} has it{where}: UPDATE that text to one in UTF-8"
+        finally:
+            connection.execute("RESET client_encoding")
+    return ""
+
+
+def _is_utf8(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_utf8, value))
+    if not isinstance(value, bytes):
+        return True
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _undone(name: str, *, temporary: bool) -> StoreError:

@@ -388,16 +388,38 @@ class WriteTests(UsesMapped, SynchronousTestCase):
         self.assertIn("dimensions", str(error))
         self.wait(self.store.check())
 
-    def test_a_character_that_the_database_cannot_have_is_a_refused_value(self) -> None:
+    def open_ascii(self, kind: str) -> tuple[str, PostgresStore]:
+        """Map a table of a database whose texts have no encoding; returns the database, and the store."""
         name = f"{self.database}_ascii"
         options = "ENCODING 'SQL_ASCII' TEMPLATE template0"
         self.server.sql(f"CREATE DATABASE {name} {options}")
         self.addCleanup(self.server.sql, f"DROP DATABASE {name} WITH (FORCE)")
-        self.server.sql("CREATE TABLE texts (id bigint PRIMARY KEY, value jsonb)", database=name)
+        self.server.sql(f"CREATE TABLE texts (id bigint PRIMARY KEY, value {kind})", database=name)
         store = PostgresStore(self.server.url(name), self.pump)
         self.wait(store.open())
         self.addCleanup(lambda: self.wait(store.close()))
         self.wait(store.declare(StreamDefinition(EVENTS, table="texts", id_column="id", row=["value"])))
+        return name, store
+
+    def check_not_utf8(self, kind: str, wrong: str, right: str, row: str) -> None:
+        name, store = self.open_ascii(kind)
+        self.server.sql(f"INSERT INTO texts VALUES (2, NULL), (3, {wrong}), (4, {wrong})", database=name)
+        page = store.facts(EVENTS, ME, after=Token(1), upto=Token(4), limit=10)
+        message = str(self.assertRaises(StoreError, self.wait, page))
+        self.assertIn('invalid byte sequence for encoding "UTF8"', message)
+        self.assertIn("column 'value' has it at ID 3: UPDATE that text to one in UTF-8", message)
+        self.server.sql(f"UPDATE texts SET value = {right} WHERE id > 2", database=name)
+        facts = self.wait(store.facts(EVENTS, ME, after=Token(1), upto=Token(4), limit=10)).facts
+        self.assertEqual([*facts], [fact(2, "[null]"), fact(3, row), fact(4, row)])
+
+    def test_a_text_that_is_not_utf8_is_an_error_with_its_id_and_column(self) -> None:
+        self.check_not_utf8("text", r"E'a\xff'", r"E'\xc3\xa9'", r'["\u00e9"]')
+
+    def test_an_array_with_a_text_that_is_not_utf8_is_an_error_with_its_id_and_column(self) -> None:
+        self.check_not_utf8("text[]", r"ARRAY['a', E'\xe9']", "ARRAY['a', 'b']", '[["a","b"]]')
+
+    def test_a_character_that_the_database_cannot_have_is_a_refused_value(self) -> None:
+        _, store = self.open_ascii("jsonb")
         stored = write(2, [fact(2, '["\\u20ac"]')], stream=EVENTS)
         error = self.assertRaises(ValueRefusedError, self.wait, store.transaction().commit([stored]))
         self.assertIn("SQL_ASCII", str(error))
