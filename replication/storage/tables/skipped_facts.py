@@ -32,6 +32,7 @@ EXISTS: Final[Mapping[str, str]] = {
     "postgresql": "SELECT 1 WHERE to_regclass('skipped_facts') IS NOT NULL",
 }
 _COLUMNS: Final = "stream_name, instance_name, stream_id, state, fact_rows, error, decided_by, changed_at"
+ENCODING: Final = "SELECT current_setting('server_encoding')"
 GET: Final = f"SELECT {_COLUMNS} FROM skipped_facts WHERE follower_name = ?"  # noqa: S608 - constant names
 COUNT: Final = (
     "SELECT instance_name, count(*) FROM skipped_facts WHERE follower_name = ? AND stream_name = ? AND state IN (?, ?) "
@@ -107,13 +108,22 @@ def store_skipped(database: ISqlExecutor, write: Write, now: float) -> None:
             database.execute(LOCK)
         database.execute(CREATE)
     if write.skipped:
-        database.executemany(_sql(database, PUT), [_row(follower, each, now) for each in write.skipped])
+        errors = [_storable(database, each.error) for each in write.skipped]
+        rows = [_row(follower, each, error, now) for each, error in zip(write.skipped, errors, strict=True)]
+        database.executemany(_sql(database, PUT), rows)
 
 
-def _row(follower: str, skipped: SkippedFact, now: float) -> Sequence[object]:
+def _row(follower: str, skipped: SkippedFact, error: str, now: float) -> Sequence[object]:
     token, texts = skipped.fact
     what = (skipped.stream, skipped.writer, token, skipped.state.value)
-    return (follower, *what, json.dumps([*texts]), skipped.error, skipped.decided_by, now)
+    return (follower, *what, json.dumps([*texts]), error, skipped.decided_by, now)
+
+
+def _storable(database: ISqlExecutor, error: str) -> str:
+    """Return the text of an error in characters that the database has, which may have another encoding than UTF-8."""
+    if error.isascii() or database.dialect == "sqlite" or database.execute(ENCODING) == [("UTF8",)]:
+        return error
+    return error.encode("ascii", "backslashreplace").decode()
 
 
 def _follower(database: ISqlExecutor, follower: str) -> str:

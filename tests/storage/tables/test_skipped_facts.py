@@ -33,6 +33,22 @@ def test_one_process_uses_a_file_under_any_name(tmp_path: Path) -> None:
     assert use_store(f"sqlite:///{tmp_path}/x.db", skip_and_count, read_only=False) == [1, 1]
 
 
+def test_the_reason_may_have_characters_that_the_database_lacks(postgres: PostgresServer) -> None:
+    async def skip(store: IStreamStore) -> str:
+        skipped = [SkippedFact(ORDERS, MASTER, Fact(Token(3), ("[]",)), SkipState.SKIPPED, "ValueError: 5 €")]
+        write = Write(ORDERS, MASTER, Token(3), expected=Token(0), follower=MASTER, skipped=skipped)
+        await store.transaction().commit([write])
+        return (await store.skipped_facts(MASTER, limit=1))[0].error
+
+    for encoding, reason in (("LATIN1", "ValueError: 5 \\u20ac"), ("UTF8", "ValueError: 5 €")):
+        name = f"encoded_{encoding.lower()}"
+        postgres.sql(f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+        try:
+            assert use_store(postgres.url(name), skip, read_only=False) == reason
+        finally:
+            postgres.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
 def test_followers_that_share_a_database_are_apart(postgres: PostgresServer) -> None:
     with postgres.database() as name:
         assert use_store(postgres.url(name), skip_and_count, read_only=False) == [1, 0]
