@@ -1,4 +1,4 @@
-"""The options of libpq for each connection to PostgreSQL; those of its URL come first.  No driver is imported."""
+"""The options of libpq for each connection to PostgreSQL; most of a URL come first.  No driver is imported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ENCODING: Final = "client_encoding"
 # A server that vanished is noticed within 45 s, not within hours.
 OPTIONS: Final[Mapping[str, str | int]] = {
     "connect_timeout": 10,  # seconds for each host
@@ -15,7 +16,7 @@ OPTIONS: Final[Mapping[str, str | int]] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
-    "client_encoding": "UTF8",
+    ENCODING: "UTF8",  # also if the URL has another one, which cannot have all texts
     "sslpassword": "none",  # any text; without it, OpenSSL asks the terminal for the password of a key, and waits
 }
 KEY_WORDS: Final = "bad decrypt"  # in the error for a private key with another password
@@ -29,12 +30,13 @@ def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, s
     """Return the options that a URL lacks, or has without a value; it has the options ``given``.
 
     Of several ``hosts``, with commas between them, the primary is used: a standby may lack what was read elsewhere.
-    A service in libpq's service file may have ``sslpassword``, which an option here would replace.
+    Texts are sent in UTF-8, whatever the URL has.  A service in libpq's service file may have ``sslpassword``, which an
+    option here would replace.
     """
     has_service = "service" in given or "PGSERVICE" in os.environ
     options = {**OPTIONS, "target_session_attrs": "primary"} if "," in hosts else OPTIONS
     return {
         name: value
         for name, value in options.items()
-        if not given.get(name) and not (has_service and name == "sslpassword")
+        if name == ENCODING or (not given.get(name) and not (has_service and name == "sslpassword"))
     }
