@@ -119,6 +119,8 @@ def _replay(request: ReplayRequest, master: str | None) -> int:
     check_installed(spark=master != IN_PROCESS)
     began = time.monotonic()
     with start_run(request) as run:
+        for each in run.warnings:
+            _report(f"warning: {each}")
         if run.tasks:
             streams = sorted({task.range.definition.name for task in run.tasks})
             _report(f"{len(run.tasks)} ranges to write, of {', '.join(streams)}")

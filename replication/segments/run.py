@@ -8,8 +8,9 @@ nothing, or everything; the next run adopts the tasks that were finished.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
@@ -35,13 +36,14 @@ from replication.segments.manifest import (
 )
 from replication.segments.tables import open_table
 from replication.storage.contract import MASTER
+from replication.storage.joined import JoinedRows
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.wire import grammar
 from replication.wire.commands import LINE_LIMIT
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from replication.segments.databases import Database
     from replication.segments.folders import Folder
@@ -54,6 +56,7 @@ LAST: Final = Token(2**63 - 1)
 SEGMENT_ROWS: Final = 1_000_000
 PROBE: Final = 20_000  # rows that are counted to estimate where a range of more rows ends
 FILL: Final = (9, 10)  # the share of a segment that an estimated range fills, so that few need a second segment
+SHOWN: Final = 5  # writers in a warning
 # The last invalidation of a cache entry replaces all before it (docs/protocol/streams.md C4).
 CACHES_DEFINITION: Final = StreamDefinition(
     CACHES, row=("cache_func", "keys", "invalidation_ts"), key=("cache_func", "keys")
@@ -141,8 +144,10 @@ class StreamRange(msgspec.Struct, frozen=True):
         return cls(definition, after, upto, tuple(writers), exclusive)
 
 
-def plan_ranges(database: Database, request: ReplayRequest, manifest: Manifest) -> Iterator[StreamRange]:
-    """Yield the ranges to write.
+def plan_ranges(
+    database: Database, request: ReplayRequest, manifest: Manifest, warnings: list[str]
+) -> Iterator[StreamRange]:
+    """Yield the ranges to write; add a warning for each stream with rows that none of them has.
 
     ConfigError or UnknownStreamError if the request cannot be met, StoreError if the database or the folder fails.
     """
@@ -155,6 +160,11 @@ def plan_ranges(database: Database, request: ReplayRequest, manifest: Manifest) 
                 f"no instance {each!r} has written to this database; there are {', '.join(sorted(writers))}"
             )
     for definition, positions in streams:
+        if not request.instances and definition.position_name is None:
+            ends = [reached.get((definition.name, each), Token(request.after)) for each in positions]
+            after = min(ends, default=Token(request.after))
+            upto = LAST if request.upto is None else Token(request.upto)
+            warnings += _left_out(database, definition, positions, after, upto)
         wanted = [grammar.instance_name(each) for each in request.instances] or [*positions]
         found = [
             _writer_range(request, definition.name, each, positions[each], reached.get((definition.name, each)))
@@ -247,6 +257,25 @@ def _unknown_positions(
             )
         found[writer] = request.upto
     return found
+
+
+def _left_out(
+    database: Database, definition: StreamDefinition, positions: Collection[InstanceName], after: Token, upto: Token
+) -> Iterator[str]:
+    """Yield a warning if tables of the application have rows, in a range, of writers without a position."""
+    found: Counter[str] = Counter()
+    tables = JoinedRows[Any](definition, definition.all_sources(database.dialect), mark="", order="")
+    for query in tables.queries:
+        if query.source.instance_column is not None:
+            found.update(dict(database.rows(query.counts(after, upto))))
+    others = [(writer, rows) for writer, rows in found.most_common() if writer not in positions]
+    if others:
+        names = ", ".join([f"{rows} of {writer!r}" for writer, rows in others[:SHOWN]])
+        more = f", and {len(others) - SHOWN} more writers" if len(others) > SHOWN else ""
+        yield (
+            f"stream {definition.name!r}: rows are left out, of writers that are not in its writers and have stored no "
+            f"position: {names}{more}; add them to writers in the file of --config, or correct these rows"
+        )
 
 
 def _writer_range(
@@ -342,11 +371,12 @@ class Run:
     Attributes:
         tasks: what is to be done.
         done: the segments of tasks that an interrupted run has finished.
+        warnings: about rows that are left out.
 
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest, tasks: Sequence[Task]) -> None:
-        self.manifest = manifest
+    def __init__(self, folder: Folder, manifest: Manifest, tasks: Sequence[Task], warnings: Sequence[str] = ()) -> None:
+        self.manifest, self.warnings = manifest, warnings
         self._folder = folder
         self._staged: dict[str, str] = {}  # by the names of segments, where tasks have written them
         adopted = {task: self._adopt(task) for task in tasks}
@@ -403,21 +433,25 @@ def start_run(request: ReplayRequest) -> Iterator[Run]:
     with folder.locked():
         manifest = read_manifest_to_extend(folder)
         with closing(open_database(request.database)) as database:
-            ranges, histories = _plan(database, request, manifest)
+            ranges, histories, warnings = _plan(database, request, manifest)
             check_histories(folder, manifest, histories)
-        yield Run(folder, manifest, [Task(request.database, folder.url, each, request.options) for each in ranges])
+        tasks = [Task(request.database, folder.url, each, request.options) for each in ranges]
+        yield Run(folder, manifest, tasks, warnings)
 
 
-def _plan(database: Database, request: ReplayRequest, manifest: Manifest) -> tuple[list[StreamRange], Histories]:
-    """Return the ranges to replay, and the histories of the writers at that time.
+def _plan(
+    database: Database, request: ReplayRequest, manifest: Manifest
+) -> tuple[list[StreamRange], Histories, list[str]]:
+    """Return the ranges to replay, the histories of the writers at that time, and warnings.
 
     If a writer starts meanwhile, or the database is restored, the positions may be of another history: plan again.
     """
     while True:
         histories = read_histories(database)
-        ranges = list(plan_ranges(database, request, manifest))
+        warnings: list[str] = []
+        ranges = list(plan_ranges(database, request, manifest, warnings))
         if read_histories(database) == histories:
-            return ranges, histories
+            return ranges, histories, warnings
 
 
 def run_in_process(request: ReplayRequest) -> list[Segment]:

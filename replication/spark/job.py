@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +89,8 @@ def replay(
     """
     options = SegmentOptions(segment_rows, compression, line_limit, compact)
     with start_run(ReplayRequest(database, out, streams, definitions, instances, after, upto, options)) as run:
+        for each in run.warnings:
+            warnings.warn(each, stacklevel=2)
         return run.finish(do_tasks(spark, run.tasks))
 
 

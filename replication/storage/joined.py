@@ -87,6 +87,7 @@ class SourceQuery:
         self._no_token = f"SELECT {self.id} FROM {tables} WHERE {self.id} ", f" 0{self.where} LIMIT 1"
         self._newest_above = f"SELECT {furthest} ", self.where
         self._writers_above = f"SELECT {self._instance}, {furthest} ", f"{self.where}{self._group}"
+        self._counts = f"SELECT {self._instance}, count(*) {above} ", f"{self.where} GROUP BY 1"
         self._tokens = f"SELECT {token} {above} ", f"{self.where} ORDER BY {self.id} {way.order} LIMIT "
 
     def tokens(self, after: Token, count: int) -> str:
@@ -103,6 +104,11 @@ class SourceQuery:
         """Return SQL for each writer with rows above a token, and its largest token."""
         begin, end = self._writers_above
         return f"{begin}{self._direction.sign * token}{end}"
+
+    def counts(self, after: Token, upto: Token) -> str:
+        """Return SQL for each writer with rows in a range, and their number."""
+        (begin, end), way = self._counts, self._direction
+        return f"{begin}{way.sign * after} AND {self.id} {way.upto} {way.sign * upto}{end}"
 
     def no_token(self, *, of_two_streams: bool) -> str:
         """Return SQL for an ID that is no token: 0 or, unless two streams have the table, a negative one."""

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ from replication.segments.folders import LocalFolder
 from replication.segments.manifest import read_manifest
 from replication.segments.run import Task
 from replication.spark import job
+from replication.streams.definitions import StreamDefinition
 from tests.segments.histories import MASTER, OTHER, fact, lines_of, live_lines, write_database
 
 if TYPE_CHECKING:
@@ -76,6 +78,29 @@ def test_compression_chooses_the_suffix(tmp_path: Path, compression: str, suffix
     assert run(*asked) == 0
     assert {each.suffix for each in (tmp_path / "out/orders/master").iterdir()} == {suffix}
     assert run("--verify", "out") == 0
+
+
+@pytest.mark.parametrize("more", [[], ["--upto", "9"]])
+def test_rows_of_a_writer_without_a_position_are_named(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writers = [("master", 1), *[(f"w{number}\x1b", number) for number in range(2, 9)]]
+    with closing(sqlite3.connect(tmp_path / "m.db")) as connection, connection:
+        connection.execute("CREATE TABLE visits (id INTEGER PRIMARY KEY, writer TEXT)")
+        connection.executemany("INSERT INTO visits (writer, id) VALUES (?, ?)", writers)
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions={MASTER: 9})
+    (tmp_path / "m.toml").write_text(
+        f"""database = "{database}"\n[[streams]]\nname = "visits"\ntable = "visits"\nid_column = "id"\n"""
+        f"""instance_column = "writer"\nrow = ["id"]\n"""
+    )
+    assert run("--config", f"{tmp_path}/m.toml", "--out", f"{tmp_path}/out", "--master", "none", *more) == 0
+    warning, *_ = capsys.readouterr().err.splitlines()
+    assert warning.startswith(
+        "replication replay: warning: stream 'visits': rows are left out, of writers that are not"
+    )
+    assert warning.count(" 1 of 'w") == 5
+    assert ", and 2 more writers; add them to writers in the file of --config, or correct these rows" in warning
+    assert "\x1b" not in warning
 
 
 @pytest.mark.usefixtures("database")

@@ -526,7 +526,7 @@ def test_writers_with_different_ranges_share_tasks(tmp_path: Path) -> None:
     ]
 
 
-def map_visits(path: Path, rows: Sequence[tuple[int, str]]) -> StreamDefinition:
+def map_visits(path: Path, rows: Sequence[tuple[int, str | None]]) -> StreamDefinition:
     """Store rows of several writers in a table of an application, and return its stream with two declared writers."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE visits (id INTEGER PRIMARY KEY, writer TEXT, page TEXT)")
@@ -551,6 +551,30 @@ def test_rows_of_a_declared_writer_without_a_position_are_not_left_out(tmp_path:
     assert [(each.instance, each.rows) for each in new] == [(MASTER, 2)]
     new = run_in_process(ReplayRequest(**asked, upto=4))
     assert [(each.instance, each.upto, each.rows) for each in new] == [(OTHER, 4, 2)]
+
+
+@pytest.mark.parametrize("upto", [None, 6])
+@pytest.mark.parametrize("joined", [False, True])
+def test_rows_of_a_writer_that_is_not_declared_are_named(upto: int | None, joined: bool, tmp_path: Path) -> None:
+    rows = [(1, MASTER), (2, "w3"), (3, None), (4, "w3"), (5, "w4"), (6, OTHER), (7, "w3")]
+    definition = map_visits(tmp_path / "m.db", rows)
+    if joined:
+        source = SourceTable(table="visits", id_column="id", instance_column="writer", row=("page",))
+        definition = StreamDefinition("visits", writers=definition.writers, row=("page",), tables=[source])
+    stored: dict[str, int] = {MASTER: 6, OTHER: 6}
+    database = write_database(tmp_path / "m.db", {}, stream=StreamDefinition("visits"), positions=stored)
+    asked: dict[str, Any] = {"definitions": [definition], "out": str(tmp_path / "out"), "database": database}
+    what = "rows are left out, of writers that are not in its writers and have stored no position"
+    cure = "add them to writers in the file of --config, or correct these rows"
+    last = "1 of 'w3'"
+    with start_run(ReplayRequest(**asked, upto=upto)) as run:
+        names = f"{2 if upto else 3} of 'w3', 1 of 'w4'"
+        assert run.warnings == [f"stream 'visits': {what}: {names}; {cure}"]
+        assert len(run.finish([task.do() for task in run.tasks])) == 2
+    with start_run(ReplayRequest(**asked, upto=upto)) as run:  # those above the segments
+        assert run.warnings == ([] if upto else [f"stream 'visits': {what}: {last}; {cure}"])
+    with start_run(ReplayRequest(**asked, upto=upto, instances=[MASTER])) as run:
+        assert run.warnings == []
 
 
 def test_a_declared_writer_without_rows_needs_no_position(tmp_path: Path) -> None:
