@@ -40,6 +40,8 @@ HAS_POSITIONS: Final[Mapping[Dialect, str]] = {
 # jit is off because the compiler takes longer than it saves in a session with a single statement.
 SETTINGS: Final = ("default_transaction_read_only = on", "enable_sort = off", "enable_bitmapscan = off", "jit = off")
 
+NOTHING_HIDDEN: Final = "row_security"  # if off, a query that a policy hides rows from fails, and does not lack them
+
 
 class IPages(Protocol):
     """A function that reads pages of a mapped or joined stream."""
@@ -141,6 +143,8 @@ class PostgresDatabase:
             with _errors_of(self.url):
                 server = _server_at(url)
                 self._connection = dbapi.Connection(server, AdbcConnection(server.database), autocommit=True)
+                with closing(self._connection.cursor()) as cursor:
+                    cursor.execute(f"SET {NOTHING_HIDDEN} = off")
         except ImportError as error:
             raise ConfigError(f"history in PostgreSQL needs {error.name}: {install_command('spark')}") from error
 
@@ -157,7 +161,8 @@ class PostgresDatabase:
                 f"mapped tables in PostgreSQL need {error.name}: {install_command('postgres')}"
             ) from error
         if self._session is None:
-            where, settings = address.Address.parse(self.url), {"default_transaction_read_only": "on"}
+            where = address.Address.parse(self.url)
+            settings = {"default_transaction_read_only": "on", NOTHING_HIDDEN: "off"}
             self._session = session.PostgresSession(where, Event(), holder.Holder(), settings)
         table = joined.table_of(definition)
         table.declare(self._session, may_create=False)

@@ -297,7 +297,7 @@ def test_postgresql_is_read_on_one_connection_and_its_errors_are_named(adbc: Adb
     with closing(open_database(POSTGRES)) as database:
         assert adbc.opened == [(handle, f"session of {handle}", True)]
         assert database.rows("SELECT 1") == [(1,)]
-        assert adbc.ran == ["SELECT 1", "close"]
+        assert adbc.ran == ["SET row_security = off", "close", "SELECT 1", "close"]
         adbc.ran.clear()
         assert [batch.num_rows for batch in database.batches("SELECT 2")] == [2, 3]
         settings = [each for setting in databases.SETTINGS for each in (f"SET {setting}", "close")]
@@ -345,11 +345,12 @@ def test_tables_in_postgresql_are_read_on_one_session_that_may_not_write(
         read = [database.pages(StreamDefinition(name)) for name in ("orders", "stock")]
         found: list[object] = [each(InstanceName(MASTER), after=Token(1), upto=Token(9), limit=5) for each in read]
     [(session, address, ending, holder, settings)] = sessions
-    assert (address, settings) == (Address.parse(POSTGRES), {"default_transaction_read_only": "on"})
+    assert address == Address.parse(POSTGRES)
+    assert settings == {"default_transaction_read_only": "on", "row_security": "off"}
     assert (type(ending), type(holder)) == (Event, Holder)
     assert declared == [("orders", session, False), ("stock", session, False)]
     assert found == [(name, session, MASTER, 1, 9, 5) for name in ("orders", "stock")]
-    assert (closed, adbc.ran) == ([session], ["close"])
+    assert (closed, adbc.ran[2:]) == ([session], ["close"])
     assert Url(POSTGRES) == database.url
 
 
@@ -359,4 +360,30 @@ def test_tables_in_postgresql_without_psycopg_name_the_extra(adbc: Adbc, monkeyp
         database.pages(StreamDefinition("orders"))
     assert str(caught.value).startswith("mapped tables in PostgreSQL need replication.storage.postgres: pip install ")
     assert ".[postgres]" in str(caught.value)
-    assert adbc.ran == ["close"]
+    assert adbc.ran[2:] == ["close"]
+
+
+def test_rows_that_a_policy_hides_are_an_error_and_are_not_left_out(postgres: PostgresServer) -> None:
+    pytest.importorskip("adbc_driver_postgresql", reason="pip install '.[spark]' in the checkout")
+    mapped = StreamDefinition("events", table="events", id_column="id", row=("name",))
+    with postgres.database() as name:
+        for sql in (
+            "CREATE TABLE events (id bigint PRIMARY KEY, name text)",
+            "CREATE ROLE partial LOGIN",
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO partial",
+            "CREATE POLICY most ON events USING (id <> 3)",
+            "ALTER TABLE events ENABLE ROW LEVEL SECURITY",
+            "INSERT INTO events VALUES (2, 'a'), (3, 'b')",
+        ):
+            postgres.sql(sql, database=name)
+        try:
+            with closing(open_database(postgres.url(name, "partial"))) as database:
+                for ask in (
+                    lambda: database.rows("SELECT * FROM events"),
+                    lambda: [*database.batches("SELECT * FROM events")],
+                    lambda: database.pages(mapped),
+                ):
+                    with pytest.raises(StoreError, match=r'row-level security policy for table "events"'):
+                        ask()
+        finally:
+            postgres.sql("DROP OWNED BY partial; DROP ROLE partial", database=name)

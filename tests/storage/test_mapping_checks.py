@@ -40,6 +40,15 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         message = check(self.url, [EVENTS])[0].error or ""
         self.assertIn("of stream 'events' does not hand out IDs in ascending order: ALTER SEQUENCE", message)
 
+    def test_a_policy_that_hides_rows_is_reported_before_a_master_starts(self) -> None:
+        self.sql("CREATE TABLE events (id bigserial PRIMARY KEY, name text)")
+        self.sql("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+        self.sql("CREATE ROLE partial LOGIN")
+        self.addCleanup(self.sql, "DROP OWNED BY partial; DROP ROLE partial")
+        self.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO partial")
+        [finding] = check(self.server.url(self.database, "partial"), [EVENTS])
+        self.assertIn('row-level security policy for table "events"', str(finding.error))
+
     def warnings(self, **options: Any) -> list[str]:
         """Return the warnings about the stream, except the one about the trigger."""
         (found,) = check(self.url, [StreamDefinition("events", **{**options_of(EVENTS), **options})])
