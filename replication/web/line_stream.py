@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BATCH_LINES: Final = 2_000
 BATCH_BYTES: Final = 512 * 1024
 MAX_WAITING: Final = 2 * 2**20  # bytes of lines that wait for the next batch
+OBJECT_BYTES: Final = 48  # that a line takes beside its text
 
 
 @attrs.define(eq=False, repr=False)
@@ -45,8 +46,8 @@ class LineStream:
     _count: int
     _number: int = attrs.field(init=False, default=0)  # of the last line that was answered
     _lines: list[bytes] = attrs.field(init=False, factory=list)  # those that wait, without blank ones
-    _parts: list[bytes] = attrs.field(init=False, factory=list)  # of the line that is being received
-    _part_size: int = attrs.field(init=False, default=0)
+    _part: bytearray = attrs.field(init=False, factory=bytearray)  # of the line that is being received
+    _taken: int = attrs.field(init=False, default=0)  # bytes of the batch that is being appended
     _size: int = attrs.field(init=False, default=0)  # of the lines that wait
     _needed: int = attrs.field(init=False, default=1)  # lines of the next batch, at least
     _known: Sequence[Token] = attrs.field(init=False, default=())  # the IDs of the next batch, if it was stored before
@@ -60,20 +61,19 @@ class LineStream:
         if self._failed:
             return
         first, *others = data.split(b"\n")
-        self._parts.append(first)
-        self._part_size += len(first)
+        self._part += first
         if others:
-            *whole, rest = b"".join(self._parts), *others
+            *whole, rest = bytes(self._part), *others
             self._add(whole)
-            self._parts, self._part_size = [rest], len(rest)
-        if self._part_size > self._request.api.max_body:
-            self._fail(RequestError(413, f"line {self._number + len(self._lines) + 1}: more than the limit of a body"))
+            self._part = bytearray(rest)
+        if len(self._part) > self._request.api.max_body:
+            self.fail(RequestError(413, f"line {self._number + len(self._lines) + 1}: more than the limit of a body"))
         self._go_on()
 
     async def end(self) -> None:
         """Return once all lines are answered: the body has ended."""
-        self._add([b"".join(self._parts)])
-        self._parts, self._needed = [], self._all_that_come()
+        self._add([bytes(self._part)])
+        self._part, self._needed = bytearray(), self._all_that_come()
         self._ended = Deferred()
         self._go_on()
         await self._ended
@@ -109,9 +109,9 @@ class LineStream:
 
     def _pause_or_resume(self) -> None:
         if self._request.disconnected:
-            self._lines.clear()
-            self._size = 0
+            self.drop()
             return
+        self._note_kept()
         paused = self._size > MAX_WAITING and len(self._lines) >= self._needed
         if paused != self._paused:
             self._paused = paused
@@ -122,12 +122,13 @@ class LineStream:
         try:
             while len(self._lines) >= self._needed:
                 await self._append(self._take())
+                self._taken = 0
                 self._pause_or_resume()
         except RequestError as error:
-            self._fail(error)
+            self.fail(error)
         except ReplicationError as error:
-            self._fail(self._request.api.refusal(error))
-        self._running = False
+            self.fail(self._request.api.refusal(error))
+        self._running, self._taken = False, 0
         self._go_on()
 
     def _take(self) -> Sequence[bytes]:
@@ -139,7 +140,8 @@ class LineStream:
             count += 1
         taken = self._lines[: max(count, self._needed)]
         del self._lines[: len(taken)]
-        self._size -= sum(map(len, taken))
+        self._taken = sum(map(len, taken))
+        self._size -= self._taken
         return taken
 
     async def _append(self, lines: Sequence[bytes]) -> None:
@@ -175,25 +177,38 @@ class LineStream:
         self._wait_again(lines[len(tokens) :])
 
     def _wait_again(self, lines: Sequence[bytes]) -> None:
+        if self._failed:
+            return
         self._lines[:0] = lines
         self._size += sum(map(len, lines))
 
     def _answer(self, tokens: Sequence[Token]) -> None:
         self._count += len(tokens)
         self._number += len(tokens)
-        if tokens and not self._request.disconnected:
+        if tokens and not (self._failed or self._request.disconnected):
             self._request.send_part(grammar.encode_json([*tokens]).encode() + b"\n", MEDIA_TYPE_OF_LINES)
 
     def _crashed(self, failure: Any) -> None:
         self._log.failure("the lines of {uri} could not be appended", failure, uri=self._request.uri)
-        self._fail(RequestError(500, "an error on this side; the log has the traceback"))
-        self._running = False
+        self.fail(RequestError(500, "an error on this side; the log has the traceback"))
+        self._running, self._taken = False, 0
         self._go_on()
 
-    def _fail(self, error: RequestError) -> None:
+    def fail(self, error: RequestError) -> None:
         """Answer with an error, and discard all further lines."""
+        if self._failed:
+            return
         self._failed = True
-        self._lines.clear()
-        self._parts.clear()
-        self._size = self._part_size = 0
+        self.drop()
         self._request.refuse(error)
+
+    def drop(self) -> None:
+        """Discard the lines that wait."""
+        self._lines.clear()
+        self._part = bytearray()
+        self._size = 0
+        self._note_kept()
+
+    def _note_kept(self) -> None:
+        kept = self._taken + self._size + len(self._part) + OBJECT_BYTES * len(self._lines)
+        self._request.api.bodies.keep(self._request, kept)

@@ -59,6 +59,9 @@ METRICS: Final = {
     "tls_failures_total": "Connections that failed in TLS, such as for the certificate of the client.",
     "certificate_expires_seconds": "When a certificate in a file of this process expires, in seconds since 1970.",
     "http_answers_total": "Answers given over HTTP.",
+    "http_bodies_refused_total": "Bodies of requests refused because all bodies together took more than 256 MiB.",
+    "http_body_bytes": "Bytes of the bodies that requests have sent and that are kept; bodies below 16 KiB do not "
+    "count.",
     "http_connections": "Open connections of HTTP.",
     "http_timeouts_total": "Connections of HTTP closed because a request took too long, or because unread answers "
     "took more than 256 MiB.",

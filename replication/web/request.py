@@ -93,6 +93,7 @@ class ApiRequest(Request):
     early_error: RequestError | None = None
     disconnected = False
     media_type = ""
+    arrives = False  # whether a part of the body is missing, and it is not refused
     received = 0
     lines: LineStream | None = None
     _stores_body = False
@@ -103,6 +104,7 @@ class ApiRequest(Request):
         content_type = self.requestHeaders.getRawHeaders(b"content-type", [b""])[0].decode("latin-1")
         self.media_type = content_type.partition(";")[0].strip().lower()
         self.content, self._body = BytesIO(), BytesIO()  # Twisted looks for a form in `content`, which stays empty
+        self.arrives = True
         try:
             self.rights = self.api.rights(self)
         except RequestError as error:
@@ -130,6 +132,7 @@ class ApiRequest(Request):
         self._check_size(self.received)
         if self._stores_body:
             self._body.write(data)
+            self.api.bodies.keep(self, self.received)
         elif self.received > 2 * self._limit:
             self.channel.loseConnection()
 
@@ -140,8 +143,8 @@ class ApiRequest(Request):
     def refuse(self, error: RequestError) -> None:
         """Answer with an error before the body's end, as a last line if parts were sent; discard the rest."""
         self.early_error = error
-        self._stores_body = False
-        self._body = BytesIO()
+        self.arrives = self._stores_body = False
+        self._drop_body()
         self.requestHeaders.removeHeader(b"expect")  # or Twisted sends 100 Continue after our answer
         self.channel.persistent = False
         if self.disconnected:
@@ -151,6 +154,20 @@ class ApiRequest(Request):
         else:
             self.clientproto = b"HTTP/1.1"  # Twisted sets it only with the last byte of a request
             _write(self, error.answer, {"connection": "close"})
+
+    def refuse_body(self, text: str) -> None:
+        """Refuse what arrives: the bodies of all requests together are too large, see ``text``."""
+        self.api.body_refused(cast("Channel", self.channel), text)
+        error = RequestError(503, f"{text}; send it later, or in parts")
+        if self.lines is None:
+            self.refuse(error)
+        else:
+            self.lines.fail(error)
+
+    def _drop_body(self) -> None:
+        self._body = BytesIO()
+        if self.lines is None:
+            self.api.bodies.keep(self, 0)
 
     def send_part(self, data: bytes, content_type: str) -> None:
         """Send a part of an answer whose length is not known, before the body's end; status 200."""
@@ -169,6 +186,7 @@ class ApiRequest(Request):
 
     def process(self) -> None:
         """Answer, as Twisted does for a site with one resource and without encodings."""
+        self.arrives = False
         if self.path == b"*":
             self._answer_for_server()
         else:
@@ -188,10 +206,16 @@ class ApiRequest(Request):
     def connectionLost(self, reason: Failure) -> None:
         """Note that no answer can be sent any more."""
         self.disconnected = True
+        if self.arrives:
+            self.arrives = False
+            self._drop_body()
+            if self.lines is not None:
+                self.lines.drop()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
     def send(self, answer: Answer) -> None:
         """Send ``answer``, unless an early error was sent or the client has disconnected."""
+        self._drop_body()
         if self.disconnected:
             return
         if self.early_error is None and answer.stream is not None and self.method != b"HEAD":

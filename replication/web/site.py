@@ -20,6 +20,7 @@ from replication.net.admission import Admission, Bounds
 from replication.net.peer_log import PeerLog
 from replication.streams.interfaces import Sample
 from replication.web.auth import UNAUTHORIZED, AccessPolicy, with_login
+from replication.web.bodies import Bodies
 from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
@@ -263,6 +264,7 @@ class Api:
         self.feed: Feed | None = None  # of the live page, from its first request on
         self.report_notes: dict[str, ReportNote] = {}  # by follower, the oldest first
         self.bounds = bounds
+        self.bodies = Bodies()
         self.admission = Admission("http", bounds, clock)
         self._access = access
         self._expires = expires
@@ -288,6 +290,10 @@ class Api:
         text = f"clients have not read {MOST_UNREAD} bytes of answers, and this client has waited longest"
         self._peer_log.error(channel, "HTTP: closing {name} ({address}): {error}", text)
 
+    def body_refused(self, channel: Channel, error: str) -> None:
+        """Note that a body was refused, because others need the memory."""
+        self._peer_log.error(channel, "HTTP: refusing a body of {name} ({address}): {error}", error)
+
     def samples(self) -> Iterable[Sample]:
         """Yield the metrics of the API."""
         for (call, status), count in self.answers.items():
@@ -296,6 +302,8 @@ class Api:
             yield Sample("tls_failures_total", self._tls_failures, {"socket": "http"})
         for file, when in self._expires().items():
             yield Sample("certificate_expires_seconds", when.timestamp(), {"file": file})
+        yield Sample("http_body_bytes", self.bodies.total)
+        yield Sample("http_bodies_refused_total", self.bodies.refused)
         yield Sample("http_connections", self.admission.open)
         for part, count in self._timeouts.items():
             yield Sample("http_timeouts_total", count, {"part": part})

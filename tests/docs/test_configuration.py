@@ -48,6 +48,9 @@ LIMITS = {
     "senders whose FEDERATION_ACK counts": "MAX_SENDERS",
     "REPLICATE of one peer before this process is ready": "MAX_REPLICATE",
     "body of an HTTP request": "MAX_BODY",
+    "bodies of HTTP requests that arrive or are processed, all together; those below 16 KiB do not count": (
+        "MOST_BODIES"
+    ),
     "rows of one page, default": "PAGE_ROWS",
     "rows of one page, maximum": "MAX_PAGE_ROWS",
     "bytes of one page, before it is cut after a whole fact": "PAGE_BYTES",
