@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 # macOS has these numbers; its Python may have no names for them.
 SET_LOCK: Final[int] = getattr(fcntl, "F_OFD_SETLK", 90)
 GET_LOCK: Final[int] = getattr(fcntl, "F_OFD_GETLK", 92)
+
+MOUNTS: Final = Path("/proc/self/mountinfo")  # Linux
 
 FIRST: Final = 1 << 62  # SQLite locks bytes after 2**30, and its largest database has 2**48 bytes
 
@@ -50,8 +53,8 @@ class _Range(ctypes.Structure):
 def claimed(path: str) -> Iterator[int]:
     """Claim the file ``path`` for the block, and return a descriptor of it; a file that is missing is made.
 
-    StoreError names the process that writes the file, or the number of its hard links.  Open the file with SQLite
-    inside the block, and close it there.
+    StoreError names the process that writes the file, the number of its hard links, or that it is a mount.  Open the
+    file with SQLite inside the block, and close it there.
     """
     with ExitStack() as held:
         try:
@@ -75,7 +78,22 @@ def claimed(path: str) -> Iterator[int]:
                 f"database {path!r} has {names} names (hard links), and SQLite keeps a WAL for each: "
                 "remove all but the one under which it was written last (find -samefile lists them)"
             )
+        if _is_mounted(path):
+            raise StoreError(
+                f"database {path!r} is mounted as a single file, and its WAL would not be beside the file that is "
+                "mounted: mount its folder"
+            )
         yield descriptor
+
+
+def _is_mounted(path: str) -> bool:
+    """Return whether the file is a mount of its own, as a volume of a container may be."""
+    try:
+        mounts = MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return False
+    name = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(Path(path).resolve()))
+    return any(each.split()[4] == name for each in mounts)
 
 
 def _remove_former(path: str, held: ExitStack) -> None:

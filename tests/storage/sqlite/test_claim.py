@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from replication.errors import StoreError
 from replication.storage.sqlite.session import SqliteSession
@@ -143,6 +143,20 @@ class NameTests(ClaimCase):
             self.assertIn(f"{name}' has 2 names (hard links)", self.refusal(str(self.folder / name)))
         (self.folder / "hard.db").unlink()
         self.store(str(self.folder / "symbolic.db"))
+
+    def test_a_file_that_is_mounted_alone_is_refused(self) -> None:
+        """As a volume of a container: a WAL in the container's folder was lost with the container."""
+        path = str(self.folder / "a \\b.db")
+        mount = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount --bind "$0" "$0" && exec "$@"', path]
+        Path(path).touch()
+        try:
+            subprocess.run([*mount, "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SkipTest(f"no mounts here: {error}") from error
+        command = [*mount, sys.executable, "-c", WRITE, path]
+        refused = subprocess.run(command, cwd=ROOT, input="\n", capture_output=True, text=True, check=True).stdout
+        self.assertIn(f"database {path!r} is mounted as a single file", refused)
+        self.store(path)
 
     def test_files_beside_the_database_do_not_matter(self) -> None:
         process = self.other_process()
