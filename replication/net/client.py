@@ -21,10 +21,10 @@ from twisted.logger import Logger, LogLevel
 from replication.errors import ConfigError
 from replication.logs import TroubleLog
 from replication.net.echo import Echo
-from replication.net.endpoints import describe_connect_error, describe_endpoint_error
+from replication.net.endpoints import describe_connect_error, describe_endpoint_error, split_endpoint
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
-from replication.net.tls import check_key_of
+from replication.net.tls import check_host, check_key_of
 from replication.session.backoff import Backoff
 from replication.session.connection import Fault, Received, Role
 from replication.urls import Url
@@ -183,6 +183,9 @@ class WriterClient(Factory):
 
     def peer_connected(self, peer: ReplicationProtocol) -> None:
         """Send the first lines; neither side waits for the other (docs/protocol/connection.md B1)."""
+        kind, named = split_endpoint(self.endpoint, "host", "port")
+        if kind == "tls":
+            check_host(peer.transport.getHandle(), peer.transport, named["host"])
         self.peer = peer
         self.connections += 1
         self.state = "connected"

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
 from replication.net.trust import password_fault, trust_cure
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.x509 import Certificate
-    from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
@@ -49,11 +52,50 @@ def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnec
     from twisted.internet.ssl import Certificate, KeyPair, PrivateCertificate, optionsForClientTLS  # noqa: PLC0415 (an extra)
 
     if files is None:
-        return optionsForClientTLS(host)
+        return _Checked(optionsForClientTLS(host), host)
     check_key(files[1])
     certificate, private_key = (Path(each).read_bytes() for each in files)
     own = PrivateCertificate.fromCertificateAndKeyPair(Certificate.loadPEM(certificate), KeyPair.load(private_key, 1))
-    return optionsForClientTLS(host, clientCertificate=own)
+    return _Checked(optionsForClientTLS(host, clientCertificate=own), host)
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _Checked(msgspec.Struct, frozen=True):
+    """Makes the connections of ``creator``, with ``check_host``."""
+
+    creator: IOpenSSLClientConnectionCreator
+    host: str
+
+    def clientConnectionForTLS(self, tlsProtocol: Any) -> Any:  # noqa: N803 (Twisted's names)
+        connection = self.creator.clientConnectionForTLS(tlsProtocol)
+        check_host(connection, tlsProtocol, self.host)
+        return connection
+
+
+def check_host(connection: Any, transport: Any, host: str) -> None:
+    """Let the handshake of pyOpenSSL's ``connection`` fail unless the peer's certificate is for ``host``.
+
+    Twisted does so, too; but from 26.10 on it accepts, for any host, a certificate with no name or with a wrong one.
+    """
+    from OpenSSL.SSL import VERIFY_FAIL_IF_NO_PEER_CERT, VERIFY_PEER  # noqa: PLC0415 (an extra)
+    from service_identity.cryptography import (  # noqa: PLC0415 (an extra)
+        verify_certificate_hostname,
+        verify_certificate_ip_address,
+    )
+
+    verify = verify_certificate_ip_address if isIPAddress(host) or isIPv6Address(host) else verify_certificate_hostname
+
+    def check(_connection: Any, certificate: Any, _error: int, depth: int, ok: int) -> bool:
+        if depth or not ok:
+            return bool(ok)
+        try:
+            verify(certificate.to_cryptography(), host)
+        except Exception:  # noqa: BLE001 (OpenSSL would drop it)
+            transport.failVerification(Failure())
+            return False
+        return True
+
+    connection.set_verify(VERIFY_PEER | VERIFY_FAIL_IF_NO_PEER_CERT, check)
 
 
 def check_key(file: str) -> None:
@@ -85,6 +127,8 @@ def describe_tls_error(error: BaseException | None, transport: Any) -> str | Non
     """
     package = type(error).__module__.partition(".")[0]
     if package == "service_identity":
+        if type(error).__name__ == "CertificateError":
+            return f"TLS failed: the certificate needs the host in its subjectAltName: issue another one ({error})"
         return "TLS failed: the certificate is for another host: connect to a name that it has"
     if package != "OpenSSL" or error is None:
         return None

@@ -17,7 +17,7 @@ from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool, ResponseDone, ResponseFailed
+from twisted.web.client import URI, Agent, HTTPConnectionPool, ResponseDone, ResponseFailed
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IPolicyForHTTPS
@@ -137,8 +137,7 @@ class HttpCatchUp:
             pool = _QuietPool(reactor)  # type: ignore[no-untyped-call]
             pool.cachedConnectionTimeout = IDLE
         self._pool = pool
-        policy = BrowserLikePolicyForHTTPS() if certificate is None else _ShowingPolicy(certificate)
-        self._agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, policy), pool)
+        self._agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, _Policy(certificate)), pool)
         self._foreign = False
         self._rows: dict[tuple[StreamName, InstanceName], int] = {}  # of the next page, once an answer was lost
 
@@ -352,10 +351,10 @@ class _Producer:
 
 @implementer(IPolicyForHTTPS)
 @attrs.frozen
-class _ShowingPolicy:
-    """Checks the server's certificate as Twisted's own policy does, and shows one, which is read for each request."""
+class _Policy:
+    """Checks the server's certificate, and shows one if there are ``files``, which are read for each request."""
 
-    files: tuple[str, str]
+    files: tuple[str, str] | None
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:  # noqa: ARG002 (Twisted's)
         return client_tls(hostname.decode("ascii"), self.files)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
+from typing import Any
 from unittest.mock import patch
 
 from OpenSSL import SSL
-from twisted.internet.protocol import Factory
+from service_identity import CertificateError
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.testing import StringTransport
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
 from replication.net.reconnecting import FreshEndpoint
 from replication.net.tls import check_key_of, client_tls, describe_tls_error
-from tests.certificates import DAY, Authority
+from tests.certificates import DAY, Authority, Connections
 from tests.doubles import now
 from tests.net.handshakes import TlsCase
+
+
+class Ended(Protocol):
+    """Keeps why its connection has ended."""
+
+    reason: Failure
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.reason = reason
 
 
 class TlsTests(TlsCase):
@@ -26,6 +42,31 @@ class TlsTests(TlsCase):
     def test_another_host_is_refused(self) -> None:
         self.serve(self.authority.issue("other", "other.example"))
         self.assert_refused("the certificate is for another host")
+
+    def test_a_certificate_without_names_is_refused(self) -> None:
+        """Twisted 26.10 accepted it for every host, and logged a traceback for each attempt."""
+        self.serve(self.authority.issue("127.0.0.1"))
+        self.assert_refused("the certificate needs the host in its subjectAltName")
+
+    def test_a_certificate_with_a_wrong_name_is_refused(self) -> None:
+        self.serve(self.authority.issue("127.0.0.1", "*"))
+        self.assert_refused("the certificate needs the host in its subjectAltName")
+
+    def test_https_and_redis_refuse_a_certificate_whose_names_cannot_be_read(self) -> None:
+        for names, refused in ((("127.0.0.1",), ConnectionLost), ((), CertificateError), (("*",), CertificateError)):
+            transport = StringTransport()
+            factory = TLSMemoryBIOFactory(client_tls("127.0.0.1", None), True, Factory.forProtocol(Ended))
+            connection: Any = factory.buildProtocol(None)
+            client = connection.wrappedProtocol
+            connection.makeConnection(transport)
+            server = Connections(self.authority.issue("any", *names)).serverConnectionForTLS(None)
+            server.set_accept_state()
+            server.bio_write(transport.value())
+            with contextlib.suppress(SSL.Error):
+                server.do_handshake()
+            connection.dataReceived(server.bio_read(65_536))
+            connection.connectionLost(Failure(ConnectionDone()))
+            self.assertEqual(client.reason.type, refused, names)
 
     def test_an_unknown_authority_is_refused(self) -> None:
         self.serve(self.foreign.issue("unknown", "127.0.0.1"))
