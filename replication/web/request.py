@@ -194,6 +194,7 @@ class ApiRequest(Request):
 
     def _answer_for_server(self) -> None:
         """Answer OPTIONS for the server as a whole."""
+        self._drop_body()
         set_header = self.responseHeaders.setRawHeaders
         set_header("server", [SERVER])
         set_header("date", [_date(int(time.time()))])

@@ -95,6 +95,16 @@ def test_a_body_whose_connection_is_lost_counts_no_more(served: KeyedServed, pat
     assert site.resource.bodies.total == 0
 
 
+def test_a_body_of_a_request_for_the_server_as_a_whole_counts_no_more_once_it_is_answered(served: KeyedServed) -> None:
+    _, site, _ = served_site(served)
+    client = Client(site)
+    client.send(head("OPTIONS", "*", [JSON], 500_000) + b" " * 400_000)
+    assert site.resource.bodies.total == 400_000
+    client.send(b" " * 100_000)
+    assert client.received().code == 200
+    assert site.resource.bodies.total == 0
+
+
 def test_a_batch_of_a_refused_request_is_stored_and_what_follows_is_not(served: KeyedServed) -> None:
     _, site, _ = served_site(served)
     served.gate = Deferred()
