@@ -146,7 +146,7 @@ class PostgresDatabase:
                 with closing(self._connection.cursor()) as cursor:
                     cursor.execute(f"SET {NOTHING_HIDDEN} = off")
         except ImportError as error:
-            raise ConfigError(f"history in PostgreSQL needs {error.name}: {install_command('spark')}") from error
+            raise ConfigError(f"history in PostgreSQL needs {error.name}: {install_command('segments')}") from error
 
     def generic_table(self, definition: StreamDefinition) -> str:
         """Return the quoted name, cut to PostgreSQL's limit."""

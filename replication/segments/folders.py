@@ -177,7 +177,7 @@ class RemoteFolder:
 
                 self._system, self._root = FileSystem.from_uri(self.url.replace("s3a://", "s3://", 1))
             except ImportError as error:
-                raise ConfigError(f"{Url(url)} needs pyarrow: {install_command('spark')}") from error
+                raise ConfigError(f"{Url(url)} needs pyarrow: {install_command('segments')}") from error
             except (OSError, ValueError, NotImplementedError) as error:
                 why = str(error).partition("\n")[0]
                 why = Url(url).hide_in(why)

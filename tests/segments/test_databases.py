@@ -172,7 +172,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 
 def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adbc_driver_manager", None)
-    with pytest.raises(ConfigError, match=r"^history in PostgreSQL needs adbc_driver_manager: .*\.\[spark\]"):
+    with pytest.raises(ConfigError, match=r"^history in PostgreSQL needs adbc_driver_manager: .*\.\[segments\]"):
         open_database("postgresql://me@127.0.0.1:1/db")
 
 

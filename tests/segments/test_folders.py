@@ -271,5 +271,5 @@ def test_a_reason_of_pyarrow_is_its_first_line_without_a_secret(monkeypatch: pyt
 
 def test_a_url_without_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
-    with pytest.raises(ConfigError, match=r"\.\[spark\]"):
+    with pytest.raises(ConfigError, match=r"\.\[segments\]"):
         open_folder("s3://bucket/out")
