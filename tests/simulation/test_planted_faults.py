@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 import replication.errors
 import replication.follower.merge
@@ -143,7 +143,7 @@ def as_published(self: PublishedStream) -> Any:
 
 def whole_segment(self: _SegmentCursor, after: Token, upto: Token, limit: int, right: Any = _SegmentCursor.page) -> Any:
     page = right(self, after, upto, limit)
-    return attrs.evolve(page, upto=min(upto, self.segment.upto))
+    return replace(page, upto=min(upto, self.segment.upto))
 
 
 def announce_at_once(self: Relay, key: Any, prev: Token, new: Token, right: Any = Relay.linked) -> None:
@@ -154,7 +154,7 @@ async def sync_nothing(self: SimulatedStore) -> None:
     """Return before the commits are on the disk."""
 
 
-async def keep_to_itself(self: RelayedReports, name: str, positions: Any) -> float:
+async def keep_to_itself(self: RelayedReports, name: str, positions: Any, streams: Any = None) -> float:
     return LATER
 
 
@@ -163,10 +163,10 @@ async def needs_nothing(self: KnownFollowers, streams: Any, writer: Any) -> Any:
 
 
 def leave_no_mark(self: StreamFollower, writer: Any, step: Any, right: Any = StreamFollower._write) -> Any:
-    return attrs.evolve(right(self, writer, step), gone=None)
+    return replace(right(self, writer, step), gone=None)
 
 
-async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token) -> Any:
+async def trust(self: FollowedHistories, writer: Any, after: Token, upto: Token, is_open: Any) -> Any:
     return upto, await self._fetch(self._stream, writer)
 
 
@@ -261,6 +261,7 @@ def test_a_seed_finds_the_fault(fault: str) -> None:
         else:
             pytest.fail(f"{MOST_SEEDS} seeds have not found it")
     sys.stdout.write(f"seed {seed}: {fault}: {failure[:100]}\n")
+    assert failure.startswith("AssertionError: I"), "no invariant has found it, but an error of the fault itself"
     assert not run(plan).failure, "the seed fails without the fault"
 
 
