@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from replication.bench.simulation.run import Plan
 
 AT_ONCE: Final = 100  # seeds that a process runs before it reports
-COLLECTED_AFTER: Final = 20  # seeds, after which garbage is collected; during a run there is little
 
 
 class Totals(NamedTuple):
@@ -56,14 +55,13 @@ def run_some(seeds: range, world: str = "") -> tuple[Totals, Failed | None]:
     """Run seeds, up to the first that fails."""
     totals, began = Totals(), time.process_time()
     with _without_collection():
-        for number, seed in enumerate(seeds, 1):
+        for seed in seeds:
             plan = make_plan(seed, world)
             outcome = run(plan)
             totals += Totals(1, len(plan.steps), outcome.facts, outcome.seconds)
             if outcome.failure:
                 break
-            if number % COLLECTED_AFTER == 0:
-                gc.collect()
+            gc.collect(0)  # only what this run has made, while it is in the processor's cache
     failed = Failed(seed, outcome.failure, len(plan.steps), shrink(plan)) if outcome.failure else None
     return totals._replace(cpu=time.process_time() - began), failed
 
@@ -76,6 +74,7 @@ def _without_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect(1)  # what a coroutine of a killed process kept until it was collected itself
         if was_enabled:
             gc.enable()
 
