@@ -98,15 +98,15 @@ class SimulatedClock:
         queue = self._queue
         while queue:
             time, number, timer = queue[0]
-            if timer.number == number and timer.active():
+            if timer.number == number and timer._ended is None:
                 return time
             heappop(queue)
         return None
 
     def run_due(self) -> bool:
         """Call the timers that are due, in order; return whether there were any."""
-        queue, found = self._queue, False
-        while queue and queue[0][0] <= self.now:
+        queue, now, found = self._queue, self.now, False
+        while queue and queue[0][0] <= now:
             _, number, timer = heappop(queue)
             if timer.number == number and timer._ended is None:
                 found = True

@@ -6,10 +6,10 @@ connection.  A :class:`FollowerHistory` records what a follower has durably appl
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from replication.streams.facts import Fact
 from replication.wire.commands import Ping, Position, Rdata, parse_line
@@ -33,6 +33,7 @@ class WriterHistory:
         self.open: dict[Token, FactTransaction[Any]] = {}
         self.published = Token(0)
         self._tokens: list[Token] = []  # of the committed facts that have rows, ascending
+        self._facts: list[Fact] = []  # those facts
 
     def commit(self, facts: Iterable[Fact]) -> None:
         """Record a durable transaction."""
@@ -43,7 +44,9 @@ class WriterHistory:
             )
             self.committed[token] = texts
             if texts:
-                insort(self._tokens, token)
+                place = bisect_right(self._tokens, token)
+                self._tokens.insert(place, token)
+                self._facts.insert(place, Fact(token, texts))
 
     def store(self, token: Token) -> None:
         """Record that the position ``token`` is stored: a replay reads no facts at or below it later."""
@@ -59,15 +62,15 @@ class WriterHistory:
     def between(self, after: Token, upto: Token) -> list[Fact]:
         """Return the facts with rows between ``after`` and ``upto``, which a follower must apply."""
         tokens = self._tokens
-        first, end = bisect_right(tokens, after), bisect_right(tokens, upto)
-        return [Fact(each, self.committed[each]) for each in tokens[first:end]]
+        return self._facts[bisect_right(tokens, after) : bisect_right(tokens, upto)]
 
     def restore(self, facts: Collection[Token], upto: Token) -> None:
         """Record that the database was restored: it has these facts, and positions up to ``upto``."""
         self.committed = {
             token: texts for token, texts in self.committed.items() if token in facts or (token <= upto and not texts)
         }
-        self._tokens = sorted(token for token, texts in self.committed.items() if texts)
+        self._facts = [Fact(*each) for each in sorted(self.committed.items()) if each[1]]
+        self._tokens = [each.token for each in self._facts]
         self.open.clear()
         self.published = Token(0)
 
@@ -85,9 +88,14 @@ class WriterHistory:
         assert list(page.facts) == want, f"I1: {self.name}: a page of ({after}, {page.upto}] has {page.facts} of {want}"
 
 
+_PING: Final = f"{Ping.WORD} ".encode()
+
+
 @lru_cache(10_000)  # the runs of a process send the same lines again and again
-def _parse(line: bytes) -> Command:
-    return parse_line(line.decode())
+def _parse(line: bytes) -> tuple[Command, str]:
+    """Return the command of a line, and what a trace shows of it."""
+    text = line.decode()
+    return parse_line(text), text[:100]
 
 
 class WireCheck:
@@ -117,44 +125,43 @@ class WireCheck:
         """Check the lines that ``data`` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            command = _parse(line)
-            if not isinstance(command, Ping):
+            if not line.startswith(_PING):
+                command, shown = _parse(line)
                 self.lines += 1
-                self._trace.append(f"{self._where} {line[:100].decode()}")
+                self._trace.append(f"{self._where} {shown}")
                 self._check(command)
 
     def _check(self, command: Command) -> None:
-        match command:
-            case Rdata(stream, writer, None, row):
-                self._begun[self._histories[writer][stream]].append(row)
-            case Rdata(stream, writer, token, row):
-                assert token is not None
-                history = self._histories[writer][stream]
-                sent = self._sent.get(history)
-                fact = Fact(token, (*self._begun.pop(history, ()), row))
-                if sent is None:
-                    sent = Token(token - 1)
-                assert token > sent, f"I7: {stream}: RDATA {token} comes after {sent}"
-                self._sent[history] = token
-                if self._stale:
-                    return
-                history.publish(token)
-                want = history.between(sent, token)
-                assert want == [fact], f"I4, I5, I6: {stream}: after {sent} comes {fact}, committed is {want}"
-            case Position(stream, writer, prev, new):
-                history = self._histories[writer][stream]
-                sent = self._sent.get(history, Token(0))
-                assert not self._begun[history], f"I4: POSITION of {stream} inside a fact"
-                assert prev <= new, f"POSITION of {stream} runs backwards"
-                assert new >= sent, f"I7: POSITION of {stream} goes back from {sent} to {new}"
-                self._sent[history] = new
-                if self._stale:
-                    return
-                history.publish(new)
-                hidden = history.between(prev, new)
-                assert not hidden, f"I6: POSITION {stream} {prev} {new} covers {hidden}"
-            case _:
-                pass
+        if isinstance(command, Rdata):
+            stream, token = command.stream, command.token
+            history = self._histories[command.instance][stream]
+            if token is None:
+                self._begun[history].append(command.row)
+                return
+            sent = self._sent.get(history)
+            fact = Fact(token, (*self._begun.pop(history, ()), command.row))
+            if sent is None:
+                sent = Token(token - 1)
+            assert token > sent, f"I7: {stream}: RDATA {token} comes after {sent}"
+            self._sent[history] = token
+            if self._stale:
+                return
+            history.publish(token)
+            want = history.between(sent, token)
+            assert want == [fact], f"I4, I5, I6: {stream}: after {sent} comes {fact}, committed is {want}"
+        elif isinstance(command, Position):
+            stream, prev, new = command.stream, command.prev, command.new
+            history = self._histories[command.instance][stream]
+            sent = self._sent.get(history, Token(0))
+            assert not self._begun.get(history), f"I4: POSITION of {stream} inside a fact"
+            assert prev <= new, f"POSITION of {stream} runs backwards"
+            assert new >= sent, f"I7: POSITION of {stream} goes back from {sent} to {new}"
+            self._sent[history] = new
+            if self._stale:
+                return
+            history.publish(new)
+            hidden = history.between(prev, new)
+            assert not hidden, f"I6: POSITION {stream} {prev} {new} covers {hidden}"
 
 
 class FollowerHistory:

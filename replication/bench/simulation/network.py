@@ -133,16 +133,16 @@ class Pipe:
         self.held = False
 
     def take(self, window: int) -> bool:
-        """Move bytes into the kernel while it has room; return whether any moved."""
+        """Move bytes into the kernel while it has room; return whether any moved.
+
+        The source has bytes, or closes.
+        """
         source = self.source
-        if not (source.outgoing or source.disconnecting):
-            return False
         room = max(0, window - len(self.carried))
         taken = source.outgoing[:room]
         self.carried += taken
         del source.outgoing[:room]
-        was_connected = source.connected
-        if was_connected and not source.outgoing and (taken or source.disconnecting):
+        if source.connected and not source.outgoing and (taken or source.disconnecting):
             source.emptied()
             return True
         return bool(taken)
@@ -211,13 +211,13 @@ class SimulatedReactor:
         self.network = network
         self.host = host
         self.killed = False
+        self._clock = network.clock
 
     def seconds(self) -> float:
-        return self.network.clock.now
+        return self._clock.now
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: Any, **kwargs: Any) -> IDelayedCall:  # noqa: A002
-        clock = self.network.clock
-        timer = Timer(clock, clock.now + delay, callable, args, kwargs, self)
+        timer = Timer(self._clock, self._clock.now + delay, callable, args, kwargs, self)
         if self.killed:
             timer.cancel()
         return timer
@@ -275,7 +275,8 @@ class Network:
     def turn(self) -> None:
         """Do all reads, writes and timers that are due."""
         for _ in range(MAX_ROUNDS):
-            if not (self._connect() | self._move() | self.clock.run_due()):
+            connected = bool(self.attempts) and self._connect()
+            if not (self._move() | self.clock.run_due() | connected):
                 return
         raise AssertionError("a turn of the reactor does not end")
 
@@ -322,8 +323,6 @@ class Network:
                 pipe.held = False
 
     def _connect(self) -> bool:
-        if not self.attempts:
-            return False
         moved = False
         for connector in list(self.attempts):
             if connector not in self.attempts or {connector.reactor.host, connector.host} & self.unplugged:
@@ -355,17 +354,18 @@ class Network:
         moved = False
         for connection in list(self.connections):
             for pipe in connection.pipes:
-                source = pipe.source
-                if source.connected and not (source.outgoing or pipe.carried or source.disconnecting):
+                source, target = pipe.source, pipe.target
+                if source.outgoing or source.disconnecting:
+                    moved |= pipe.take(self.window)
+                elif source.connected and not pipe.carried:
                     continue
-                moved |= pipe.take(self.window)
-                if pipe.held or connection.dead or (pipe.target.open and pipe.target.resting):
+                if pipe.held or connection.dead or (target.resting and target.open):
                     continue
                 if pipe.carried:
                     pipe.deliver(self.read_size)
                     moved = True
-                elif not pipe.source.connected and pipe.target.connected:
-                    pipe.target.lose(ConnectionDone())
+                elif target.connected and not source.connected:
+                    target.lose(ConnectionDone())
                     moved = True
             if not (connection.client.connected or connection.server.connected):
                 self.connections.remove(connection)

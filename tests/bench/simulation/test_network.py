@@ -80,5 +80,5 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual((called, timer.active(), self.client.getDelayedCalls()), ([], False, []))
 
     def test_a_turn_that_never_ends_is_an_error(self) -> None:
-        self.network._connect = lambda: True  # type: ignore[method-assign]
+        self.network._move = lambda: True  # type: ignore[method-assign]
         self.assertRaises(AssertionError, self.network.turn)
