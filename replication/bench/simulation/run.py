@@ -10,6 +10,8 @@ from random import Random
 from traceback import format_exc
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+import msgspec
+
 from replication.bench.simulation.steps import KINDS, do
 from replication.bench.simulation.world import MASTERS, WORKERS, World
 
@@ -148,6 +150,11 @@ WORLDS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
 }
 
 
+_WORLDS: Final = tuple(WORLDS)
+_WORLD_WEIGHTS: Final = [*accumulate(weight for weight, _ in WORLDS.values())]
+_encode: Final = msgspec.json.encode  # of steps, in a fifth of the time of ``json.dumps``
+
+
 class Plan(NamedTuple):
     """What a run does: the seed of its random numbers, the name of a world, and steps, each a name and its values."""
 
@@ -187,7 +194,7 @@ def make_plan(seed: int, world: str = "") -> Plan:
     """
     chance = Random(seed)
     if not world:
-        (world,) = chance.choices([*WORLDS], [weight for weight, _ in WORLDS.values()])
+        (world,) = chance.choices(_WORLDS, cum_weights=_WORLD_WEIGHTS)
     kinds = tuple(name for name, kind in KINDS.items() if not kind.fault or chance.random() < WITH_FAULT)
     names = chance.choices(kinds, cum_weights=_weights(kinds), k=2 + int(chance.expovariate(1 / USUAL_STEPS)))
     names += ["heal", "append", "heal"]  # what comes after the last fault counts too
@@ -213,7 +220,7 @@ def _run_once(plan: Plan) -> Outcome:
     try:
         with world:
             for each in plan.steps:
-                world.trace.append(f"---- {json.dumps(each)}")
+                world.trace.append(f"---- {_encode(each).decode()}")
                 do(world, *each)
     except Exception as error:  # noqa: BLE001 - a bug raises anything
         first = world.failures[0] if world.failures else f"{type(error).__name__}: {error}"
