@@ -11,12 +11,12 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
 from msgspec.structs import replace
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger, LogLevel
 
 from replication.errors import CatchUpError, ConfigError, FactsGoneError, StoreError
@@ -32,7 +32,7 @@ from replication.web.client import HttpCatchUp
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from replication.streams.cursor import CatchUp
     from replication.streams.definitions import StreamDefinition
@@ -122,6 +122,11 @@ class CatchUpSources:
     # Of each writer, since the last connection was lost: a writer whose database is restored closes its connections.
     _histories: dict[tuple[StreamName, InstanceName], History] = attrs.field(init=False, factory=dict)
     _in_memory: set[StreamName] = attrs.field(init=False)
+
+    # That of ``FollowedLinks``.
+    epoch_of: Callable[[StreamName, InstanceName], Awaitable[str | None]] = attrs.field(
+        init=False, default=lambda _stream, _writer: succeed("")
+    )
 
     def __attrs_post_init__(self) -> None:
         """Check the sources."""
@@ -239,37 +244,33 @@ class CatchUpSources:
         return Page((), step.upto, limited=False)
 
     async def history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return the epochs of a writer from its own process, else from another source; empty if none has any.
+        """Return the epochs of a writer from the first source that has them; empty if none has any.
 
-        A copy may not have followed a restore of the writer's database yet.  So the answer of a copy is used only if
-        the writer's HTTP is not known, not used, or has no history, or if its default URL does not answer.  Databases
-        come last: they may be older, too.  Segments are left out.  CatchUpError: no history was found, and a source
-        failed; the message has the reasons.
+        A source may be older than a restore of the writer's database.  So the process that sends the writer's POSITION
+        is asked for the newest epoch, and a history without it is not used (docs/protocol/following.md E7).  If that
+        process is not connected, any history is used.  Segments are left out.
+
+        CatchUpError: no history was found, and a source failed or is older; the message has the reasons.
         """
+        return await self._history_with(await self.epoch_of(stream, writer) or "", endpoint, stream, writer)
+
+    async def _history_with(
+        self, epoch: str, endpoint: str | None, stream: StreamName, writer: InstanceName
+    ) -> History:
+        """Return the first history that has an epoch of this name; any history if the name is empty."""
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
         failures: list[str] = []
-        of_copy: History = ()
-        for url in self._http_for_history(endpoint, writer):
+        for url in [*self._http_for_history(endpoint, writer), *self._databases()]:
             try:
-                http = cast("HttpCatchUp", self._source(url or self._writer_http(endpoint, writer)))
-                found, writes = await http.history_and_role(stream, writer)
-            except CatchUpError as error:
-                failures.append(str(error))
-                if url is None and self._has_given_http(endpoint, writer):
-                    of_copy = ()  # the copy is not used in place of the writer
-                continue
-            if found and (writes or url is None):
-                return found
-            of_copy = of_copy or found
-        if of_copy:
-            return of_copy
-        for url in self._databases():
-            try:
-                if found := await self._source(url).history(stream, writer):
-                    return found
+                found = await self._source(url or self._writer_http(endpoint, writer)).history(stream, writer)
             except (CatchUpError, StoreError) as error:
                 failures.append(str(error))
+                continue
+            if epoch in ("", *(each.name for each in found)) and found:
+                return found
+            if epoch:
+                failures.append(f"{url or OWN_HTTP} lacks the newest start of {writer}: it may be older than a restore")
         if failures:
             raise CatchUpError("; ".join(failures))
         return ()
@@ -304,14 +305,18 @@ class CatchUpSources:
         raise CatchUpError("; ".join(failures))
 
     async def _writer_history(self, endpoint: str | None, stream: StreamName, writer: InstanceName) -> History:
-        """Return what ``history`` returned since the last connection was lost; CatchUpError if no source answers."""
+        """Return what ``history`` returned on this connection to the writer; CatchUpError if no source answers."""
         histories = self._histories
-        if (stream, writer) not in histories:
-            try:
-                histories[stream, writer] = await self.history(endpoint, stream, writer)
-            except CatchUpError as error:
-                raise CatchUpError(f"the history of {writer} is needed, and not known: {error}") from error
-        return histories[stream, writer]
+        if (stream, writer) in histories:
+            return histories[stream, writer]
+        epoch = await self.epoch_of(stream, writer)
+        try:
+            history = await self._history_with(epoch or "", endpoint, stream, writer)
+        except CatchUpError as error:
+            raise CatchUpError(f"the history of {writer} is needed, and not known: {error}") from error
+        if epoch is not None:
+            histories[stream, writer] = history
+        return history
 
     def connection_lost(self) -> None:
         """Forget what the sources had of the writers' histories: a writer may come back with a restored database."""

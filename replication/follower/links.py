@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from replication.net.links import IWriterLink
-    from replication.wire.grammar import InstanceName
+    from replication.wire.grammar import InstanceName, StreamName
 
 
 @attrs.define(eq=False, repr=False)
@@ -54,6 +54,15 @@ class FollowedLinks:
     def all_positions_received(self) -> bool:
         """Whether the first positions of each link were complete once since the start."""
         return all(first.called for first in self._first.values())
+
+    async def epoch(self, stream: StreamName, writer: InstanceName) -> str | None:
+        """Return the name of a writer's newest epoch from the link that has sent its last POSITION.
+
+        It is empty if that names none; None if that link is lost.
+        """
+        endpoint = self.endpoints.get(writer)
+        link = next((each for each in self._of_writers[writer] if each.endpoint == endpoint), None)
+        return None if link is None else await link.echo(f"{stream} {writer}")
 
     def over_redis(self) -> bool:
         """Whether a link is to a Redis, where writers may be found at any time."""
@@ -94,3 +103,8 @@ class FollowedLinks:
             links.remove(link)
         for other in {each for links in shared for each in links}:
             other.request_positions()
+
+
+def is_open(link: IWriterLink) -> Deferred[bool]:
+    """Fire with True once the other end of a link has answered, with False if the connection is lost before."""
+    return link.echo().addCallback(lambda answer: answer is not None)

@@ -34,7 +34,7 @@ from replication.writer.publisher import encode_within
 from replication.writer.subscribers import Subscribers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
@@ -64,7 +64,8 @@ class Relay:
         limits: of each connection.
         reporter: sends commands to the writers.
 
-    ``all_found`` returns whether each connection to writers has sent its positions.  ``own`` are the positions of the
+    ``all_found`` returns whether each connection to writers has sent its positions.  ``followed_epoch`` returns the
+    name of the newest epoch that is followed of a writer; empty if there is none.  ``own`` are the positions of the
     streams that this process writes, and None if it writes none.  Then ``server`` has the followers.
 
     """
@@ -77,6 +78,7 @@ class Relay:
     own: IPositions | None = attrs.field(init=False, default=None)
     server: RelayServer | None = attrs.field(init=False, default=None)
     all_found: Callable[[], bool] = attrs.field(init=False, default=lambda: True)
+    followed_epoch: Callable[[StreamName, InstanceName], Awaitable[str]] = attrs.field(init=False)
     _published: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each announced writer
     _found_at: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # of each other writer
     _confirmed: dict[_Key, Token] = attrs.field(init=False, factory=dict)  # positions of those to be announced
@@ -96,6 +98,11 @@ class Relay:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
         ours = [] if self.own is None else self.own.lines(streams)
         return [*ours, *(self._position(key) for key in self._published if not streams or key[0] in streams)]
+
+    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
+        """Return the name of a writer's newest epoch that is followed or written here; empty if there is none."""
+        followed = await self.followed_epoch(stream, writer)
+        return await self.own.epoch(stream, writer) if self.own is not None and not followed else followed
 
     # ---- what cursors report
 

@@ -90,7 +90,7 @@ class StreamFollower:
             begin or end the audit.  None if no connection can be to a relay.
         undo: the application's: ``undo(writer, to, transaction)`` undoes what was applied above ``to``.
         on_failed: the application's, for a fact that ``function`` cannot take.
-        is_open: that of ``IWriterLink``, for the connection that is its argument.
+        is_open: fires with whether the connection that is its argument is still open.
         first: is called with a writer and a step before the step is applied, outside its transaction
             (docs/protocol/traps.md 30).
         begin: with ``POSITION_ONLY``, returns the position from which a new writer is followed, given its first

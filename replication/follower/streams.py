@@ -18,7 +18,7 @@ from replication.follower.database_waits import look_for_waits
 from replication.follower.doubts import Doubts
 from replication.follower.history import FollowedHistories
 from replication.follower.known_tokens import AppliedTokens, CopiedTokens, ReceivedTokens
-from replication.follower.links import FollowedLinks
+from replication.follower.links import FollowedLinks, is_open
 from replication.follower.merge import MergingFollower
 from replication.follower.relayed_audit import RelayedAudit
 from replication.follower.reports import PositionReports
@@ -31,6 +31,7 @@ from replication.session.connection import Fault, Received, Rows
 from replication.streams.access_tokens import hide_access_tokens
 from replication.streams.cursor import Apply, CatchUp, Reset
 from replication.streams.definitions import CACHES
+from replication.streams.history import last_name
 from replication.streams.interfaces import Page
 from replication.wire.commands import Position
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -112,7 +113,8 @@ class FollowedStreams:
     _relayed_audit: RelayedAudit | None = attrs.field(init=False, default=None)  # None: there can be none
 
     def __attrs_post_init__(self) -> None:
-        """Let the relay announce writers once all are found."""
+        """Let the relay announce writers once all are found, and the sources ask for epochs over the wire."""
+        self._sources.epoch_of = self.links.epoch
         self.absent = AbsentWriters(
             expected=self._expected,
             links=self.links,
@@ -122,6 +124,7 @@ class FollowedStreams:
         )
         if self.relay is not None:
             self.relay.all_found = self.links.all_positions_received
+            self.relay.followed_epoch = self._followed_epoch
         if self._audit_interval and self._sources.foreign_database() is None:
             self._relayed_audit = RelayedAudit(
                 over_http=lambda endpoint: self._sources.over_http(endpoint),  # noqa: PLW0108 (tests replace them)
@@ -351,13 +354,23 @@ class FollowedStreams:
             audited=compared and self._audit_interval > 0,
             fetches_whole=compared and self.links.over_redis() and definition is not None and definition.has_kinds,
             confirm_audit=None if relayed is None else relayed.confirm,
-            is_open=lambda client: client.is_open(),
+            is_open=is_open,
             first=self._invalidate_step if name == CACHES else None,
             begin=self._begin_caches if name == CACHES else begin_without_gap,
             access_tokens=self._access_tokens,
             relay=self.relay,
         )
         return follower
+
+    async def _followed_epoch(self, stream: StreamName, writer: InstanceName) -> str:
+        """Return the name of a writer's newest epoch that is followed; empty if there is none."""
+        follower = self._followers.get(stream)
+        if follower is None:
+            return ""
+        if follower.histories is not None:
+            return last_name(await follower.histories.followed(writer))
+        # Nothing is stored here.  Without a connection nothing is published; the next one closes those of followers.
+        return await self.links.epoch(stream, writer) or ""
 
     def _histories(self, name: StreamName, mode: FollowMode) -> FollowedHistories:
         async def count(stream: StreamName, writer: InstanceName, history: History, **of: Token) -> int | None:

@@ -169,9 +169,11 @@ class WriterClient(Factory):
         if self.peer is not None:
             self.peer.send(Replicate(tuple(self._streams)))
 
-    def is_open(self) -> Deferred[bool]:
-        """Fire with True once the writer has answered, or at once if it never does; with False if it is lost before."""
-        return succeed(True) if self._echo is None else self._echo.request()
+    def echo(self, question: str = "") -> Deferred[str | None]:
+        """Fire with the answer of the process at the endpoint, with an empty one at once if it never answers."""
+        if self.peer is None:
+            return succeed(None)
+        return succeed("") if self._echo is None else self._echo.request(question)
 
     def buildProtocol(self, addr: IAddress | None) -> ReplicationProtocol:  # noqa: ARG002 (Twisted's signature)
         """Return a protocol in the role of a worker."""

@@ -73,10 +73,11 @@ class IWriterLink(Hashable, Protocol):
     def position_missing(self) -> None:
         """Note that rows of a writer were received, and no POSITION of it."""
 
-    def is_open(self) -> Deferred[bool]:
-        """Fire with True once the other end has answered a command that is sent now, with False if that is too late.
+    def echo(self, question: str = "") -> Deferred[str | None]:
+        """Send a PING that the other end sends back; fires with what that adds (docs/protocol/connection.md B2).
 
-        It is too late once the connection is lost.  An end that answers no such command counts as open, at once.
+        To ``STREAM INSTANCE`` it adds the name of the writer's newest epoch.  The answer is empty if there is nothing
+        to add and, at once, if the other end sends no PING back.  None: there is no connection, or it is lost before.
         """
 
     def request_positions(self) -> None:

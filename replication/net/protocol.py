@@ -126,6 +126,7 @@ class _QuietConnection(LineReceiver):
 
     tls_error: str | None = None
     refused = False
+    asked = 0  # epochs that were asked for, and not answered yet
     _unread = b""
     _next_turn: IDelayedCall | None = None  # until it fires, nothing is read
     _ended = False  # closed from this end, or lost

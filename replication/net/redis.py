@@ -243,9 +243,9 @@ class RedisClient(Factory):
         if self.state == "following":
             self.request_positions()
 
-    def is_open(self) -> Deferred[bool]:
-        """Fire with True: there is no such command, and a Synapse has no histories, for which this is asked."""
-        return succeed(True)
+    def echo(self, question: str = "") -> Deferred[str | None]:  # noqa: ARG002
+        """Fire with an empty answer: a Synapse has no histories, for which this is asked."""
+        return succeed("")
 
     def request_positions(self) -> None:
         """Publish REPLICATE, once within REQUEST_INTERVAL: every process of the homeserver answers."""

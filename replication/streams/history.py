@@ -95,6 +95,11 @@ def _state(epoch: Epoch) -> str:
     return epoch.name.partition(".")[2]
 
 
+def last_name(history: History) -> str:
+    """Return the name of the newest epoch; empty if there is none."""
+    return history[-1].name if history else ""
+
+
 def encode_history(history: History) -> str:
     """Return a history as JSON, ``[[name, settled, start], …]``."""
     return msgspec.json.encode(history).decode()

@@ -69,7 +69,6 @@ class LostAnswerError(CatchUpError):
 
 class _Epochs(msgspec.Struct):
     epochs: list[Epoch]
-    writes: bool = False
 
 
 class _Reported(msgspec.Struct):
@@ -161,19 +160,14 @@ class HttpCatchUp:
 
         CatchUpError as ``facts``.
         """
-        return (await self.history_and_role(stream, writer))[0]
-
-    async def history_and_role(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
-        """Return what ``history`` returns, and whether it is from a process that writes, not from a copy."""
         if self._foreign:
-            return (), False
+            return ()
         response = await self._get(f"/v1/streams/{quote(stream, safe='')}/history", {"instance": writer})
         if response.code in {404, 405} or response.is_unknown_path():
-            return (), False
+            return ()
         if response.code != HTTPStatus.OK:
             raise response.error()
-        answer = response.read(_Epochs, "a history")
-        return answer.epochs, answer.writes
+        return response.read(_Epochs, "a history").epochs
 
     async def audited(self) -> dict[StreamName, dict[InstanceName, AuditedWriter]] | None:
         """Return the writers of each stream, with what the server compares; None if it is a Synapse.

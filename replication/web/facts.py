@@ -44,10 +44,9 @@ async def read_updates(request: ApiRequest, name: str) -> Answer:
 
 
 async def read_history(request: ApiRequest, name: str) -> Answer:
-    """Answer with the epochs of one writer, and whether they are from its database, not from a copy."""
-    served, writer = request.api.served, grammar.instance_name(read_query(request, ["instance"])["instance"])
-    writes = served.role == "master" or writer == served.instance_name
-    return Answer.json({"epochs": [*await served.history(name, writer)], "writes": writes})
+    """Answer with the epochs of one writer."""
+    writer = grammar.instance_name(read_query(request, ["instance"])["instance"])
+    return Answer.json({"epochs": [*await request.api.served.history(name, writer)]})
 
 
 def _check_writer(served: IServed, name: str, writer: str) -> None:

@@ -71,8 +71,8 @@ class Error(_TextCommand):
 class Ping(_TextCommand):
     """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out.
 
-    If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it
-    (docs/protocol/connection.md B2).
+    If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it.  To
+    ``echo NUMBER STREAM INSTANCE`` it adds the name of that writer's newest epoch (docs/protocol/connection.md B2).
     """
 
     WORD: ClassVar[str] = "PING"

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from replication.errors import StoreError
 from replication.session.encoder import EncodedLines, encode_position
 from replication.streams.definitions import CACHES
+from replication.streams.history import last_name
 from replication.streams.positions import MultiWriterToken, token_of
 from replication.wire.grammar import Token
 from replication.writer.former_writers import find_left
@@ -32,13 +33,17 @@ POLL_INTERVAL: Final = 1.0  # seconds
 
 
 class IPositions(Protocol):
-    """What answers REPLICATE."""
+    """What answers REPLICATE, and a PING that asks for an epoch."""
 
     async def refresh(self) -> None:
         """Return once ``lines`` has the positions of this moment."""
 
     def lines(self, streams: Collection[StreamName]) -> Sequence[EncodedLines]:
         """Return the POSITION lines for ``streams``, or for all streams if that is empty."""
+        ...
+
+    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
+        """Return the name of the newest epoch of a writer that is known here; empty if none is.  Raises StoreError."""
         ...
 
 
@@ -125,6 +130,10 @@ class Positions:
                 lines += [encode_position(name, instance, position, position) for instance, position in former]
                 lines.append(writer.outgoing.position())
         return lines
+
+    async def epoch(self, stream: StreamName, writer: InstanceName) -> str:
+        """Return the name of a writer's newest epoch in the database; empty if it has none.  Raises StoreError."""
+        return last_name(await self._store.history(stream, writer))
 
     def of_writers(self, writer: StreamWriter) -> dict[InstanceName, Token]:
         """Return each writer's position in a stream; those of other writers are as of the last poll."""

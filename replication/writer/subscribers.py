@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
-from replication.errors import LocalProtocolError
+from replication.errors import LocalProtocolError, ReplicationError
 from replication.net.access import ALL, OPEN, UNNAMED, Access
 from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
@@ -20,16 +20,17 @@ from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
 from replication.streams.interfaces import PeerStatus, Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
+from replication.wire.grammar import InstanceName, StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+    from twisted.python.failure import Failure
 
     from replication.net.broadcast import Broadcast
     from replication.net.command_functions import CommandFunctions
     from replication.presence.tracker import PresenceTracker
-    from replication.wire.grammar import StreamName
     from replication.writer.positions import IPositions
 
 CLOSE_PATIENCE: Final = 5.0  # seconds in which a peer must read what is queued for it when this process stops
@@ -40,6 +41,9 @@ CLOSING_PAUSE: Final = 0.005  # seconds between two such turns
 MAX_REPLICATE: Final = 100  # commands of one peer that wait until this process is ready; the newest ones
 NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults without a wrong line
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
+ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names
+MAX_ASKED: Final = 100  # epochs that one peer has asked for, without an answer
+UNKNOWN_EPOCH: Final = "?"  # no epoch has this name
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -286,10 +290,30 @@ class Subscribers(Factory):
                 self._functions.receive(peer, command)
 
     def _pinged(self, peer: ReplicationProtocol, text: str) -> None:
-        if text.startswith(Ping.ECHO):
-            peer.send(Ping(text[:NAME_LENGTH]))
-        else:
+        if not text.startswith(Ping.ECHO):
             self._peer_log.pinged(peer)
+            return
+        match text[:ECHO_LENGTH].split():
+            case [_, _, stream, writer] as words if not peer.rights.missing("read", [stream]):
+                reading = Deferred.fromCoroutine(self._read_epoch(peer, StreamName(stream), InstanceName(writer)))
+                reading.addErrback(self._epoch_not_read)
+                reading.addCallback(lambda epoch: peer.send(Ping(" ".join([*words, epoch]).rstrip())))
+            case words:
+                peer.send(Ping(" ".join(words)))
+
+    async def _read_epoch(self, peer: ReplicationProtocol, stream: StreamName, writer: InstanceName) -> str:
+        if peer.asked >= MAX_ASKED:
+            return UNKNOWN_EPOCH
+        peer.asked += 1
+        try:
+            return await self._positions.epoch(stream, writer)
+        finally:
+            peer.asked -= 1
+
+    def _epoch_not_read(self, failure: Failure) -> str:
+        if not failure.check(ReplicationError):
+            self.log.failure("reading an epoch", failure)
+        return UNKNOWN_EPOCH
 
     def _forget_silence(self, peer: ReplicationProtocol) -> None:
         self._broadcast.speed_up(peer)

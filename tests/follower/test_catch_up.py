@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -53,7 +53,6 @@ class FakeSource:
         self.asked: list[tuple[int, int, int]] = []
         self.closed = False
         self.epochs: History = ()
-        self.writes = True
         self.histories_requested = 0
 
     async def facts(self, stream: StreamName, writer: InstanceName, *, after: Token, upto: Token, limit: int) -> Page:
@@ -69,9 +68,6 @@ class FakeSource:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.epochs
-
-    async def history_and_role(self, stream: StreamName, writer: InstanceName) -> tuple[History, bool]:
-        return await self.history(stream, writer), self.writes
 
     async def close(self) -> None:
         self.closed = True
@@ -156,44 +152,51 @@ class HistoryTests(SourcesCase):
         self.assertEqual(self.history(sources), [self.HISTORY])
 
     def beside_a_copy(
-        self, own: History | None, *, url: str = "http://copy:1", given: str | None = None, database: bool = False
+        self,
+        own: History | None,
+        *,
+        epoch: str | None = "a",
+        url: str = "http://copy:1",
+        given: str | None = None,
+        database: History = (),
     ) -> tuple[list[Any], int]:
         """Return what is found if a copy has an older history, and how often the writer's own HTTP was requested."""
         urls = [url, *(["sqlite:///other.db"] if database else [])]
         writers = {"master": {"connect": "tcp:writer:1", **({"http": given} if given else {})}}
         sources = CatchUpSources(Net(), urls, writers, None)
+        sources.epoch_of = lambda *_: succeed(epoch)
         copy, writer = FakeSource(page(1)), FakeSource(CatchUpError("down") if own is None else page(1))
-        copy.epochs, copy.writes, writer.epochs = self.OLD, False, own or ()
+        copy.epochs, writer.epochs = self.OLD, own or ()
         other = FakeSource(page(1))
-        other.epochs = self.HISTORY
+        other.epochs = database
         fakes = {url: copy, given or "http://writer:2": writer, "sqlite:///other.db": other}
         sources._sources = {Url(each): cast("Any", fake) for each, fake in fakes.items()}
         return begin(sources.history("tcp:writer:1", ORDERS, MASTER)), writer.histories_requested
 
     OLD = (Epoch("old", Token(1), Token(1)),)
 
-    def test_a_copy_may_be_older_than_a_restore_so_the_writer_is_asked(self) -> None:
+    def test_the_history_of_a_copy_without_the_newest_epoch_is_not_used(self) -> None:
         self.assertEqual(self.beside_a_copy(self.HISTORY), ([self.HISTORY], 1))
-        self.assertEqual(self.beside_a_copy(self.HISTORY, given="http://writer:7"), ([self.HISTORY], 1))
+        self.assertEqual(self.beside_a_copy(None, database=self.HISTORY), ([self.HISTORY], 1))
 
-    def test_a_source_that_writes_is_enough(self) -> None:
-        sources, (first, second) = self.sources(page(1), page(1))
-        first.epochs, second.epochs = self.HISTORY, self.OLD
-        self.assertEqual(self.history(sources), [self.HISTORY])
-        self.assertEqual(second.histories_requested, 0)
+    def test_a_copy_with_the_newest_epoch_is_enough(self) -> None:
+        self.assertEqual(self.beside_a_copy(self.HISTORY, epoch="old"), ([self.OLD], 0))
 
-    def test_a_copy_is_used_if_the_default_http_of_the_writer_does_not_answer(self) -> None:
-        self.assertEqual(self.beside_a_copy(None), ([self.OLD], 1))
-        self.assertEqual(self.beside_a_copy(()), ([self.OLD], 1))
-        self.assertEqual(self.beside_a_copy(None, database=True), ([self.OLD], 1))
+    def test_without_that_epoch_anywhere_the_reason_of_each_source_is_in_the_error(self) -> None:
+        lacks = " lacks the newest start of master: it may be older than a restore"
+        found, _ = self.beside_a_copy(None, database=self.OLD)
+        self.assertEqual(str(error_of(found)), f"http://copy:1{lacks}; down; sqlite:///other.db{lacks}")
+        found, _ = self.beside_a_copy(())
+        self.assertEqual(str(error_of(found)), f"http://copy:1{lacks}; its own HTTP{lacks}")
 
-    def test_a_given_http_of_the_writer_is_waited_for(self) -> None:
-        found, requested = self.beside_a_copy(None, given="http://writer:7")
-        self.assertEqual((str(error_of(found)), requested), ("down", 1))
-        self.assertEqual(self.beside_a_copy(None, given="http://writer:7", database=True), ([self.HISTORY], 1))
+    def test_if_no_process_names_an_epoch_the_first_history_is_used(self) -> None:
+        for epoch in ("", None):
+            self.assertEqual(self.beside_a_copy(self.HISTORY, epoch=epoch), ([self.OLD], 0))
 
     def test_the_secret_of_an_https_source_is_not_sent_to_a_default_url(self) -> None:
-        self.assertEqual(self.beside_a_copy(self.HISTORY, url="https://copy:1"), ([self.OLD], 0))
+        self.assertEqual(self.beside_a_copy(self.HISTORY, epoch="", url="https://copy:1"), ([self.OLD], 0))
+        found, requested = self.beside_a_copy(self.HISTORY, url="https://copy:1")
+        self.assertEqual((requested, "https://copy:1 lacks" in str(error_of(found))), (0, True))
         given = self.beside_a_copy(self.HISTORY, url="https://copy:1", given="https://writer:7")
         self.assertEqual(given, ([self.HISTORY], 1))
 
@@ -247,6 +250,20 @@ class OtherHistoryTests(SourcesCase):
             (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
             requested.append((writer.histories_requested, fetched.upto))
         self.assertEqual(requested, [(1, 7), (1, 7), (2, 6)])
+
+    def test_without_a_connection_the_history_is_requested_each_time(self) -> None:
+        """It may be that of an old copy."""
+        sources, (copy, writer) = self.sources(self.STALE, page(9))
+        sources._urls = [Url("sqlite:///copy.db"), sources._urls[1]]
+        sources._sources[sources._urls[0]] = copy  # type: ignore[assignment]
+        sources.epoch_of = lambda *_: succeed(None)
+        copy.epochs, writer.epochs = self.OLD, self.OLD
+        requested = []
+        for history in (self.OLD, self.NEW):
+            writer.epochs = history
+            (fetched,) = begin(sources.page(None, ORDERS, MASTER, STEP, 500))
+            requested.append(fetched.upto)
+        self.assertEqual(requested, [7, 6])
 
     def test_a_history_that_arrives_after_its_connection_is_lost_is_not_used_again(self) -> None:
         sources, (copy, writer) = self.sources(self.STALE, page(9))

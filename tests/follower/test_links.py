@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.follower.links import FollowedLinks
-from replication.wire.grammar import InstanceName
-from tests.doubles import begin
+from replication.follower.links import FollowedLinks, is_open
+from replication.wire.grammar import InstanceName, StreamName
+from tests.doubles import begin, now
 
 ONE, TWO = InstanceName("one"), InstanceName("two")
 
@@ -21,6 +22,13 @@ class Link:
     endpoint: str
     state: str = "connected"
     requests: int = 0
+    answer: str | None = ""
+    questions: list[str] = attrs.field(factory=list)
+
+    def echo(self, question: str = "") -> Deferred[str | None]:
+        """Answer a question."""
+        self.questions.append(question)
+        return succeed(self.answer)
 
     def request_positions(self) -> None:
         """Count the request."""
@@ -75,6 +83,25 @@ class LinksTests(SynchronousTestCase):
         self.add("redis://localhost/")
         self.assertEqual(self.links.silent_endpoints(), [])
         self.assertFalse(self.links.all_positions_received())
+
+    def test_the_link_that_has_sent_the_last_position_of_a_writer_is_asked_for_its_epoch(self) -> None:
+        first, second = self.add("tcp:a:1"), self.add("tcp:b:1")
+        first.answer, second.answer = "old", "new"
+        orders = StreamName("orders")
+        self.assertIsNone(now(self.links.epoch(orders, ONE)), "no link has sent a position")
+        for link in (first, second):
+            self.links.position_received(link, ONE)
+        self.assertEqual((now(self.links.epoch(orders, ONE)), second.questions), ("new", ["orders one"]))
+        self.links.lost(second)
+        self.assertIsNone(now(self.links.epoch(orders, ONE)), "until the other link sends its position again")
+        self.links.position_received(first, ONE)
+        self.assertEqual(now(self.links.epoch(orders, ONE)), "old")
+
+    def test_a_link_is_open_if_it_answers(self) -> None:
+        link = self.add("tcp:a:1")
+        self.assertTrue(now(is_open(link)))
+        link.answer = None
+        self.assertFalse(now(is_open(link)))
 
     def test_after_a_loss_the_other_links_to_its_writers_request_positions_once(self) -> None:
         lost, same, other = self.add("tcp:a:1"), self.add("tcp:b:1"), self.add("tcp:c:1")

@@ -163,6 +163,9 @@ class PublishingTests(RelayCase):
                 asked.append(streams)
                 return []
 
+            async def epoch(self, stream: object, writer: object) -> str:
+                return f"{stream} {writer}"
+
         read: Deferred[None] = Deferred()
         relay.own = Own()
         refreshed = begin(relay.refresh())
@@ -170,6 +173,7 @@ class PublishingTests(RelayCase):
         read.callback(None)
         self.assertEqual(refreshed, [None])
         self.assertEqual((relay.lines([ORDERS]), asked), ([], [[ORDERS]]))
+        self.assertEqual(now(relay.epoch(ORDERS, MASTER)), "orders master")
 
     def test_a_writer_is_announced_once_it_is_caught_up_with(self) -> None:
         """A relay with a new database: a lower POSITION would take its followers back."""

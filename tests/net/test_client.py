@@ -131,24 +131,40 @@ class ConversationTests(ClientCase):
         writer = self.serve(GOOD.replace(b"PING 1", b"PING 1 echo"))
         self.client.start()
         self.net.run()
-        answers: list[bool] = []
-        self.client.is_open().addCallback(answers.append)
+        answers: list[str | None] = []
+        self.client.echo().addCallback(answers.append)
         self.net.run()
         self.assertEqual(lines_of(writer.connections[0].received)[-1], "PING echo 1")
         self.assertEqual(answers, [])
         writer.connections[0].transport.write(b"PING echo 1\n")
         self.net.run()
-        self.assertEqual(answers, [True])
-        self.client.is_open().addCallback(answers.append)
+        self.assertEqual(answers, [""])
+        self.client.echo().addCallback(answers.append)
         writer.connections[0].transport.loseConnection()
         self.net.run()
-        self.assertEqual(answers, [True, False])
+        self.assertEqual(answers, ["", None])
+
+    def test_the_process_at_the_endpoint_is_asked_for_an_epoch(self) -> None:
+        writer = self.serve(GOOD.replace(b"PING 1", b"PING 1 echo"))
+        self.assertIsNone(now(self.client.echo("orders master")), "no connection")
+        self.client.start()
+        self.net.run()
+        answers: list[str | None] = []
+        for _ in range(2):
+            self.client.echo("orders master").addCallback(answers.append)
+        self.net.run()
+        self.assertEqual(lines_of(writer.connections[0].received)[-2], "PING echo 1 orders master")
+        writer.connections[0].transport.write(b"PING echo 1 orders master 09f911aa\n")
+        self.net.run()
+        writer.connections[0].transport.loseConnection()
+        self.net.run()
+        self.assertEqual(answers, ["09f911aa", None])
 
     def test_a_writer_that_answers_no_pings_is_not_asked(self) -> None:
         writer = self.serve(GOOD)
         self.client.start()
         self.net.run()
-        self.assertTrue(now(self.client.is_open()))
+        self.assertEqual(now(self.client.echo("orders master")), "")
         self.net.run()
         self.assertEqual(lines_of(writer.connections[0].received)[-1], "REPLICATE ")
 

@@ -1,10 +1,10 @@
-"""An end asks whether a connection is open still: by a PING that comes back."""
+"""An end asks whether a connection is open still, or for an epoch: by a PING that comes back."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.net.echo import Echo
+from replication.net.echo import MAX_UNANSWERED, Echo
 from replication.wire.commands import Ping
 
 
@@ -12,40 +12,54 @@ class EchoTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.sent: list[Ping] = []
         self.echo = Echo(self.sent.append)
-        self.answers: list[bool] = []
+        self.answers: list[str | None] = []
 
-    def ask(self) -> None:
-        self.echo.request().addCallback(self.answers.append)
+    def ask(self, question: str = "") -> None:
+        self.echo.request(question).addCallback(self.answers.append)
 
-    def test_only_its_own_text_is_an_answer(self) -> None:
+    def test_only_its_own_number_is_an_answer(self) -> None:
         self.ask()
-        self.echo.received(Ping("1790000000000"))
-        self.echo.received(Ping("echo 2"))
+        for text in ("1790000000000", "echo 2", "echo", "ECHO 1", ""):
+            self.echo.received(Ping(text))
         self.assertEqual((self.sent, self.answers), ([Ping("echo 1")], []))
         self.echo.received(Ping("echo 1"))
         self.echo.received(Ping("echo 1"))
-        self.assertEqual((self.sent, self.answers), ([Ping("echo 1")], [True]))
+        self.assertEqual((self.sent, self.answers), ([Ping("echo 1")], [""]))
 
-    def test_an_answer_to_an_earlier_ping_does_not_count(self) -> None:
-        """All that ask while a PING is on its way share the next one."""
-        self.ask()
-        self.ask()
-        self.ask()
-        self.echo.received(Ping("echo 1"))
-        self.assertEqual((self.sent, self.answers), ([Ping("echo 1"), Ping("echo 2")], [True]))
-        self.echo.received(Ping("echo 2"))
-        self.assertEqual((self.sent[2:], self.answers), ([], [True, True, True]))
+    def test_the_answer_is_what_follows_the_question(self) -> None:
+        self.ask("orders master")
+        self.assertEqual(self.sent, [Ping("echo 1 orders master")])
+        self.echo.received(Ping("echo 1 orders master 09f911aa.00000002"))
+        self.assertEqual(self.answers, ["09f911aa.00000002"])
 
-    def test_one_that_asks_when_it_is_answered_gets_a_ping_of_its_own(self) -> None:
-        self.echo.request().addCallback(lambda _: self.ask())
-        self.echo.received(Ping("echo 1"))
-        self.assertEqual((self.sent, self.answers), ([Ping("echo 1"), Ping("echo 2")], []))
+    def test_a_server_that_knows_no_questions_sends_them_back_as_they_are(self) -> None:
+        self.ask("orders master")
+        self.echo.received(Ping("echo 1 orders master"))
+        self.assertEqual(self.answers, [""])
+
+    def test_answers_may_come_in_another_order(self) -> None:
+        self.ask("orders a")
+        self.ask("orders b")
+        self.echo.received(Ping("echo 2 orders b B"))
+        self.echo.received(Ping("echo 1 orders a A"))
+        self.assertEqual(self.answers, ["B", "A"])
+
+    def test_only_so_many_wait_for_an_answer_at_once(self) -> None:
+        """Ten thousand streams must not fill the queue of the connection, nor that of the database there."""
+        for _ in range(MAX_UNANSWERED + 2):
+            self.ask()
+        self.assertEqual(len(self.sent), MAX_UNANSWERED)
+        self.echo.received(Ping("echo 7"))
+        self.assertEqual(self.sent[-1], Ping(f"echo {MAX_UNANSWERED + 1}"))
+        self.echo.lost()
+        self.assertEqual(self.answers, ["", *[None] * (MAX_UNANSWERED + 1)])
+        self.assertEqual(len(self.sent), MAX_UNANSWERED + 1, "nothing is sent on a lost connection")
 
     def test_a_lost_connection_answers_nothing(self) -> None:
-        self.ask()
         self.ask()
         cancelled = self.echo.request()
         cancelled.addErrback(lambda _: None)
         cancelled.cancel()
         self.echo.lost()
-        self.assertEqual(self.answers, [False, False])
+        self.ask()
+        self.assertEqual(self.answers, [None, None])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+import sqlite3
+from contextlib import ExitStack, closing
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
@@ -360,3 +361,39 @@ def test_a_new_follower_takes_no_lost_facts_from_segments_while_the_writer_does_
         master.options += (f"--http=tcp:{later}:interface=127.0.0.1",)
         master.start()
         until(lambda: table(tmp_path / "replication-new.db", "orders") == database.rows(), "it has what the master has")
+
+
+def test_the_history_of_a_database_that_is_older_than_a_restore_is_not_used(tmp_path: Path) -> None:
+    """While the writer's HTTP was closed, the follower kept the lost facts in place of the new ones."""
+    database = SqliteDatabase(tmp_path)
+    master = Daemon(tmp_path, "master", "--stream=orders", f"--database={database.url}", name="writer")
+    copied = tmp_path / "replication-copy.db"
+    known = "SELECT count(*) FROM stream_histories WHERE stream_name = 'orders'"
+
+    def add(*rows: str) -> None:
+        append(http, "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+    with fixed_ports(master) as (wire, http), ExitStack() as stack:
+        add(*"abcde")
+        database.back_up()
+        add(*"lost!")
+        with closing(sqlite3.connect(database.file)) as connection:
+            connection.execute("VACUUM INTO ?", [str(tmp_path / "older.db")])
+        (later,) = free_ports(1)
+        own = f'[writers.master]\nconnect = "tcp:{wire}"\nhttp = "http://127.0.0.1:{later}"\n'
+        (tmp_path / "worker.toml").write_text(f'instance_name = "copy"\ncatch_up = ["sqlite:///older.db"]\n{own}')
+        worker = stack.enter_context(Daemon(tmp_path, "worker", "--config=worker.toml", name="copy"))
+        until(lambda: has(copied, known, [(1,)]), "the history is learned from the database")
+        until(lambda: table(copied, "orders") == database.rows(), "the follower has all facts")
+        worker.kill()
+        master.kill()
+        database.restore()
+        master.start()
+        master.address("HTTP")
+        add(*"other")
+        worker.start()
+        until(lambda: "sqlite:///older.db lacks the newest start of master" in worker.log, "its history is not used")
+        master.kill()
+        master.options += (f"--http=tcp:{later}:interface=127.0.0.1",)
+        master.start()
+        until(lambda: table(copied, "orders") == database.rows(), "the follower goes back")

@@ -165,14 +165,6 @@ class OwnSiteTests(CatchUpContract):
         self.served.epochs[ORDERS, MASTER] = epochs
         self.assertEqual([*self.history()], epochs)
 
-    def test_the_answer_shows_whether_a_history_is_that_of_a_copy(self) -> None:
-        assert isinstance(self.source, HttpCatchUp)
-        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], True))
-        self.served.role = "worker"
-        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], True), "it writes as master")
-        self.served.instance_name = InstanceName("copy")
-        self.assertEqual(self.result(self.source.history_and_role(ORDERS, MASTER)), ([], False))
-
     def test_a_stream_that_is_unknown_there_has_no_history(self) -> None:
         self.served.definitions.clear()
         self.assertEqual([*self.history()], [])

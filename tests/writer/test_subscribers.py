@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from msgspec.structs import replace
 from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel
 from twisted.python.failure import Failure
 
-from replication.errors import LocalProtocolError
+from replication.deferreds import share
+from replication.errors import LocalProtocolError, StoreError
 from replication.net.access import Access, Rights
 from replication.net.admission import Admission, Bounds
 from replication.net.protocol import REST, Limits
@@ -18,7 +20,14 @@ from replication.net.slow_peers import HOLD
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
 from replication.wire.commands import Error, RemoteServerUp, Replicate
-from replication.writer.subscribers import CLOSED_AT_ONCE, CLOSING_PAUSE, MAX_QUICK_SILENT
+from replication.writer import subscribers
+from replication.writer.subscribers import (
+    CLOSED_AT_ONCE,
+    CLOSING_PAUSE,
+    ECHO_LENGTH,
+    MAX_QUICK_SILENT,
+    UNKNOWN_EPOCH,
+)
 from tests.doubles import Wire, connect, lines_of, logged, now, shown_metrics
 from tests.serving import ORDERS, POSITIONS, MasterCase
 
@@ -47,7 +56,38 @@ class FactoryTests(MasterCase):
         lines = self.new_lines(wire)
         self.assertRegex(lines[1], r"^PING \d+ echo$")
         self.send(wire, "PING echo 1", "PING 8", "PING echo " + "x" * 900)
-        self.assertEqual(self.new_lines(wire), ["PING echo 1", "PING echo " + "x" * 250])
+        self.assertEqual(self.new_lines(wire), ["PING echo 1", "PING echo " + "x" * (ECHO_LENGTH - 5)])
+
+    def test_a_ping_that_names_a_writer_is_sent_back_with_its_newest_epoch(self) -> None:
+        wire = self.greeted()
+        (*_, newest) = now(self.master.store.history(ORDERS.name, self.master.instance_name))
+        self.send(wire, "PING echo 1 orders master", "PING echo 2 orders other", "PING echo 3 orders")
+        self.assertEqual(
+            self.new_lines(wire),
+            [f"PING echo 1 orders master {newest.name}", "PING echo 2 orders other", "PING echo 3 orders"],
+        )
+
+    def test_where_the_epoch_cannot_be_read_no_history_is_right(self) -> None:
+        wire = self.greeted()
+        for error in (StoreError("locked"), ZeroDivisionError()):
+            with patch.object(self.master.store, "history", side_effect=error):
+                self.send(wire, "PING echo 1 orders master")
+            self.assertEqual(self.new_lines(wire), [f"PING echo 1 orders master {UNKNOWN_EPOCH}"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_the_database_is_read_for_so_many_pings_of_a_connection_at_once(self) -> None:
+        wire = self.greeted()
+        arrives: Deferred[list[object]] = Deferred()
+        with (
+            patch.object(self.master.store, "history", Mock(side_effect=lambda *_: share(arrives))) as read,
+            patch.object(subscribers, "MAX_ASKED", 3),
+        ):
+            self.send(wire, *[f"PING echo {number} orders master" for number in range(4)])
+            self.assertEqual(read.call_count, 3)
+            self.assertEqual(self.new_lines(wire), [f"PING echo 3 orders master {UNKNOWN_EPOCH}"])
+            arrives.callback([])
+            self.send(wire, "PING echo 4 orders master")
+        self.assertEqual(self.new_lines(wire), [f"PING echo {number} orders master" for number in (0, 1, 2, 4)])
 
     def test_it_does_not_log_each_connection(self) -> None:
         self.assertFalse(self.master.factory().noisy)
