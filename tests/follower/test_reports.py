@@ -32,6 +32,7 @@ from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer import retention
 from replication.writer.known_followers import LATER, SOON
+from tests.docs.pages import page, section
 from tests.doubles import FragileStore, begin, logged, now
 from tests.follower.cases import HELLO, HTTP, WorkerCase, position
 from tests.follower.test_gone import MASTER, ORDERS, GoneCase
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
 
     from replication.follower.application import ApplyTransaction
     from replication.streams.facts import Fact
+
+
+def test_the_page_has_the_intervals() -> None:
+    assert (SOON, LATER, UNCHANGED_AFTER) == (30, 60, 600)
+    text = " ".join(section(page("operations.md"), "### Known followers").split())
+    assert "it reports every 30 s if the writer has a retention, else every minute." in text
+    assert "A report that is still true is repeated after ten minutes." in text
 
 
 class ReportTests(GoneCase):
