@@ -18,7 +18,7 @@ from replication.errors import ConfigError, StoreError
 from replication.segments import databases
 from replication.segments.databases import open_database, read_positions, resolve_url
 from replication.storage.postgres import options
-from replication.storage.postgres.options import KEY_CURE
+from replication.storage.postgres.options import KEY_CURE, POLICY_CURE
 from replication.streams.definitions import StreamDefinition
 from replication.urls import Url
 from replication.wire.grammar import InstanceName, Token
@@ -383,7 +383,8 @@ def test_rows_that_a_policy_hides_are_an_error_and_are_not_left_out(postgres: Po
                     lambda: [*database.batches("SELECT * FROM events")],
                     lambda: database.pages(mapped),
                 ):
-                    with pytest.raises(StoreError, match=r'row-level security policy for table "events"'):
+                    with pytest.raises(StoreError, match=r'row-level security policy for table "events"') as caught:
                         ask()
+                    assert str(caught.value).endswith(f"; {POLICY_CURE}")
         finally:
             postgres.sql("DROP OWNED BY partial; DROP ROLE partial", database=name)

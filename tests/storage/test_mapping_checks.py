@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import ConfigError, StoreError
 from replication.storage.mapping_checks import check, install_trigger
+from replication.storage.postgres.options import POLICY_CURE
 from replication.streams.definitions import SourceTable, StreamDefinition
 from tests.storage.on_postgres import HasDatabase
 
@@ -47,7 +48,7 @@ class PostgresTests(HasDatabase, SynchronousTestCase):
         self.addCleanup(self.sql, "DROP OWNED BY partial; DROP ROLE partial")
         self.sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO partial")
         [finding] = check(self.server.url(self.database, "partial"), [EVENTS])
-        self.assertIn('row-level security policy for table "events"', str(finding.error))
+        self.assertIn(f'row-level security policy for table "events"; {POLICY_CURE}', str(finding.error))
 
     def warnings(self, **options: Any) -> list[str]:
         """Return the warnings about the stream, except the one about the trigger."""

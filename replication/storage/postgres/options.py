@@ -24,6 +24,8 @@ KEY_CURE: Final = (
     "the private key has a password: give it as sslpassword in the URL, or write the key without one, with openssl "
     "pkey -in KEY -out FILE"
 )
+POLICY_WORDS: Final = "row-level security policy"  # in the error for rows that a policy hides, or does not accept
+POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another user"
 
 
 def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, str | int]:

@@ -27,7 +27,7 @@ from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.contract import TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
-from replication.storage.postgres.options import KEY_CURE, KEY_WORDS
+from replication.storage.postgres.options import KEY_CURE, KEY_WORDS, POLICY_CURE, POLICY_WORDS
 from replication.storage.postgres.pipeline import PREPARED, Pipeline, WaitingStatements
 
 if TYPE_CHECKING:
@@ -543,7 +543,9 @@ def _message(error: psycopg.Error, address: Address) -> str:
         message = message.replace(secret, "…")
     state = error.sqlstate or ""
     cures = [cure for start, cure in CURES.items() if state.startswith(start)]
-    if not state:
+    if POLICY_WORDS in message:  # GRANT does not help
+        cures = [POLICY_CURE]
+    elif not state:
         cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
     return "; ".join([f"database {address.name!r}: {message}", *cures[:1]])
 

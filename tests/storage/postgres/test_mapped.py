@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import SchemaError, StoreError, ValueRefusedError
 from replication.storage.contract import RowRefusedError
+from replication.storage.postgres.options import POLICY_CURE
 from replication.storage.postgres.store import PostgresStore
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Write
@@ -151,6 +152,7 @@ class ReadTests(UsesMapped, SynchronousTestCase):
         events = StreamDefinition(EVENTS, table="events", id_column="id", row=["name", "size"])
         message = str(self.assertRaises(StoreError, self.wait, store.declare(events)))
         self.assertIn("row-level security policy", message)
+        self.assertTrue(message.endswith(f"; {POLICY_CURE}"), message)
 
     def test_json_that_cannot_be_read_is_reported_and_read_after_its_repair(self) -> None:
         self.sql("CREATE TABLE long (id bigint PRIMARY KEY, value jsonb)")
