@@ -13,7 +13,7 @@ import msgspec
 
 from replication.errors import ConfigError, StoreError, install_command
 from replication.storage.names import quoted, relation_name
-from replication.storage.postgres.options import KEY_CURE, KEY_WORDS, POLICY_CURE, POLICY_WORDS, missing_options
+from replication.storage.postgres.options import CURES_BY_WORDS, missing_options
 from replication.storage.sqlite.joined import table_of
 from replication.storage.sqlite.session import SqliteSession
 from replication.urls import Url
@@ -235,7 +235,7 @@ def _errors_of(url: Url) -> Iterator[None]:
         if not any(each.__name__ == "Error" for each in type(error).__mro__):
             raise
         why = url.hide_in(str(error).partition("\n")[0])
-        cures = [cure for words, cure in ((KEY_WORDS, KEY_CURE), (POLICY_WORDS, POLICY_CURE)) if words in why]
+        cures = [cure for words, cure in CURES_BY_WORDS.items() if words in why]
         raise StoreError("; ".join([f"database {url!r}: {why}", *cures])) from error
 
 

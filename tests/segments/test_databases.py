@@ -139,7 +139,9 @@ def test_a_private_key_with_a_password_is_an_error_that_names_file_and_cure(how:
     key = key_with_password.partition("sslkey=")[2]
     for wrong in ("", "&sslpassword=", "&sslpassword=wrong"):
         text = connect(how, key_with_password + wrong)
-        assert f'could not load private key file "{key}": bad decrypt; {KEY_CURE}' in text
+        assert f'could not load private key file "{key}": ' in text
+        assert text.endswith(f"; {KEY_CURE}")
+        assert "is missing or wrong: give the right one" in text
     assert connect(how, f"{key_with_password}&sslpassword=secret") == ""
 
 

@@ -19,13 +19,16 @@ OPTIONS: Final[Mapping[str, str | int]] = {
     ENCODING: "UTF8",  # also if the URL has another one, which cannot have all texts
     "sslpassword": "none",  # any text; without it, OpenSSL asks the terminal for the password of a key, and waits
 }
-KEY_WORDS: Final = "bad decrypt"  # in the error for a private key with another password
 KEY_CURE: Final = (
-    "the private key has a password: give it as sslpassword in the URL, or write the key without one, with openssl "
-    "pkey -in KEY -out FILE"
+    "if the private key has a password, sslpassword in the URL is missing or wrong: give the right one, or write the "
+    "key without one, with openssl pkey -in KEY -out FILE"
 )
-POLICY_WORDS: Final = "row-level security policy"  # in the error for rows that a policy hides, or does not accept
 POLICY_CURE: Final = "ALTER ROLE … BYPASSRLS for this user, or name another user"
+CURES_BY_WORDS: Final = {  # of the error, whatever its SQLSTATE is
+    '": bad decrypt': KEY_CURE,
+    '": unsupported': KEY_CURE,  # of 200 wrong passwords, one decrypts the key to something else
+    "row-level security policy": POLICY_CURE,  # it hides rows, or does not accept them
+}
 
 
 def missing_options(given: Mapping[str, object], hosts: str = "") -> dict[str, str | int]:

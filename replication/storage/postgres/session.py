@@ -27,7 +27,7 @@ from replication.errors import CommitsLostError, StoreError, ValueRefusedError
 from replication.storage.contract import TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
-from replication.storage.postgres.options import KEY_CURE, KEY_WORDS, POLICY_CURE, POLICY_WORDS
+from replication.storage.postgres.options import CURES_BY_WORDS
 from replication.storage.postgres.pipeline import PREPARED, Pipeline, WaitingStatements
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLST
     "shutting down": "start it again",
     "refused": "start the server, or name another host and port",
     "No such file": "start the server, or name another host and port",
-    KEY_WORDS: KEY_CURE,
 }
 # By SQLSTATE: conflicts, no resources, locks, timeouts, a server that stops or starts; and by words while it connects.
 _TEMPORARY: Final = ("40", "53", "55P03", "57014", "57P01", "57P02", "57P03")
@@ -542,11 +541,9 @@ def _message(error: psycopg.Error, address: Address) -> str:
     for secret in address.secrets:
         message = message.replace(secret, "…")
     state = error.sqlstate or ""
-    cures = [cure for start, cure in CURES.items() if state.startswith(start)]
-    if POLICY_WORDS in message:  # GRANT does not help
-        cures = [POLICY_CURE]
-    elif not state:
-        cures = [cure for words, cure in _CONNECT_CURES.items() if words in message]
+    by_words = CURES_BY_WORDS if state else {**CURES_BY_WORDS, **_CONNECT_CURES}
+    cures = [cure for words, cure in by_words.items() if words in message]
+    cures += [cure for start, cure in CURES.items() if state.startswith(start)]
     return "; ".join([f"database {address.name!r}: {message}", *cures[:1]])
 
 

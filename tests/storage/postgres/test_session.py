@@ -17,6 +17,7 @@ from replication.errors import StoreError, ValueRefusedError
 from replication.storage.postgres import session as postgres_session
 from replication.storage.postgres.address import Address
 from replication.storage.postgres.holder import MARKS, Holder
+from replication.storage.postgres.options import KEY_CURE
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import (
     CURES,
@@ -169,6 +170,15 @@ class ConnectTests(UsesSession, SynchronousTestCase):
     def test_a_password_in_the_servers_message_is_left_out(self) -> None:
         message = self.connect_error(f"postgresql://missing:exist@127.0.0.1:{self.server.port}/{self.database}")
         self.assertIn('role "missing" does not …', message)
+
+    def test_a_key_that_a_wrong_password_decrypts_to_something_else_has_the_cure(self) -> None:
+        """As about one of 200 wrong passwords does."""
+
+        def fail(*_: object, **__: object) -> None:
+            raise psycopg.OperationalError('could not load private key file "client.key": unsupported')
+
+        self.patch(psycopg, "connect", fail)
+        self.assertIn(f": unsupported; {KEY_CURE}", str(self.assertRaises(StoreError, self.session.connect)))
 
     def test_a_database_or_a_server_that_is_not_there_is_named(self) -> None:
         self.assertIn("create it with createdb", self.connect_error(self.server.url("nowhere")))
