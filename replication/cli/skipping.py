@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from replication.cli.output import write_line
 from replication.cli.parser import Parser
-from replication.errors import RemoteProtocolError, StreamError
+from replication.errors import RemoteProtocolError, StoreError, StreamError
 from replication.storage.blocking import use_store
+from replication.storage.contract import ClaimedError
 from replication.streams.facts import Fact
 from replication.streams.interfaces import IStreamStore, Write
 from replication.streams.skips import SkippedFact, SkipState
@@ -80,7 +81,10 @@ def decide(parser: Parser, arguments: Sequence[str], command: str, requested: Sk
     async def request(store: IStreamStore) -> SkippedFact:
         return await _store_request(store, InstanceName(found.instance_name), stream, (writer, token), requested)
 
-    show(found, describe_skipped(use_store(found.database, request, read_only=False)))
+    try:
+        show(found, describe_skipped(use_store(found.database, request, read_only=False)))
+    except ClaimedError as error:
+        raise StoreError(f"{error}; while the worker runs, give --http URL instead of --database") from error
     return 0
 
 
@@ -115,7 +119,7 @@ async def _store_request(
 ) -> SkippedFact:
     """Store a request for the next start of the worker, which must not run now."""
     writer, token = key
-    await store.claim(follower)  # StoreError: the worker runs
+    await store.claim(follower)  # ClaimedError: the worker runs
     positions = await store.applied_positions(stream, follower)
     if writer not in positions:
         known = ", ".join(sorted(positions)) or "none"

@@ -33,6 +33,10 @@ class TooLargeError(StoreError):
     """A value is larger than the database allows."""
 
 
+class ClaimedError(StoreError):
+    """Another process writes this database, or writes it under this name."""
+
+
 class Direction(msgspec.Struct, frozen=True):
     """The direction in which a table counts: a stored ID is ``sign`` times its token.  The rest is SQL."""
 

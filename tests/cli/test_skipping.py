@@ -171,4 +171,6 @@ def test_a_worker_on_postgresql_is_named(postgres: PostgresServer, capsys: pytes
             return main(["skip", "orders", "master", "8", "--database", url])
 
         assert use_store(url, claimed, read_only=False) == 1
-        assert "another process writes as 'worker1'" in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert "another process writes as 'worker1'" in printed
+        assert "; while the worker runs, give --http URL instead of --database" in printed

@@ -115,6 +115,7 @@ def test_a_stopped_worker_skips_and_retries_at_its_next_start(tmp_path: Path) ->
             until(lambda: writer_of(worker.address("HTTP")).get("failed") == 3, "it fails")
             running = command(tmp_path, "skip", "orders", "master", "3", database)
             assert (running.returncode, "is written by process" in running.stderr) == (1, True)
+            assert "; while the worker runs, give --http URL instead of --database" in running.stderr
         for words, error in (
             (("skip", "orders", "unknown", "3"), "no position of 'unknown'"),
             (("skip", "orders", "master", "2"), "fact 2 is applied"),

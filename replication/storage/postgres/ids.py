@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from replication.errors import SchemaError, StoreError
+from replication.storage.contract import ClaimedError
 from replication.storage.postgres.holder import HOLDER_KEY
 from replication.storage.postgres.session import SessionLostError
 
@@ -202,7 +203,7 @@ class PostgresIds:
                     f"database {self.session.name!r}: the process that writes as {name!r} has just ended: try again",
                     temporary=True,
                 )
-            raise StoreError(
+            raise ClaimedError(
                 f"database {self.session.name!r}: another process writes as {name!r}: {holder}; "
                 "give each process a name of its own"
             )

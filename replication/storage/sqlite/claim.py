@@ -22,6 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from replication.errors import StoreError
+from replication.storage.contract import ClaimedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,8 +112,8 @@ def _remove_former(path: str, held: ExitStack) -> None:
             raise _refusal(path, file.read().strip()) from error
 
 
-def _refusal(path: str, process: int | str) -> StoreError:
-    return StoreError(
+def _refusal(path: str, process: int | str) -> ClaimedError:
+    return ClaimedError(
         f"database {path!r} is written by process {process or 'unknown'} already: stop that, or name another database"
     )
 
