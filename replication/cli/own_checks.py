@@ -26,6 +26,7 @@ from replication.follower.app_module import no_module
 from replication.follower.catch_up import DATABASES, HTTP
 from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
+from replication.net.files import refuse_pipes
 from replication.segments.folders import open_folder
 from replication.segments.manifest import MANIFEST, read_manifest
 from replication.storage import path_of
@@ -178,6 +179,7 @@ def _check_certificate(file: Path, cure: str) -> Iterator[Finding]:
 
     from replication.net.tls import why_not_valid  # noqa: PLC0415 - likewise
 
+    refuse_pipes(str(file))
     certificate = load_pem_x509_certificate(file.read_bytes())
     until = certificate.not_valid_after_utc
     why = why_not_valid(certificate)

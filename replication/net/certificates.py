@@ -23,6 +23,7 @@ from zope.interface import implementer
 
 from replication.errors import ConfigError
 from replication.net.endpoints import SSL_ARGUMENTS, server_endpoint, split_endpoint
+from replication.net.files import refuse_pipes
 from replication.net.tls import RefusedCertificate, check_key, why_not_valid
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class TlsEndpoint:
         dh, method = self._named.get("dhParameters"), self._named.get("sslmethod")
         try:
             check_key(key)
+            refuse_pipes(certificate, extra, dh, None if self._clients is None else self._clients.authority)
             chain = b"\n".join([Path(each).read_bytes() for each in (certificate, extra) if each])
             first = x509.load_pem_x509_certificate(chain)
             options = ssl.CertificateOptions(  # for the versions and ciphers that Twisted accepts

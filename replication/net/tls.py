@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
+from replication.net.files import refuse_pipes
 from replication.net.trust import password_fault, trust_cure
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def client_tls(host: str, files: tuple[str, str] | None) -> IOpenSSLClientConnec
 
     if files is None:
         return _Checked(optionsForClientTLS(host), host)
+    refuse_pipes(files[0])
     check_key(files[1])
     certificate, private_key = (Path(each).read_bytes() for each in files)
     own = PrivateCertificate.fromCertificateAndKeyPair(Certificate.loadPEM(certificate), KeyPair.load(private_key, 1))
@@ -101,10 +103,11 @@ def check_host(connection: Any, transport: Any, host: str) -> None:
 def check_key(file: str) -> None:
     """Raise ValueError if the private key in a file has a password: OpenSSL would ask a terminal, and block.
 
-    OSError if the file cannot be read.  A file that is no key passes: OpenSSL reports it later.
+    OSError if the file cannot be read, or is a pipe.  A file that is no key passes: OpenSSL reports it later.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 (an extra)
 
+    refuse_pipes(file)
     key = Path(file).read_bytes()
     try:
         load_pem_private_key(key, None)
@@ -115,8 +118,10 @@ def check_key(file: str) -> None:
 
 
 def check_key_of(endpoint: str) -> None:
-    """Check the private key that a client's endpoint names, as ``check_key`` does."""
-    if key := split_endpoint(endpoint)[1].get("privateKey"):
+    """Check the private key that a client's endpoint names, as ``check_key`` does; its certificate may be no pipe."""
+    named = split_endpoint(endpoint)[1]
+    refuse_pipes(named.get("certificate"))
+    if key := named.get("privateKey"):
         check_key(key)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from replication.errors import ConfigError
+from replication.net.files import refuse_pipes
 from replication.urls import Url
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def split_url(url: str | Url) -> SplitResult:
 def read_text(path: str, what: str) -> str:
     """Return the text of a file; ConfigError names ``what`` it is if it cannot be read."""
     try:
+        refuse_pipes(path)
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the {what} {path}: it is not UTF-8") from error

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from replication.errors import ConfigError, ReplicationError
+from replication.net.files import refuse_pipes
 from replication.net.trust import password_fault, trust_cure
 from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
@@ -304,6 +305,7 @@ def tls_context(certificate: tuple[str, str] | None) -> SSLContext:
             raise ConfigError(password_fault(certificate[1]))
 
         try:
+            refuse_pipes(*certificate)
             context.load_cert_chain(*certificate, refuse_password)
         except (OSError, SSLError) as error:
             why = getattr(error, "strerror", None) or error
