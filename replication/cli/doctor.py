@@ -25,12 +25,11 @@ from replication.cli.own_checks import (
     check_sockets,
 )
 from replication.cli.parser import Parser
-from replication.cli.peer_checks import check_process, check_wire, check_writers
+from replication.cli.peer_checks import check_process, check_wire, check_writers, open_client
 from replication.cli.source_checks import check_redis, check_sources
 from replication.errors import ConfigError
 from replication.urls import Url
 from replication.web.address import DEFAULT_URL, read_secret
-from replication.web.blocking_client import HttpClient
 
 if TYPE_CHECKING:
     import argparse
@@ -108,7 +107,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         return
     try:
         secret = None if secret_file is None else read_secret(secret_file)
-        with closing(HttpClient(found.http or DEFAULT_URL, secret, certificate=certificate)) as client:
+        with closing(open_client(found.http or DEFAULT_URL, secret, certificate)) as client:
             yield from check_process(client)
     except ConfigError as error:
         yield Finding(found.http or DEFAULT_URL, str(error), "correct the option")

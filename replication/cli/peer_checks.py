@@ -8,6 +8,7 @@ from contextlib import closing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from replication.cli import tls_checks
 from replication.cli.findings import Finding
 from replication.cli.own_checks import MAX_CLOCK_DIFFERENCE, RENEW_BEFORE
 from replication.cli.status import fetch
@@ -38,7 +39,13 @@ _STOPPED: Final = {  # by words of the error
     "--skip-gone": "do what the error names, and restart the worker",
     "applying ": f"if the function is wrong, correct it and restart the worker; else {_GOES_ON}",
 }
+_NO_SERVER: Final = "name a writer's --listen port, not --http; or tls: for TLS; or restart that process, if it hangs"
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
+
+
+def open_client(url: str, secret: str | None, certificate: tuple[str, str] | None) -> HttpClient:
+    """Return a client that waits a few seconds for an answer, not a minute."""
+    return HttpClient(url, secret, certificate=certificate, timeout=tls_checks.PATIENCE)
 
 
 def check_process(client: HttpClient) -> Iterator[Finding]:
@@ -128,7 +135,7 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
             continue
         found: list[str] | None = None
         try:
-            with closing(HttpClient(url, config.secret, certificate=certificate)) as client:
+            with closing(open_client(url, config.secret, certificate)) as client:
                 found, findings = _ask_writer(client, config, name)
         except ConfigError as error:
             findings = [Finding(url, str(error), "correct the URL, [tls] or the file")]
@@ -172,6 +179,8 @@ def _check_clock(client: HttpClient) -> Iterator[Finding]:
 
 
 def _describe_http(client: HttpClient, error: HttpError) -> list[Finding]:
+    if isinstance(error.__cause__, TimeoutError):
+        return [Finding(client.url, str(error), "restart the process if it hangs; else correct the URL")]
     if error.status is None and (found := [*check_https(client.url, client.certificate)]):
         return found
     if error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
@@ -202,7 +211,7 @@ def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | N
     except ssl.SSLError as error:
         yield describe_tls_failure(where, error, shown)
     except TimeoutError:
-        yield Finding(where, "no SERVER line arrives", "name a writer's --listen port, not --http; or tls: for TLS")
+        yield Finding(where, "no SERVER line arrives", _NO_SERVER)
     except OSError as error:
         yield Finding(where, f"cannot connect: {error.strerror or error}", "start the writer, or correct connect")
     else:

@@ -16,7 +16,7 @@ from replication.web.blocking_client import tls_context
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE: Final = 5.0  # seconds for a line of the wire
+PATIENCE: Final = 5.0  # seconds for a line of the wire, or an answer of HTTP
 MAX_LINE: Final = 1_024  # bytes of a first line
 
 _NONE: Final = "it demands a client certificate, and none was shown"

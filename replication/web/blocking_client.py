@@ -85,6 +85,8 @@ class HttpClient:
     ``stream_exists`` that includes 404: a process that has just started may not have received the stream yet.
     ``unauthorized_hint`` is the advice given if the API requires a secret and ``secret`` is None.
 
+    ``timeout``: seconds without a byte of the answer, after which a request fails.
+
     ``certificate``: two files, a certificate and its private key, that ``https:`` shows.
 
     ConfigError if ``url``, ``secret`` or ``certificate`` is invalid.
@@ -93,6 +95,7 @@ class HttpClient:
     url: str
     secret: str | None = attrs.field(default=None, repr=False)
     patience: float = attrs.field(default=0.0, kw_only=True)
+    timeout: float = attrs.field(default=TIMEOUT, kw_only=True)
     stream_exists: bool = attrs.field(default=False, kw_only=True)
     certificate: tuple[str, str] | None = attrs.field(default=None, kw_only=True)
     unauthorized_hint: str = attrs.field(default="give --secret-file FILE", kw_only=True)
@@ -105,7 +108,7 @@ class HttpClient:
     def __attrs_post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         parts = split_url(self.url)
-        host, timeout = parts.hostname or "", CONNECT_TIMEOUT
+        host, timeout = parts.hostname or "", min(CONNECT_TIMEOUT, self.timeout)
         if parts.scheme == "https":
             self._connection: HTTPConnection = HTTPSConnection(
                 host, parts.port, timeout=timeout, context=tls_context(self.certificate)
@@ -191,7 +194,7 @@ class HttpClient:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(TIMEOUT)
+            connection.sock.settimeout(self.timeout)
             connection.request(method, self._prefix + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             self.server_time = _read_date(response.getheader("Date"))
@@ -215,7 +218,7 @@ class HttpClient:
         connection.close()
         try:
             connection.connect()
-            connection.sock.settimeout(TIMEOUT)
+            connection.sock.settimeout(self.timeout)
             connection.putrequest("POST", self._prefix + path, skip_accept_encoding=True)
             for name, text in {**self._headers, **headers}.items():
                 connection.putheader(name, text)
@@ -255,6 +258,9 @@ class HttpClient:
         if in_handshake:
             plain = f"http{self.url.removeprefix('https')}"
             return UnavailableError(f"no TLS at {self.url}: {reason}; if that port has no TLS, write {plain}")
+        if isinstance(error, TimeoutError):
+            why = "the process there hangs or is suspended, or the network drops what is sent"
+            return UnavailableError(f"{self.url} did not answer in time: {why}")
         return UnavailableError(f"cannot reach {self.url}: {reason}; is the daemon running there?")
 
     def _shown(self) -> str:

@@ -347,3 +347,24 @@ def test_without_a_process_the_default_url_is_named(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--http", "http://127.0.0.1:1"]) == 1
     assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().out
     assert main(["doctor", "--connect", "tcp:127.0.0.1:1"]) == 1
+
+
+def test_a_frozen_process_is_named_after_a_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system accepts connections for it, as after SIGSTOP; the doctor waited 60 s for its HTTP."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tls_checks, "PATIENCE", 0.3)
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as wire,
+        closing(socket.create_server(("127.0.0.1", 0))) as web,
+    ):
+        endpoint, url = (f"127.0.0.1:{each.getsockname()[1]}" for each in (wire, web))
+        (tmp_path / "x.toml").write_text(f'[writers.master]\nconnect = "tcp:{endpoint}"\nhttp = "http://{url}"\n')
+        assert main(["doctor", "--config", "x.toml", "--http", f"http://{url}", "--min-free", "1"]) == 1
+        found = capsys.readouterr().out.splitlines()
+    assert found[0].startswith(f"tcp:{endpoint}: no SERVER line arrives; cure: name a writer's --listen port")
+    assert found[0].endswith("; or restart that process, if it hangs")
+    why = f"http://{url} did not answer in time: the process there hangs or is suspended, or the network drops"
+    cure = "cure: restart the process if it hangs; else correct the URL"
+    assert [(why in each, cure in each) for each in found[1:]] == [(True, True)] * 2, found
