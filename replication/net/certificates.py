@@ -108,7 +108,8 @@ class TlsEndpoint:
     """An ``ssl:`` endpoint; ``clients`` is the rule for the certificates of clients.
 
     ``expires`` is, by file, when the certificate in it expires: the endpoint's own, and that of the authority of its
-    clients.  ValueError: ``description`` is wrong.  ConfigError as ``read``.
+    clients.  ``lost_names`` are those that the certificate lacks and the one before had.
+    ValueError: ``description`` is wrong.  ConfigError as ``read``.
     """
 
     def __init__(self, reactor: Any, description: str, clients: ClientRule | None) -> None:
@@ -121,6 +122,8 @@ class TlsEndpoint:
         self._tcp = server_endpoint(reactor, ":".join(["tcp", named["port"], *plain]))
         self._reactor, self._named, self._clients = reactor, named, clients
         self.expires: dict[str, datetime] = {}
+        self.lost_names: Sequence[str] = ()
+        self._names: Sequence[str] = ()
         self.read()
 
     def read(self) -> datetime:
@@ -160,6 +163,11 @@ class TlsEndpoint:
         if self.expires and (why := why_not_valid(first)):
             raise ConfigError(f"cannot use {certificate} for TLS: {why}")
         self._context = context
+        names = _names(first)
+        self.lost_names = [
+            each for each in self._names if each not in names and f"*.{each.partition('.')[2]}" not in names
+        ]
+        self._names = names
         self.expires = {certificate: first.not_valid_after_utc}
         if self._clients is not None:
             self.expires |= expiries(self._clients.authority)
@@ -192,11 +200,22 @@ class _TlsFactory(TLSMemoryBIOFactory):
 
 
 def _dns_names(certificate: x509.Certificate) -> list[str]:
+    found = _alternative_names(certificate)
+    return [] if found is None else found.get_values_for_type(x509.DNSName)
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    """Return the names in small letters, and the addresses."""
+    found = _alternative_names(certificate)
+    addresses = [] if found is None else map(str, found.get_values_for_type(x509.IPAddress))
+    return [*map(str.lower, _dns_names(certificate)), *addresses]
+
+
+def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        return found.value.get_values_for_type(x509.DNSName)
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
-        return []
+        return None
 
 
 def _matches(name: str, pattern: DNSPattern) -> bool:

@@ -108,6 +108,9 @@ class Socket(msgspec.Struct, frozen=True):
         else:
             text = "{key}: new connections get the certificate that is valid until {until}"
             self.log.info(text, key=self.key, until=f"{until:%Y-%m-%d}")
+            if found.lost_names:
+                text = "{key}: the new certificate lacks {names}: clients that connect to such a name refuse it"
+                self.log.warn(text, key=self.key, names=", ".join(found.lost_names))
 
     def risk_at(self, address: object) -> str:
         """Return what other hosts could do at ``address``, where this socket listens; empty if it is safe."""

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted
+from twisted.internet.protocol import Factory
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
@@ -18,6 +19,7 @@ from replication.errors import ConfigError
 from replication.net.access import Access, Grant, Rights
 from replication.net.admission import Admission
 from replication.net.certificates import ClientRule, TlsEndpoint, expiries
+from replication.net.listening import Socket
 from tests.certificates import DAY, Authority, Identity
 from tests.doubles import begin, logged, now
 from tests.net.handshakes import PORT, TlsCase
@@ -186,6 +188,24 @@ class ReadingTests(CertificateCase):
         self.assertTrue(first.greeted)
         self.assertEqual(first.connections, 1)
         self.assert_refused("the certificate is for another host")
+
+    def test_names_that_a_new_certificate_lacks_are_logged(self) -> None:
+        """Clients that connect to such a name refuse it."""
+        names = "a.example.com", "B.example.com", "*.example.org", "db1", "10.0.0.1", "127.0.0.1"
+        self.replace(self.authority.issue("first", *names))
+        socket = Socket("listen", "the wire", self.good.listen(PORT), Factory)
+        endpoint = socket.parse(self.net, insecure=False)
+        for kept, lost in (
+            (names, ()),
+            (("*.example.com", "DB1", "127.0.0.1"), ("*.example.org", "10.0.0.1")),
+            (("a.example.com", "127.0.0.1"), ("*.example.com", "db1")),
+            (("a.example.com", "127.0.0.1"), ()),
+        ):
+            self.replace(self.authority.issue("renewed", *kept))
+            with logged() as lines:
+                socket.read_certificates(endpoint)
+            what = f"listen: the new certificate lacks {', '.join(lost)}: clients that connect to such a name refuse it"
+            self.assertEqual(lines, [what] if lost else [])
 
     def test_the_authority_of_the_clients_is_read_again(self) -> None:
         endpoint = self.demand()
