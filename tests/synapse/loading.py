@@ -112,11 +112,12 @@ class Loader:
             if source.table == "ex_outlier_stream":  # its event may have come under another ID, sooner or later
                 outlier = f"SELECT event_id FROM recorded_ex_outlier_stream WHERE event_stream_ordering IN ({marks})"
                 await self.copy(fact, "events", f"event_id IN ({outlier})", ids)
+            where = f"{source.id_column} IN ({marks})"
+            await self.copy(fact, source.table, where, ids)
             if self.dialect == "postgresql" and source.table == "current_state_delta_stream":
-                for id_ in ids:
-                    await self.copy_in_order(fact, source.table, f"{source.id_column} = %s", [id_])
-            else:
-                await self.copy(fact, source.table, f"{source.id_column} IN ({marks})", ids)
+                while not await self.is_in_order(fact, source, where, ids):
+                    await fact.execute(f"DELETE FROM {source.table} WHERE {where}", ids)
+                    await self.copy(fact, source.table, where, ids)
 
     async def copy(self, fact: Any, table: str, where: str, ids: Sequence[int]) -> None:
         """Copy rows."""
@@ -124,17 +125,14 @@ class Loader:
         insert = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM recorded_{table} WHERE {where}"
         await fact.execute(f"{insert} ORDER BY place ON CONFLICT DO NOTHING", ids)
 
-    async def copy_in_order(self, fact: Any, table: str, where: str, ids: Sequence[int]) -> None:
-        """Copy the rows of a fact in their old physical order, which PostgreSQL would not keep by itself."""
-        columns = ", ".join(self.columns[table])
-        wanted = await fact.execute(f"SELECT {columns} FROM recorded_{table} WHERE {where} ORDER BY place", ids)
-        marks = ", ".join([self.mark] * len(self.columns[table]))
-        while True:
-            for row in wanted:
-                await fact.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", row)
-            if await fact.execute(f"SELECT {columns} FROM {table} WHERE {where} ORDER BY ctid", ids) == wanted:
-                return
-            await fact.execute(f"DELETE FROM {table} WHERE {where}", ids)
+    async def is_in_order(self, fact: Any, source: SourceTable, where: str, ids: Sequence[int]) -> bool:
+        """Whether the rows of each fact have their old physical order, which PostgreSQL may not keep by itself."""
+        columns = ", ".join(self.columns[source.table])
+        ask = f"SELECT {columns} FROM {{}}{source.table} WHERE {where} ORDER BY {source.id_column}, {{}}"
+        there: bool = await fact.execute(ask.format("", "ctid"), ids) == await fact.execute(
+            ask.format("recorded_", "place"), ids
+        )
+        return there
 
 
 async def main(reactor: Any, url: str, server_name: str) -> None:
