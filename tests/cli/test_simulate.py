@@ -32,7 +32,7 @@ class CommandLineTests(SynchronousTestCase):
         self.assertEqual(status, 0)
         self.assertRegex(last, r"^no failure: \d+ steps, \d+ facts, [\d.]+ simulated s$")
         self.assertIn("1 master -> copy: SERVER simulated", trace)
-        self.assertTrue(any(line.startswith('---- ["heal", ') for line in trace))
+        self.assertTrue(any(line.startswith('---- ["heal",') for line in trace))
 
     def test_a_plan_that_fails_prints_why(self) -> None:
         with mock.patch.object(Cursor, "step", lambda self: None):
