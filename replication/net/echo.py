@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
+from twisted.internet.defer import Deferred
 
 from replication.wire.commands import Ping
 
@@ -27,12 +28,18 @@ class Echo:
         self._send = send
         self._numbers = count(1)
         self._unanswered: dict[str, tuple[str, Deferred[str | None]]] = {}  # question and answer, by number
-        self._places = DeferredSemaphore(MAX_UNANSWERED)
+        self._waiting: deque[tuple[str, Deferred[str | None]]] = deque()  # those that are not sent yet
         self._lost = False
 
     def request(self, question: str = "") -> Deferred[str | None]:
         """Send a PING; fires with what the other end adds to the question, or None if the connection is lost."""
-        return self._places.run(self._ping, question)
+        answer: Deferred[str | None] = Deferred()
+        if self._lost:
+            answer.callback(None)
+        else:
+            self._waiting.append((question, answer))
+            self._send_waiting()
+        return answer
 
     def received(self, ping: Ping) -> None:
         """Process a PING of the other end, which may be an answer."""
@@ -40,19 +47,21 @@ class Echo:
         number, _, rest = rest.partition(" ")
         if word == Ping.ECHO and number in self._unanswered:
             question, answer = self._unanswered.pop(number)
+            self._send_waiting()
             answer.callback(rest.removeprefix(question).strip())
 
     def lost(self) -> None:
         """Process the loss of the connection: no answer comes any more."""
         self._lost = True
-        unanswered, self._unanswered = self._unanswered, {}
-        for _, answer in unanswered.values():
+        for _, answer in [*self._unanswered.values(), *self._waiting]:
             answer.callback(None)
+        self._unanswered.clear()
+        self._waiting.clear()
 
-    def _ping(self, question: str) -> Deferred[str | None]:
-        if self._lost:
-            return succeed(None)
-        number, answer = str(next(self._numbers)), Deferred[str | None]()
-        self._unanswered[number] = question, answer
-        self._send(Ping(f"{Ping.ECHO} {number} {question}".rstrip()))
-        return answer
+    def _send_waiting(self) -> None:
+        while self._waiting and len(self._unanswered) < MAX_UNANSWERED:
+            question, answer = self._waiting.popleft()
+            if not answer.called:  # else it was cancelled
+                number = str(next(self._numbers))
+                self._unanswered[number] = question, answer
+                self._send(Ping(f"{Ping.ECHO} {number} {question}".rstrip()))

@@ -63,3 +63,20 @@ class EchoTests(SynchronousTestCase):
         self.echo.lost()
         self.ask()
         self.assertEqual(self.answers, [None, None])
+
+    def test_a_lost_connection_answers_any_number_of_streams(self) -> None:
+        """Each that waited was answered inside the answer of the one before: some never were, of two hundred."""
+        for _ in range(2000):
+            self.ask()
+        self.echo.lost()
+        self.assertEqual(self.answers, [None] * 2000)
+
+    def test_one_that_is_cancelled_while_it_waits_is_not_sent(self) -> None:
+        for _ in range(MAX_UNANSWERED):
+            self.ask()
+        cancelled = self.echo.request("orders a")
+        cancelled.addErrback(lambda _: None)
+        cancelled.cancel()
+        self.ask("orders b")
+        self.echo.received(Ping("echo 1"))
+        self.assertEqual(self.sent[-1], Ping(f"echo {MAX_UNANSWERED + 1} orders b"))
