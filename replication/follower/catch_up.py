@@ -25,7 +25,7 @@ from replication.follower.sources import DatabaseCatchUp, SegmentCatchUp
 from replication.logs import TroubleLog
 from replication.net.endpoints import default_http_url, is_redis
 from replication.streams.facts import count_rows
-from replication.streams.history import common_position
+from replication.streams.history import UNKNOWN_EPOCH, common_position
 from replication.streams.interfaces import Page
 from replication.urls import Url
 from replication.web.client import HttpCatchUp
@@ -260,6 +260,8 @@ class CatchUpSources:
         """Return the first history that has an epoch of this name; any history if the name is empty."""
         if endpoint is not None and is_redis(endpoint):
             return ()  # a Synapse has none
+        if epoch == UNKNOWN_EPOCH:
+            raise CatchUpError(f"the process that sends positions of {writer} cannot read the name of its newest start")
         failures: list[str] = []
         for url in [*self._http_for_history(endpoint, writer), *self._databases()]:
             try:

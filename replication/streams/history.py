@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     History = Sequence["Epoch"]  # of one writer of one stream, the oldest first; empty if it is not known
 
 MAX_EPOCHS: Final = 1_000  # the newest; about 30 kB of JSON
+UNKNOWN_EPOCH: Final = "?"  # no epoch has this name: a process cannot read the newest one
 RAISED: Final = "raised-"  # how the name of an epoch begins in which others have raised the position of a former writer
 
 

@@ -12,12 +12,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 
+from replication.deferreds import shield
 from replication.errors import LocalProtocolError, ReplicationError
 from replication.net.access import ALL, OPEN, UNNAMED, Access
 from replication.net.admission import Admission
 from replication.net.peer_log import PeerLog
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.session.connection import Fault, Received, Role, Rows, check_direction
+from replication.streams.history import UNKNOWN_EPOCH
 from replication.streams.interfaces import PeerStatus, Sample
 from replication.wire.commands import Command, Error, Name, Ping, RemoteServerUp, Replicate, Server, encode_line
 from replication.wire.grammar import InstanceName, StreamName
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
-    from twisted.python.failure import Failure
 
     from replication.net.broadcast import Broadcast
     from replication.net.command_functions import CommandFunctions
@@ -43,7 +44,7 @@ NOT_WRONG: Final = frozenset({"ping timeout", "slow peer", "silent"})  # faults 
 NAME_LENGTH: Final = 255  # characters of a peer's NAME that are kept: the longest instance name
 ECHO_LENGTH: Final = 600  # characters of a PING that are sent back: a number, two of the longest names
 MAX_ASKED: Final = 100  # epochs that one peer has asked for, without an answer
-UNKNOWN_EPOCH: Final = "?"  # no epoch has this name
+EPOCH_PATIENCE: Final = 10.0  # seconds in which the database must return an epoch
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -295,8 +296,8 @@ class Subscribers(Factory):
             return
         match text[:ECHO_LENGTH].split():
             case [_, _, stream, writer] as words if not peer.rights.missing("read", [stream]):
-                reading = Deferred.fromCoroutine(self._read_epoch(peer, StreamName(stream), InstanceName(writer)))
-                reading.addErrback(self._epoch_not_read)
+                reading = shield(self._read_epoch(peer, StreamName(stream), InstanceName(writer)))
+                reading.addTimeout(EPOCH_PATIENCE, self._clock, lambda _failure, _seconds: UNKNOWN_EPOCH)
                 reading.addCallback(lambda epoch: peer.send(Ping(" ".join([*words, epoch]).rstrip())))
             case words:
                 peer.send(Ping(" ".join(words)))
@@ -307,13 +308,13 @@ class Subscribers(Factory):
         peer.asked += 1
         try:
             return await self._positions.epoch(stream, writer)
+        except ReplicationError:
+            return UNKNOWN_EPOCH
+        except Exception:  # noqa: BLE001 (the peer must have an answer)
+            self.log.failure("reading an epoch")
+            return UNKNOWN_EPOCH
         finally:
             peer.asked -= 1
-
-    def _epoch_not_read(self, failure: Failure) -> str:
-        if not failure.check(ReplicationError):
-            self.log.failure("reading an epoch", failure)
-        return UNKNOWN_EPOCH
 
     def _forget_silence(self, peer: ReplicationProtocol) -> None:
         self._broadcast.speed_up(peer)

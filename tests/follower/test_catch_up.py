@@ -189,6 +189,11 @@ class HistoryTests(SourcesCase):
         found, _ = self.beside_a_copy(())
         self.assertEqual(str(error_of(found)), f"http://copy:1{lacks}; its own HTTP{lacks}")
 
+    def test_while_the_newest_epoch_cannot_be_read_no_source_is_asked(self) -> None:
+        found, requested = self.beside_a_copy(self.HISTORY, epoch="?")
+        reason = "the process that sends positions of master cannot read the name of its newest start"
+        self.assertEqual((str(error_of(found)), requested), (reason, 0))
+
     def test_if_no_process_names_an_epoch_the_first_history_is_used(self) -> None:
         for epoch in ("", None):
             self.assertEqual(self.beside_a_copy(self.HISTORY, epoch=epoch), ([self.OLD], 0))

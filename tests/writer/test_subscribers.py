@@ -19,14 +19,15 @@ from replication.net.protocol import REST, Limits
 from replication.net.slow_peers import HOLD
 from replication.session.connection import Fault, Keepalive
 from replication.streams.definitions import StreamDefinition
+from replication.streams.history import UNKNOWN_EPOCH
 from replication.wire.commands import Error, RemoteServerUp, Replicate
 from replication.writer import subscribers
 from replication.writer.subscribers import (
     CLOSED_AT_ONCE,
     CLOSING_PAUSE,
     ECHO_LENGTH,
+    EPOCH_PATIENCE,
     MAX_QUICK_SILENT,
-    UNKNOWN_EPOCH,
 )
 from tests.doubles import Wire, connect, lines_of, logged, now, shown_metrics
 from tests.serving import ORDERS, POSITIONS, MasterCase
@@ -88,6 +89,22 @@ class FactoryTests(MasterCase):
             arrives.callback([])
             self.send(wire, "PING echo 4 orders master")
         self.assertEqual(self.new_lines(wire), [f"PING echo {number} orders master" for number in (0, 1, 2, 4)])
+
+    def test_a_database_that_does_not_answer_is_waited_for_a_while(self) -> None:
+        """A follower waited with it, ready and without an error."""
+        wire = self.greeted()
+        arrives: Deferred[list[object]] = Deferred()
+        with (
+            patch.object(self.master.store, "history", Mock(side_effect=lambda *_: share(arrives))) as read,
+            patch.object(subscribers, "MAX_ASKED", 1),
+        ):
+            self.send(wire, "PING echo 1 orders master")
+            self.net.advance(EPOCH_PATIENCE)
+            self.send(wire, "PING echo 2 orders master")
+            self.assertEqual(read.call_count, 1, "that read goes on")
+            arrives.errback(StoreError("too late"))
+        answers = [line for line in self.new_lines(wire) if "echo" in line]
+        self.assertEqual(answers, [f"PING echo {number} orders master {UNKNOWN_EPOCH}" for number in (1, 2)])
 
     def test_it_does_not_log_each_connection(self) -> None:
         self.assertFalse(self.master.factory().noisy)
