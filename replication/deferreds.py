@@ -1,4 +1,4 @@
-"""Deferreds that are shared, shielded from cancellation, or bound to a process's lifetime."""
+"""Deferreds that are shared, shielded from cancellation, or bound to a process's lifetime; locks of many waiters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import current_thread
 from typing import TYPE_CHECKING, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, DeferredSemaphore
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python import threadable
@@ -110,6 +110,34 @@ async def close_after(work: Awaitable[None], close: Callable[[], Awaitable[None]
 def shield(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
     """Start ``work`` and return a Deferred for its result; to cancel that Deferred does not stop the work."""
     return share(Deferred.fromCoroutine(work))
+
+
+class _Released:
+    """Lets each waiter run after the release of the one before, not inside it: some hundreds would exceed the stack."""
+
+    _due = 0
+    _is_releasing = False
+
+    def release(self) -> None:
+        """Let the next one in."""
+        self._due += 1
+        if self._is_releasing:
+            return  # the release below goes on
+        self._is_releasing = True
+        try:
+            while self._due:
+                self._due -= 1
+                super().release()  # type: ignore[misc]
+        finally:
+            self._is_releasing = False
+
+
+class Lock(_Released, DeferredLock):
+    """A DeferredLock for which any number may wait."""
+
+
+class Semaphore(_Released, DeferredSemaphore):
+    """A DeferredSemaphore for which any number may wait."""
 
 
 class Lifetime:

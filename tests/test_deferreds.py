@@ -13,7 +13,17 @@ from twisted.python import threadable
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.deferreds import Lifetime, StartDeferred, check_reactor, check_thread, close_after, share, shield
+from replication.deferreds import (
+    Lifetime,
+    Lock,
+    Semaphore,
+    StartDeferred,
+    check_reactor,
+    check_thread,
+    close_after,
+    share,
+    shield,
+)
 from replication.errors import ConfigError
 from tests.doubles import begin, error_of, logged, now
 
@@ -242,3 +252,31 @@ class LifetimeTests(SynchronousTestCase):
         self.lifetime.end()
         self.assertEqual(first, [None])
         self.assertEqual(len(second), 1)
+
+
+class LockTests(SynchronousTestCase):
+    def test_any_number_may_wait(self) -> None:
+        """Each ran inside the release of the one before: of a few hundred, some never ran, and the lock was lost."""
+        for lock in (Lock(), Semaphore(1)):
+            lock.acquire()
+            ran: list[int] = []
+
+            async def run(number: int, lock: Lock | Semaphore = lock, ran: list[int] = ran) -> None:
+                async with lock:
+                    ran.append(number)
+
+            waiting = [begin(Deferred.fromCoroutine(run(number))) for number in range(2000)]
+            lock.release()
+            self.assertEqual((ran, [outcome for (outcome,) in waiting]), ([*range(2000)], [None] * 2000))
+            self.assertTrue(lock.acquire().called)
+
+    def test_a_waiter_that_is_cancelled_or_that_fails_leaves_the_others_their_turn(self) -> None:
+        lock = Lock()
+        lock.acquire()
+        first, second, third = lock.acquire(), lock.acquire(), lock.acquire()
+        outcome = begin(first)
+        first.cancel()
+        self.assertIsInstance(error_of(outcome), CancelledError)
+        second.addCallback(lambda held: held.release())
+        lock.release()
+        self.assertTrue(now(third).locked)

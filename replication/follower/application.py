@@ -21,9 +21,9 @@ from replication.streams.skips import FailedFact, FailedFactAction, SkippedFact,
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from twisted.internet.defer import DeferredLock
     from twisted.python.failure import Failure
 
+    from replication.deferreds import Lock
     from replication.follower.database_waits import DatabaseWaits
     from replication.follower.failures import Step
     from replication.follower.transaction_size import TransactionSize
@@ -161,7 +161,7 @@ class Application:
             await self._transact(work, keep)
         self.failing.end_retry(again, error)
 
-    def drop_unmatched(self, cursors: Mapping[InstanceName, Cursor], write_of: WriteOf, lock: DeferredLock) -> None:
+    def drop_unmatched(self, cursors: Mapping[InstanceName, Cursor], write_of: WriteOf, lock: Lock) -> None:
         """Drop the skips that were requested for IDs that no fact has: a later fact with such an ID is applied."""
         for writer, token in self.failing.take_unmatched(cursors):
             dropped = SkippedFact(self._stream, writer, Fact(token, ()), SkipState.DROPPED)
@@ -169,7 +169,7 @@ class Application:
 
     # ---- inside
 
-    async def _drop(self, dropped: SkippedFact, cursor: Cursor, write_of: WriteOf, lock: DeferredLock) -> None:
+    async def _drop(self, dropped: SkippedFact, cursor: Cursor, write_of: WriteOf, lock: Lock) -> None:
         what = {"token": dropped.fact.token, "stream": self._stream, "writer": dropped.writer}
         self.log.warn("no fact of {stream} by {writer} has the ID {token}: the request to skip it is dropped", **what)
         try:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from twisted.internet import defer
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 
+from replication.deferreds import Lock
 from replication.errors import CatchUpError, ReplicationError
 from replication.follower.audit import Audit
 from replication.net.endpoints import is_redis
@@ -73,7 +74,7 @@ class RelayedAudit:
     _interval: float
     audit: Audit | None = attrs.field(init=False, default=None)
     _relays: dict[str, _Relay] = attrs.field(init=False, factory=dict)  # by endpoint
-    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)
+    _lock: Lock = attrs.field(init=False, factory=Lock)
 
     async def confirm(self, follower: StreamFollower, writer: InstanceName) -> None:
         """Begin or end the audit of a stream, before facts of a new connection are applied.

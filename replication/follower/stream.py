@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, succeed
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import Logger
 
+from replication.deferreds import Lock
 from replication.errors import CatchUpError, ReplicationError, StoreError, StreamError
 from replication.follower.application import Application, FailedFactFunction
 from replication.follower.database_waits import DatabaseWaits
@@ -137,7 +138,7 @@ class StreamFollower:
     # Whether it is known that facts are compared, or that they are not: behind a relay, once that has answered.
     audit_known: bool = attrs.field(init=False, default=False)
     application: Application = attrs.field(init=False)
-    lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one transaction of this stream at a time
+    lock: Lock = attrs.field(init=False, factory=Lock)  # one transaction of this stream at a time
     _left_out: LeftOutRanges = attrs.field(init=False, factory=LeftOutRanges)
     # The last error of each writer whose traceback was logged, until the stream has gone on.
     _traced: dict[InstanceName, str] = attrs.field(init=False, factory=dict)

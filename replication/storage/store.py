@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import blockingCallFromThread
 from twisted.logger import Logger
 
+from replication.deferreds import Lock
 from replication.errors import CommitsLostError, StoreError
 from replication.storage.connection import SqlConnection
 from replication.storage.contract import Batch, undeclared
@@ -260,10 +261,10 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
         self._tables: dict[StreamName, StreamTable[Any]] = {}
         self._reader: ConnectionThread[_Connection] | None = None
         self._writer: ConnectionThread[_Connection] | None = None
-        self._writer_lock = DeferredLock()
+        self._writer_lock = Lock()
         # Commits without statements share one transaction and one fsync.
         self._group: CallGroup[Batch, None] = CallGroup(self._writer_lock, self._commit_together, collect)
-        self._opening = DeferredLock()
+        self._opening = Lock()
         self._closed = False
         self._lost: CommitsLostError | None = None
         self._proof = WriteProof(self._prove)

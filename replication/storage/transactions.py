@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred
 
+from replication.deferreds import Lock
 from replication.errors import UnknownStreamError
 from replication.storage.contract import ended
 
@@ -49,7 +50,7 @@ class Transaction:
     def __init__(self, store: SqlStore[Any], *, synchronous: bool) -> None:
         self._store = store
         self._synchronous = synchronous
-        self._lock = DeferredLock()  # statements run one after the other
+        self._lock = Lock()  # statements run one after the other
         self._connection: ConnectionThread[SqlConnection[Any]] | None = None  # from the first statement on
         self._end: str | None = None
 
@@ -139,7 +140,7 @@ class CallGroup(Generic[_Item, _Result]):
 
     def __init__(
         self,
-        lock: DeferredLock,
+        lock: Lock,
         call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | BaseException]]],
         collect: Callable[[], Awaitable[None]] | None = None,
     ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import attrs
-from twisted.internet.defer import DeferredLock
 
+from replication.deferreds import Lock
 from replication.errors import StreamError
 from replication.streams.interfaces import IStreamStore, KnownFollower
 from replication.wire import grammar
@@ -59,7 +59,7 @@ class KnownFollowers:
     _writers: WritersOf
     _latest: dict[InstanceName, KnownFollower] = attrs.field(init=False, factory=dict)  # since the start
     _stored_at: dict[InstanceName, float] = attrs.field(init=False, factory=dict)
-    _lock: DeferredLock = attrs.field(init=False, factory=DeferredLock)  # one report at a time
+    _lock: Lock = attrs.field(init=False, factory=Lock)  # one report at a time
 
     async def report(self, name: str, positions: Positions, streams: Collection[StreamName] | None = None) -> float:
         """Keep the positions of a follower, and return the seconds after which it should report again.

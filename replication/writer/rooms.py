@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from replication.deferreds import share
+from replication.deferreds import Lock, share
 from replication.errors import RoomError
 from replication.rooms.event import MAX_OWN_PREV_EVENTS, MEMBER, Event, StateKey
 from replication.rooms.graph import CHUNK, Rules, persist, recalculate
@@ -82,7 +82,7 @@ class Rooms:
         self._waiting: list[_Task] = []
         self._working = False
         self._declared = False
-        self._declaring = DeferredLock()
+        self._declaring = Lock()
         for definition in (EVENTS, BACKFILL):
             master.registry.declare(definition)
 

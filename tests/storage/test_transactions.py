@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from replication.deferreds import Lock
 from replication.errors import StoreError
 from replication.storage.transactions import CallGroup
 
@@ -19,7 +20,7 @@ class CallGroupTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.asked: list[tuple[list[str], Deferred[Sequence[BaseException | None]]]] = []
-        self.line = DeferredLock()
+        self.line = Lock()
         self.group: CallGroup[str, None] = CallGroup(self.line, self.commit)
 
     def commit(self, batches: Sequence[str]) -> Deferred[Sequence[BaseException | None]]:

@@ -18,8 +18,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
-from twisted.internet.defer import Deferred, DeferredLock, DeferredSemaphore
+from twisted.internet.defer import Deferred
 
+from replication.deferreds import Lock, Semaphore
 from replication.errors import StoreError
 from replication.storage.postgres.address import Address
 from replication.storage.postgres.checks import refuse_shared
@@ -106,7 +107,7 @@ class PostgresStore(SqlStore[PostgresConnection]):
         self._truncations = Truncations()
         self._allocations = Allocations(self.warnings.append)
         self._held_until = 0.0  # of ``monotonic``
-        self._slots = DeferredSemaphore(connections)  # of transactions with statements
+        self._slots = Semaphore(connections)  # of transactions with statements
         self._pool: list[ConnectionThread[PostgresConnection]] = []  # their connections
         self._free: list[ConnectionThread[PostgresConnection]] = []  # those that no transaction uses
 
@@ -333,7 +334,7 @@ class PostgresSequence:
     def __init__(self, store: PostgresStore, sequence: str) -> None:
         self._store = store
         self._sequence = sequence
-        self._group: CallGroup[int, Sequence[int]] = CallGroup(DeferredLock(), self._allocate, store.end_of_turn)
+        self._group: CallGroup[int, Sequence[int]] = CallGroup(Lock(), self._allocate, store.end_of_turn)
 
     async def allocate(self, count: int) -> Sequence[int]:
         """Return ``count`` IDs, ascending, which no other caller receives; StoreError if the server returns none."""
