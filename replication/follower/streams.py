@@ -33,7 +33,7 @@ from replication.streams.cursor import Apply, CatchUp, Reset
 from replication.streams.definitions import CACHES
 from replication.streams.history import last_name
 from replication.streams.interfaces import Page
-from replication.wire.commands import Position
+from replication.wire.commands import Ping, Position
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -252,6 +252,8 @@ class FollowedStreams:
                     self._position_received(client, command)
             elif isinstance(command, LostRow):
                 self._followers[command.stream].row_lost(client, command.instance)
+            elif isinstance(command, Ping):
+                _compare_again(self._followers, command)
             elif client.peer is not None and not isinstance(command, Fault):
                 self._commands.receive(client.peer, command)
                 if self.relay is not None:
@@ -487,3 +489,12 @@ def described_streams(
 
         definitions = [*(each.definition for each in since_1_159.STREAMS), *definitions]
     return {StreamName(each.name): each for each in definitions}
+
+
+def _compare_again(followers: Mapping[StreamName, StreamFollower], ping: Ping) -> None:
+    """Compare the history that a PING names once more: it has changed on this connection."""
+    match ping.text.split():
+        case [Ping.HISTORY, stream, writer] if (follower := followers.get(StreamName(stream))) is not None:
+            for cursor in [each for name, each in follower.cursors.items() if name == writer]:
+                cursor.compare_again()
+                follower.resume()

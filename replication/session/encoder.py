@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from replication.wire.commands import LINE_LIMIT, Position, encode_line
+from replication.wire.commands import LINE_LIMIT, Ping, Position, encode_line
 from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ def encode_only_row(
 def encode_position(stream: StreamName, instance: InstanceName, prev: Token, new: Token) -> EncodedLines:
     """Return the POSITION of an instance that has no fact with ``prev < token <= new``."""
     return EncodedLines(encode_line(Position(stream, instance, prev, new)), 1)
+
+
+def encode_new_epoch(stream: StreamName, instance: InstanceName) -> EncodedLines:
+    """Return the PING by which followers of ``stream`` compare the history of ``instance`` once more."""
+    return EncodedLines(encode_line(Ping(f"{Ping.HISTORY} {stream} {instance}")), 1)
 
 
 def encode_gap(stream: StreamName, instance: InstanceName, upto: Token) -> EncodedLines:

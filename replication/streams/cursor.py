@@ -189,7 +189,11 @@ class Cursor:
             self._links += 1
             if self._checks_history:
                 self._unchecked = max(self.published, self.position, self._unchecked or Token(0))
-                self._forget_reset()
+                if self._reset_to < _MAX_TOKEN:  # the history of this link decides anew
+                    self._drop_partial()
+                    self._reset_to = _MAX_TOKEN
+                    self._rewind(self.position)
+                    self._reset_to = _MAX_TOKEN
         if new < self.published:
             self._rewind(new)
         if link != self._link or new > self.published:
@@ -280,6 +284,12 @@ class Cursor:
         if self._tail < self._gap_upto:
             return CatchUp(self._tail, self._gap_upto, self._resets, self._unordered)
         return None
+
+    def compare_again(self) -> None:
+        """Let the next step be a Check, as on a new link: the history has changed on this one."""
+        if self._checks_history and self.linked:
+            self._links += 1  # a Check that is being made has the former history
+            self._unchecked = max(self.published, self.position, self._unchecked or Token(0))
 
     def compared(self, step: Check, common: Token) -> bool:
         """Drop everything above ``common``; returns whether nothing is above it, applied or received.
@@ -479,14 +489,6 @@ class Cursor:
         self._rewind(to)
         if published > self.published:
             self._open_gap(published)
-
-    def _forget_reset(self) -> None:
-        """Forget a Reset that is not applied: the history of this link decides anew."""
-        if self._reset_to < _MAX_TOKEN:
-            self._drop_partial()
-            self._reset_to = _MAX_TOKEN
-            self._rewind(self.position)
-            self._reset_to = _MAX_TOKEN
 
     def _drop_partial(self) -> None:
         """Drop the incomplete fact of the link that is followed, and the rest of it when it comes."""

@@ -72,12 +72,14 @@ class Ping(_TextCommand):
     """``PING <text>``: a sign of life, normally with the time in ms; the first starts the receiver's time-out.
 
     If the text of a server's PING ends with ``ECHO``, that server sends back each PING whose text begins with it.  To
-    ``echo NUMBER STREAM INSTANCE`` it adds the name of that writer's newest epoch (docs/protocol/connection.md B2).
+    ``echo NUMBER STREAM INSTANCE`` it adds the name of that writer's newest epoch.  A server sends ``HISTORY STREAM
+    INSTANCE`` when that history has changed while its followers were connected (docs/protocol/connection.md B2).
     """
 
     WORD: ClassVar[str] = "PING"
     SENT_BY: ClassVar[Collection[str]] = ("master", "worker")
     ECHO: ClassVar[str] = "echo"
+    HISTORY: ClassVar[str] = "history"
     text: str
 
 

@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 
 from replication.errors import PositionMovedError, StoreError
 from replication.logs import TroubleLog
-from replication.session.encoder import encode_position
+from replication.session.encoder import encode_new_epoch, encode_position
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.history import RAISED, Epoch, raise_epoch
 from replication.streams.interfaces import Write
@@ -257,7 +257,8 @@ class FormerWriters:
                 continue
             upto, before = reached[name], stored.get(name, {}).get(writer, Token(0))
             history, epoch = histories[name, writer], self._epochs.get((name, writer))
-            if epoch is None or not history or history[-1].name != epoch.name:
+            begins = epoch is None or not history or history[-1].name != epoch.name
+            if epoch is None or begins:
                 settled = min(position, before or INITIAL_POSITION)
                 epoch = Epoch(f"{RAISED}{secrets.token_hex(4)}.{secrets.token_hex(4)}", settled, position)
             epoch = epoch._replace(start=upto)
@@ -270,3 +271,5 @@ class FormerWriters:
             if writer in self.of(name):
                 self._positions[name] = {**self.of(name), writer: upto}
             self._broadcast.publish(name, encode_position(name, writer, position, upto))
+            if begins:  # a relay that stays connected must have it, for followers that connect there later
+                self._broadcast.publish(name, encode_new_epoch(name, writer))

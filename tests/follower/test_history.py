@@ -181,6 +181,16 @@ class CopyTests(HistoryCase):
         compared = self.histories.compare(MASTER, Token(4), Token(11), lambda: succeed(True))
         self.assertEqual(now(compared), (8, self.published))
 
+    def test_a_writer_whose_position_was_raised_while_it_was_connected_is_compared_again(self) -> None:
+        """The process that raises it has begun an epoch, which a relay must have for later followers."""
+        self.at(0, 1)
+        self.rows(fact(2))
+        self.published = [A, B, epoch("c", 9)]
+        self.follower.cursors[MASTER].compare_again()
+        self.follower.resume()
+        self.assertEqual((self.stored_history(), self.stored()), (["a", "b", "c"], ([fact(2)], 2)))
+        self.assertEqual(self.changed[-1], (ORDERS, MASTER))
+
     def test_a_restored_writer_that_has_passed_the_follower_is_followed_from_the_backup(self) -> None:
         """At 11; the backup ends at 6; 7 to 14 are new facts."""
         self.follow_to_eleven()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -14,7 +15,7 @@ from replication.errors import (
 from replication.follower.catch_up import CatchUpSources
 from replication.follower.streams import described_streams
 from replication.net.protocol import ReplicationProtocol
-from replication.streams.cursor import CatchUp
+from replication.streams.cursor import CatchUp, Cursor
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Page
@@ -123,6 +124,15 @@ class DescribedTests(SynchronousTestCase):
 
 class OrderTests(WorkerCase):
     """One function of a stream runs at a time, and unknown streams are ignored."""
+
+    def test_a_ping_names_a_history_that_has_changed(self) -> None:
+        writer = self.serve(HELLO + position(1, 1))
+        self.start()
+        with patch.object(Cursor, "compare_again") as compared:
+            self.send(writer, b"PING history other master\nPING history orders\nPING 7\nPING history orders former\n")
+            compared.assert_not_called()
+            self.send(writer, b"PING history orders master\n")
+        compared.assert_called_once()
 
     def test_trap_8_facts_that_arrive_while_others_are_applied_wait(self) -> None:
         running: list[Deferred[None]] = []

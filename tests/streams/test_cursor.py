@@ -607,6 +607,25 @@ class TestHistory:
         assert self.check(made, 6) == Check(Token(6), Token(6), 3)
         assert (made.step(), made.position, made.live) == (None, 6, True)
 
+    def test_a_history_that_has_changed_on_the_link_is_compared_again(self) -> None:
+        made = self.checked_cursor()
+        send(made, 6)
+        made.compare_again()
+        step = made.step()
+        assert step == Check(Token(5), Token(6), 2)
+        made.compare_again()  # while that is compared: it may have the former history
+        assert isinstance(step, Check)
+        assert not made.compared(step, Token(6))
+        assert self.check(made, 6) == Check(Token(5), Token(6), 3)
+        assert apply_all(made) == [6]
+        made.link_lost(LINK)
+        made.compare_again()
+        assert made.step() is None, "the next link compares it"
+        without = Cursor(Token(5))
+        receive(without, 5, 5)
+        without.compare_again()
+        assert without.step() is None
+
     def test_received_facts_above_the_common_position_are_dropped_and_all_is_fetched(self) -> None:
         made = self.checked_cursor()
         send(made, 6, 7, 8)

@@ -192,6 +192,50 @@ def test_a_former_writer_has_lost_facts_and_its_position_was_raised_beyond_them(
         assert copy.log.count("went back") == 1
 
 
+def test_a_relay_notices_that_the_position_of_a_former_writer_is_raised_beyond_lost_facts(
+    tmp_path: Path, database: Database
+) -> None:
+    """It stayed connected meanwhile: a copy that connected to it later kept the lost facts, and refused new ones."""
+    wire, port = free_ports(2)
+    own = (f"--listen=tcp:{wire}:interface=127.0.0.1", f"--http=tcp:{port}:interface=127.0.0.1")
+    anna, ben = (
+        Daemon(tmp_path, "master", f"--instance-name={name}", "--stream=orders", f"--database={database.url}", *own)
+        for name in ("anna", "ben")
+    )
+    relay = Daemon(tmp_path, "worker", "--instance-name=relay", f"--connect=tcp:127.0.0.1:{wire}", name="relay")
+
+    def write(daemon: Daemon, *rows: str) -> None:
+        daemon.address("HTTP")
+        append(f"127.0.0.1:{port}", "orders", [Fact(Token(0), (f'"{row}"',)) for row in rows])
+
+    def followed(name: str) -> bool:
+        return has(tmp_path / f"replication-{name}.db", COPY, database.rows())
+
+    with ben:
+        write(ben, "b1")
+    with ExitStack() as stack:
+        below, _ = stack.enter_context(fixed_ports(relay))
+        copy = Daemon(tmp_path, "worker", "--instance-name=copy", f"--connect=tcp:{below}", name="copy")
+        stack.enter_context(copy)
+        with anna:
+            write(anna, "a1")
+            until(lambda: followed("copy"), "the copy has all")
+            database.back_up()
+            write(anna, "lost 1", "lost 2")
+            until(lambda: followed("copy"), "the copy has what will be lost")
+            known = "SELECT count(*) FROM stream_histories WHERE instance_name = 'anna' AND stream_name = 'orders'"
+            until(lambda: has(tmp_path / "replication-copy.db", known, [(1,)]), "the copy knows the history")
+        copy.kill()
+        database.restore()
+        with ben:
+            write(ben, "b2", "b3", "b4")
+            raised = "SELECT stream_id FROM stream_positions WHERE instance_name = 'anna' AND stream_name = 'orders'"
+            (newest,) = database.rows()[-1:]
+            until(lambda: has(tmp_path / "replication-relay.db", raised, [newest[:1]]), "the position is raised")
+            copy.start()
+            until(lambda: followed("copy"), "the copy goes back", 30)
+
+
 def test_a_function_goes_back_where_another_writer_was_started_first_after_a_restore(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:

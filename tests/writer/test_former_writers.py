@@ -82,7 +82,10 @@ class FormerWritersTests(SharedCase):
         self.assertEqual(self.new_lines(wire), ["POSITION notes second 9 12"])
         self.shared.there = set()
         self.net.pump([1.0] * 6)
-        self.assertEqual(self.new_lines(wire), ["POSITION notes removed 9 12", "POSITION notes later 12 12"])
+        self.assertEqual(
+            self.new_lines(wire),
+            ["POSITION notes removed 9 12", "PING history notes removed", "POSITION notes later 12 12"],
+        )
 
         self.store.close_gate("positions")
         self.send(wire, "REPLICATE notes")
@@ -115,7 +118,7 @@ class FormerWritersTests(SharedCase):
         self.net.advance(1.0)
         self.assertEqual(self.new_lines(wire), [], "it is stored before it is sent")
         self.store.open_gate("raise position")
-        self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5"])
+        self.assertEqual(self.new_lines(wire), ["POSITION notes former 4 5", "PING history notes former"])
         self.assertEqual(append(), ["POSITION notes former 5 6"])
         self.assertEqual(now(master.served.since("notes", "0", 10))[1], "6")
         self.shared.others_write("notes", "former", 7)  # another process moves it
@@ -358,7 +361,8 @@ class FormerWritersTests(SharedCase):
         self.net.pump([1.0] * ENDED_AFTER)
         self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], [])
         self.net.pump([1.0] * 2)
-        self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], ["POSITION notes removed 4 5"])
+        lines = ["POSITION notes removed 4 5", "PING history notes removed"]
+        self.assertEqual([line for line in self.new_lines(wire) if "removed" in line], lines)
         stopped = begin(master.stop())
         wire.read()
         self.assertEqual(stopped, [None])
@@ -410,7 +414,7 @@ class FormerWritersTests(SharedCase):
         del self.store.errors["take over removed"]
         with logged(LogLevel.info) as messages:
             self.net.pump([1.0] * 2 * ENDED_AFTER)
-        lines = ["POSITION notes removed 7 7", "POSITION notes removed 7 9"]
+        lines = ["POSITION notes removed 7 7", "POSITION notes removed 7 9", "PING history notes removed"]
         self.assertEqual(self.new_lines(wire), lines)
         self.assertEqual(len(messages), 1)
 
