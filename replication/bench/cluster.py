@@ -60,7 +60,7 @@ class Cluster:
         if self._as:
             os.chown(self.folder, self._as["user"], self._as["group"])
         try:
-            self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+            self._create()
             (self.port,) = free_ports(1)
             every = {**_SETTINGS, **settings, "port": self.port, "unix_socket_directories": self.folder}
             with (self.folder / "data/postgresql.conf").open("a") as file:
@@ -103,6 +103,10 @@ class Cluster:
         with psycopg.connect(self.url(database), autocommit=True, application_name="test") as connection:
             cursor = connection.execute(sql, parameters or None)
             return cursor.fetchall() if cursor.description else []
+
+    def _create(self) -> None:
+        """Make the data directory."""
+        self._run("initdb", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._binaries / program), f"--pgdata={self.folder}/data", *arguments]

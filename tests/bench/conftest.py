@@ -1,4 +1,4 @@
-"""The processes of scenarios are forked by one that has imported what they import, which saves most of their start."""
+"""Scenarios start faster: a process that has imported what theirs import forks them, and initdb runs once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from multiprocessing import forkserver
 import pytest
 
 from replication.bench import processes
+from replication.bench.cluster import Cluster, find_binaries
+from tests.postgres import copy_data_directory, data_directory
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 
@@ -20,6 +22,15 @@ def fork_server() -> None:
     forkserver.ensure_running()
 
 
+@pytest.fixture(scope="session")
+def copied_data() -> None:
+    """Run initdb before a test has another folder for temporary files, which must be empty at its end."""
+    if find_binaries():
+        data_directory()
+
+
 @pytest.fixture(autouse=True)
-def _forked(monkeypatch: pytest.MonkeyPatch, fork_server: None) -> None:
+def _forked(monkeypatch: pytest.MonkeyPatch, fork_server: None, copied_data: None) -> None:
     monkeypatch.setattr(processes, "_SPAWN", FORK_SERVER)
+    if find_binaries():
+        monkeypatch.setattr(Cluster, "_create", copy_data_directory)
