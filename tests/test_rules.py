@@ -50,21 +50,30 @@ def test_every_module_has_a_twin_among_the_tests(module: Path) -> None:
     assert (CHECKOUT / "tests" / inside.parent / f"test_{inside.name}").exists()
 
 
-@pytest.mark.parametrize("module", [*MODULES, *sorted((CHECKOUT / "twisted").rglob("*.py"))], ids=name_of)
-def test_a_long_module_gives_the_reason_and_no_name_is_empty_of_meaning(module: Path) -> None:
-    text = module.read_text()
-    tree = ast.parse(text)
-    if len(text.splitlines()) > 500:
+@pytest.fixture(scope="module", params=[*MODULES, *sorted((CHECKOUT / "twisted").rglob("*.py"))], ids=name_of)
+def module(request: pytest.FixtureRequest) -> Path:
+    """Return each module; the tests of one run after each other, with the tree that is parsed once."""
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture(scope="module")
+def tree(module: Path) -> ast.Module:
+    """Return the module, parsed."""
+    return ast.parse(module.read_text())
+
+
+def test_a_long_module_gives_the_reason_and_no_name_is_empty_of_meaning(module: Path, tree: ast.Module) -> None:
+    if len(module.read_text().splitlines()) > 500:
         assert "The module has more than 500 lines because" in (ast.get_docstring(tree) or "")
     assert module.stem not in FORBIDDEN
     words = {word.lower() for each in classes_of(tree) for word in re.findall(r"[A-Z][a-z]+", each.name)}
     assert not words & FORBIDDEN
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_no_class_is_large(module: Path) -> None:
+def test_no_class_is_large(tree: ast.Module) -> None:
     """30 methods, and 60 lines of a constructor, are enough."""
-    for each in classes_of(ast.parse(module.read_text())):
+    for each in classes_of(tree):
         methods = [it for it in each.body if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef)]
         assert len(methods) <= 30, each.name
         for it in methods:
@@ -99,10 +108,9 @@ def classes_of(tree: ast.Module) -> list[ast.ClassDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-@pytest.mark.parametrize("module", sorted((CHECKOUT / "tests").rglob("*.py")), ids=name_of)
-def test_tests_are_no_package(module: Path) -> None:
+def test_tests_are_no_package() -> None:
     """Else two modules of one name would need a folder's name before them."""
-    assert module.name != "__init__.py"
+    assert [*(CHECKOUT / "tests").rglob("__init__.py")] == []
 
 
 def test_the_map_names_every_package_and_module_of_the_top() -> None:

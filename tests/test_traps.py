@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ TESTS = Path(__file__).parent
 TRAPS = range(1, 53)  # docs/protocol/traps.md
 
 
+@cache
 def numbers_in_names() -> set[int]:
     """Return the numbers in the names of tests."""
     names = (re.findall(r"def test_\w*?trap_(\d+)_", module.read_text()) for module in TESTS.rglob("*.py"))

@@ -22,6 +22,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NAMED = {*code(re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE))}
 
 
+@cache
 def pictures() -> Any:
     """Return docs/pictures.py as a module."""
     spec = spec_from_file_location("pictures", DOCS / "pictures.py")
@@ -60,7 +61,7 @@ def definitions() -> dict[str, list[ast.stmt]]:
     """Return the statements at the first level of all modules that define each name."""
     found: dict[str, list[ast.stmt]] = {}
     for path in (CHECKOUT / "replication").rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in pictures().tree_of(path).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = [each.id for each in targets if isinstance(each, ast.Name)]
             for name in [node.name] if isinstance(node, ast.ClassDef) else names:
@@ -76,9 +77,10 @@ def test_a_class_or_method_that_is_named_is_there(name: str) -> None:
     assert not method or method in methods
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Return the modules that a module imports, also those that only its types need."""
-    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    nodes = [*ast.walk(pictures().tree_of(path))]
     names = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
