@@ -61,11 +61,15 @@ class Turns(Pump, MemoryReactorClock):
     def wait(self, awaited: Coroutine[Any, Any, _T] | Deferred[_T]) -> _T:
         done = awaited if isinstance(awaited, Deferred) else Deferred.fromCoroutine(awaited)
         while not done.called or done.paused:
-            self.advance(0)
-            with suppress(Empty):
-                self._calls.get(timeout=0.01)()
+            self.turn(0)
         self.advance(0)
         return super().wait(done)
+
+    def turn(self, seconds: float) -> None:
+        """Advance the clock, and wait a moment for the result of a thread."""
+        self.advance(seconds)
+        with suppress(Empty):
+            self._calls.get(timeout=0.01)()
 
 
 class RollBackError(Exception):
@@ -108,7 +112,7 @@ def write_and_record(url: str, definition: StreamDefinition, turns: Sequence[Tur
         wire.protocol.dataReceived(b"REPLICATE\n")
         reactor.advance(0)
         while b"POSITION caches " not in wire.read():
-            reactor.wait(master.served.check())  # by then the master knows who of the others is there
+            reactor.turn(0)  # by then the master knows who of the others is there
         last = 0
         for number, rows in enumerate(turn.facts):
             with suppress(RollBackError):
@@ -116,8 +120,7 @@ def write_and_record(url: str, definition: StreamDefinition, turns: Sequence[Tur
                 if rows or definition.table is None:  # a fact without rows leaves nothing in a mapped table
                     last = token
         while published(reactor, master, definition.name) < last:
-            reactor.advance(0.1)  # until the master polls the table, which others may write
-            reactor.wait(master.served.check())  # lets the results of threads arrive
+            reactor.turn(0.1)  # until the master polls the table, which others may write
         sent.setdefault(turn.writer, []).extend(filter(is_of_a_fact, wire.read().decode().splitlines()))
         wire.lose()
         reactor.wait(master.stop())
