@@ -12,7 +12,7 @@ from replication.streams.cursor import Cursor
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_seed_gives_a_plan_and_a_plan_gives_a_trace(world: str) -> None:
-    for seed in range(1, 5):
+    for seed in (1, 2):
         plan = make_plan(seed, world)
         assert plan == make_plan(seed, world)
         assert plan.world == world
