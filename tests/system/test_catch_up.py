@@ -136,7 +136,7 @@ def test_a_new_worker_reads_segments_then_another_source_then_follows(
     tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Despite two bad segments and kills, no fact is missing or doubled, and HTTP is used only where needed."""
-    history, late = (1_000_000, 50_000) if request.config.getoption("--full") else (240_000, 8_000)
+    history, late = (1_000_000, 50_000) if request.config.getoption("--full") else (160_000, 8_000)
     segments = make_history(tmp_path, history)
     good = [each for place, each in enumerate(segments) if place not in (DAMAGED, MISSING)]
     rest = [Fact(Token(token), (f'["late{token}"]',)) for token in range(history, history + late)]
