@@ -67,6 +67,7 @@ class FailingFacts:
     skipped_total: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # since the start, by writer
     counts: Counter[InstanceName] = attrs.field(init=False, factory=Counter)  # in the database, by writer
     _failed: dict[InstanceName, FailedFact] = attrs.field(init=False, factory=dict)  # by line
+    _searched: dict[InstanceName, Sequence[Fact]] = attrs.field(init=False, factory=dict)  # one of them fails, by line
     _limits: dict[InstanceName, int] = attrs.field(init=False, factory=dict)  # facts of the next step, by line
     _skips: set[_Key] = attrs.field(init=False, factory=set)  # requested
     _retries: dict[_Key, Again] = attrs.field(init=False, factory=dict)  # requested
@@ -166,10 +167,12 @@ class FailingFacts:
         An error that another attempt may cure is not an error of a fact: a database that does not answer, a name that
         another process uses, the end of this process.
         """
+        self._searched.pop(line, None)
         if not facts or is_temporary(error) or isinstance(error, _NO_FACT):
             return None
         self._limits[line] = max(1, len(facts) // 2)
         if len(facts) > 1:
+            self._searched[line] = facts
             return None
         (fact,) = facts
         writer = writer_of(fact)
@@ -182,6 +185,7 @@ class FailingFacts:
     def committed(self, line: InstanceName, skipped: Iterable[SkippedFact], rows: int) -> None:
         """Note that a step is stored, without the facts that were skipped."""
         self._failed.pop(line, None)
+        self._searched.pop(line, None)
         if (limit := self._limits.get(line)) is not None:
             self._limits[line] = 2 * limit
             if limit > rows:  # all that was there was applied
@@ -224,6 +228,13 @@ class FailingFacts:
         where = f"{failed.stream} {failed.writer} {failed.fact.token}"
         skip = f"`replication skip {where}`, with --http or --database of this worker,"
         return f"; it is fact {failed.fact.token}: {skip} leaves it out"
+
+    def search(self, line: InstanceName) -> str:
+        """Return among which facts the one that fails is; empty if it is known, or if none fails."""
+        if not (facts := self._searched.get(line)):
+            return ""
+        where = f"a fact from {facts[0].token} to {facts[-1].token}"
+        return f"; the cause is {where}: fewer are applied at a time, until it is alone"
 
     def found_now(self, line: InstanceName) -> bool:
         """Whether the fact that fails was alone for the first time."""

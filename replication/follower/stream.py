@@ -375,8 +375,8 @@ class StreamFollower:
         reason = describe_error(error)
         text = f"{what} {self.name} of {writer or 'all writers'} after {step.after}: {reason}"
         self.failures += 1
-        failing, known = self.application.failing, self.errors.get(writer) == text
-        self.errors[writer] = text
+        failing, known = self.application.failing, self.errors.get(writer, "").startswith(text)
+        self.errors[writer] = text + (failing.search(writer) if what == "applying" else "")
         if not known or failing.found_now(writer):
             cure = failing.cure(writer)
             self.log.error("{text}; next attempt in {delay:.2f} s{cure}", text=text, delay=delay, cure=cure)

@@ -101,6 +101,31 @@ class FindTests(FailingCase):
         self.assertEqual((self.follower.status(MASTER).failed, self.state()), (7, "stopped"))
         self.flushLoggedErrors(ValueError)
 
+    def test_the_status_has_the_facts_among_which_the_one_that_fails_is_searched(self) -> None:
+        """A slow function takes long until that one is alone; meanwhile the status named no fact."""
+        self.poison = {7}
+        found: list[str | None] = []
+        with logged() as messages:
+            self.rows(*map(fact, range(2, 10)))
+            while self.follower.application.failing.failing(MASTER) is None:
+                found.append(self.follower.status(MASTER).error)
+                self.process.clock.advance(0.25)
+            found.append(self.follower.status(MASTER).error)
+        error = "applying orders of master after {}: ValueError: cannot take {{7}}"
+        among = "; the cause is a fact from {} to {}: fewer are applied at a time, until it is alone"
+        self.assertEqual(
+            found,
+            [
+                error.format(1) + among.format(2, 9),
+                error.format(5) + among.format(6, 9),
+                error.format(5) + among.format(6, 7),
+                error.format(6) + among.format(7, 8),
+                error.format(6),
+            ],
+        )
+        self.assertFalse([each for each in messages if "the cause is" in each])
+        self.flushLoggedErrors(ValueError)
+
     def test_one_error_has_one_traceback_until_the_stream_has_gone_on(self) -> None:
         def refuse(facts: Sequence[Fact], _: object) -> None:
             if self.poison.intersection(each.token for each in facts):
@@ -621,6 +646,10 @@ class FailingFactsTests(SynchronousTestCase):
     def test_a_fact_that_fails_is_found_only_if_it_was_alone(self) -> None:
         self.assertIsNone(self.note_failure(2, 3))
         self.assertEqual((self.failing.failing(MASTER), self.failing.cure(LINE)), (None, ""))
+        self.assertIn("from 2 to 3: ", self.failing.search(LINE))
+        self.failing.committed(LINE, [], 1)
+        self.assertEqual(self.failing.search(LINE), "")
+        self.assertIsNone(self.note_failure(2, 3))
         self.assertEqual((self.failing.is_narrowing(LINE), self.failing.found_now(LINE)), (True, False))
         self.note_failure(2)
         self.assertEqual((self.failing.failing(MASTER), self.failing.failing(OTHER)), (2, None))
