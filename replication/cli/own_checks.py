@@ -7,12 +7,14 @@ import shutil
 import stat
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replication.cli.findings import Finding
+from replication.cli.source_checks import declare_all
 from replication.errors import (
     TLS_CURE,
     CatchUpError,
@@ -33,7 +35,7 @@ from replication.storage import path_of
 from replication.storage.blocking import use_store
 from replication.storage.mapping_checks import check
 from replication.storage.sqlite.session import MEMORY
-from replication.streams.definitions import CACHES
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.wire import grammar
 from replication.wire.grammar import StreamName
 from replication.writer.former_writers import find_left
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from replication.config import Config
     from replication.net.listening import Socket
+    from replication.streams.definitions import Dialect
     from replication.streams.interfaces import IStreamStore
     from replication.wire.grammar import InstanceName, Token
 
@@ -57,6 +60,7 @@ MAY_START: Final = """
     SELECT to_regclass('replication_schema') IS NOT NULL
         OR coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)
 """
+_NOT_OURS: Final = "so it is not one of ours"  # in the error for a table ``stream_NAME`` with other columns
 _READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
@@ -205,7 +209,10 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
             return  # the first start makes it
     try:
         # Before the first start it may lack our tables, as a foreign one may.
-        database_time, warnings, stored, may_start = use_store(config.database, _read, read_only=True, foreign=True)
+        read = partial(_read, streams=_generic_streams(config, "postgresql" if path is None else "sqlite"))
+        database_time, warnings, stored, may_start, foreign_tables = use_store(
+            config.database, read, read_only=True, foreign=True
+        )
     except SchemaError as error:
         other_version = error.version is not None
         cure = "start the daemon of the version that it names" if other_version else "name another database or schema"
@@ -216,6 +223,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
+    yield from foreign_tables
     if not may_start:
         cure = "GRANT it USAGE and CREATE on the schema, or set its search_path"
         yield Finding(shown, "this user may not make the tables of this package", cure)
@@ -281,17 +289,32 @@ def check_folders(config: Config) -> Iterator[Finding]:
             )
 
 
-async def _read(store: IStreamStore) -> tuple[float, Sequence[str], StoredPositions, bool]:
+def _generic_streams(config: Config, dialect: Dialect) -> list[StreamDefinition]:
+    """Return the streams, as far as they have names here, whose facts this process stores in tables of our own."""
+    names = _written(config)
+    if config.role == "worker" and (config.app is None if config.copy is None else config.copy):
+        names |= {StreamName(each) for each in config.stream}
+    described = {each.name: each for each in config.streams}
+    found = [described.get(name) or StreamDefinition(name) for name in sorted(names)]
+    return [each for each in found if not (each.in_memory or each.maps(dialect) or each.sources(dialect))]
+
+
+async def _read(
+    store: IStreamStore, streams: Sequence[StreamDefinition]
+) -> tuple[float, Sequence[str], StoredPositions, bool, Sequence[Finding]]:
     """Return the time of the database's machine, in seconds, the warnings of the store, and the stored positions.
 
-    The last value is whether our tables exist, or this user may make them.  Positions and this right are read from
-    PostgreSQL only: an SQLite database has one process, and its file has a mode.
+    Then whether our tables exist, or this user may make them.  Positions and this right are read from PostgreSQL only:
+    an SQLite database has one process, and its file has a mode.  The last value is a finding for each of ``streams``
+    whose table another program has made; one that is missing is made by the first start.
     """
     warnings = list(store.warnings)
+    refused = [(f"stream {name}", why) for name, why in await declare_all(store, streams) if _NOT_OURS in why]
+    found = [Finding(where, why, "do as the message advises") for where, why in refused]
     clock = {"sqlite": "SELECT 0.0", "postgresql": "SELECT extract(epoch FROM clock_timestamp())"}
     ((seconds,),) = await store.read(lambda database: database.execute(clock[database.dialect]))
     if not seconds:
-        return time.time(), warnings, {}, True
+        return time.time(), warnings, {}, True, found
     ((exists,),) = await store.read(lambda database: database.execute(POSITIONS_EXIST))
     ((may_start,),) = await store.read(lambda database: database.execute(MAY_START))
-    return float(seconds), warnings, await store.stored_positions() if exists else {}, may_start
+    return float(seconds), warnings, await store.stored_positions() if exists else {}, may_start, found

@@ -38,7 +38,7 @@ def check_sources(config: Config) -> Iterator[Finding]:
             dialect: Dialect = "sqlite" if path_of(url) is not None else "postgresql"
             mapped = [each for each in config.streams if each.maps(dialect) or each.sources(dialect)]
             followed = [each for each in mapped if not config.stream or each.name in config.stream]
-            refused = use_store(url, lambda store: _declare(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
+            refused = use_store(url, lambda store: declare_all(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
         except (StoreError, ConfigError) as error:
             yield Finding(str(url), str(error), "correct the URL, start the database, or let this user read it")
             continue
@@ -47,7 +47,7 @@ def check_sources(config: Config) -> Iterator[Finding]:
             yield Finding(f"stream {name}", f"it cannot be read in {url}: {why}", cure)
 
 
-async def _declare(store: IStreamStore, streams: Sequence[StreamDefinition]) -> list[tuple[str, str]]:
+async def declare_all(store: IStreamStore, streams: Sequence[StreamDefinition]) -> list[tuple[str, str]]:
     """Return the streams that cannot be read, each with the reason."""
     refused: list[tuple[str, str]] = []
     for each in streams:

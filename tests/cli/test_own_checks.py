@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 
+NOT_OURS = (
+    "database 'x.db': table 'stream_orders' has the columns id, so it is not one of ours: rename it, or map stream "
+    "'orders' onto it; cure: do as the message advises"
+)
+
+
+def follow(_: Path) -> str:
+    """Return the configuration of a worker that cannot connect."""
+    return 'connect = "unix:x"'
+
+
 def empty_secret(folder: Path) -> str:
     (folder / "secret").touch(0o600)
     return 'secret_file = "secret"'
@@ -178,6 +189,16 @@ def no_folder_of_a_socket(_: Path) -> str:
     return 'listen = "unix:none/wire"'
 
 
+def table_of_another_program(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / "x.db")) as connection:
+        connection.execute("CREATE TABLE stream_orders (id INTEGER PRIMARY KEY)")
+    return 'database = "sqlite:///x.db"\nstream = ["orders", "stock"]'
+
+
+def table_of_another_program_for_a_copy(folder: Path) -> str:
+    return f"{table_of_another_program(folder)}\ncopy = true\n{follow(folder)}"
+
+
 def other_database(_: Path) -> str:
     return 'database = "mysql://localhost/x"'
 
@@ -198,6 +219,8 @@ def no_app(folder: Path) -> str:
         (one_port_twice, "http: listen has the port 9092, too; cure: give each endpoint its own"),
         (no_port, "http: there is no port 99999: 65535 is the highest"),
         (no_folder_of_a_socket, "listen: there is no folder none for this socket; cure: mkdir -p none"),
+        (table_of_another_program, f"stream orders: {NOT_OURS}"),
+        (table_of_another_program_for_a_copy, f"stream orders: {NOT_OURS}"),
         (other_database, "mysql://localhost/x: database 'mysql://localhost/x': write sqlite:///relative.db"),
         (no_app, "app: there is no module shops.orders, neither here nor installed"),
         (app_is_a_file, "start the worker in its folder; did you mean shop?"),
@@ -287,6 +310,24 @@ def test_a_database_of_postgresql_is_checked_and_a_server_that_is_away(
     file.write_text('database = "postgresql://missing@127.0.0.1:1/none"\n')
     assert main(["doctor", "--config", str(file)]) == 1
     assert "127.0.0.1" in capsys.readouterr().out
+
+
+def test_a_table_of_another_program_is_found_in_postgresql_and_one_of_ours_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: PostgresServer
+) -> None:
+    file = tmp_path / "x.toml"
+    with postgres.database() as name:
+        file.write_text(f'database = "{postgres.url(name)}"\nstream = ["orders", "stock"]\n')
+
+        async def declare(store: IStreamStore) -> None:
+            await store.declare(StreamDefinition(StreamName("orders")))
+
+        use_store(postgres.url(name), declare, read_only=False)
+        assert findings(file, capsys) == []
+        postgres.sql("ALTER TABLE stream_orders ADD COLUMN a text", database=name)
+        (found,) = findings(file, capsys)
+        assert found.startswith("stream orders: ")
+        assert "so it is not one of ours: rename it" in found
 
 
 def findings(file: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
