@@ -68,7 +68,7 @@ def limit_wait(reading: socket.socket, deadline: float) -> None:
     """Set the socket's timeout to the time left until ``deadline``; TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError
+        raise TimeoutError("timed out")  # as the socket raises it
     reading.settimeout(left)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 
 from replication.cli.main import main
+from replication.cli.tls_checks import limit_wait
 from tests.certificates import DAY, Authority, Identity
 from tests.system.daemons import Daemon
 
@@ -124,3 +128,9 @@ def test_a_private_key_with_a_password_is_refused_and_no_terminal_is_asked(
         assert words in capsys.readouterr().err
     assert place.doctor(good, http=False) == 1
     assert f"{words} -out FILE; cure: correct [tls], the endpoint or the file" in capsys.readouterr().out
+
+
+def test_a_deadline_that_has_passed_has_the_words_of_a_wait_that_ended() -> None:
+    """Which of the two comes first is chance, and both are shown."""
+    with closing(socket.socket()) as reading, pytest.raises(TimeoutError, match="timed out"):
+        limit_wait(reading, time.monotonic() - 1)
