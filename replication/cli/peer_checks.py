@@ -132,6 +132,8 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
             url = default_http_url(connect.reveal())
         if url is None:
             complete = False
+            if connect is not None and not config.catch_up and not is_redis(connect.reveal()):
+                yield _no_source(name, connect)
             continue
         found: list[str] | None = None
         try:
@@ -150,6 +152,13 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
         if stream not in known:
             near = did_you_mean(stream, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
             yield Finding(where, f"no writer has {what}", f"correct {key}{near}")
+
+
+def _no_source(name: str | None, connect: Url) -> Finding:
+    """Return the finding for a writer whose HTTP cannot be guessed, while ``catch_up`` has no source either."""
+    who = f"the writers at {connect}" if name is None else f"the writer {name!r}"
+    what = f"no HTTP is known for {who}: the worker cannot fetch facts that it has missed"
+    return Finding(str(connect), what, f"give catch_up, or http in [writers.{name or 'NAME'}]")
 
 
 def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[list[str] | None, list[Finding]]:

@@ -29,9 +29,11 @@ NOT_OURS = (
 )
 
 
-def follow(_: Path) -> str:
-    """Return the configuration of a worker that cannot connect."""
-    return 'connect = "unix:x"'
+def worker(folder: Path) -> str:
+    """Return the configuration of a worker whose writer is not checked, and whose missed facts are in segments."""
+    (folder / "segments").mkdir(exist_ok=True)
+    (folder / "segments/manifest.json").write_text('{"version": 1, "segments": []}')
+    return f'connect = "unix:x"\ncatch_up = "{folder}/segments"'
 
 
 def empty_secret(folder: Path) -> str:
@@ -150,7 +152,7 @@ def old_worker(folder: Path) -> str:
     issued = Authority(folder).issue("worker1", "worker1", valid=(-DAY, 3 * DAY))
     issued.key.chmod(0o600)
     certificate, key = issued.files
-    return f'connect = "unix:x"\n[tls]\ncertificate = "{certificate}"\nprivate_key = "{key}"'
+    return f'{worker(folder)}\n[tls]\ncertificate = "{certificate}"\nprivate_key = "{key}"'
 
 
 def no_key(folder: Path) -> str:
@@ -196,7 +198,7 @@ def table_of_another_program(folder: Path) -> str:
 
 
 def table_of_another_program_for_a_copy(folder: Path) -> str:
-    return f"{table_of_another_program(folder)}\ncopy = true\n{follow(folder)}"
+    return f"{table_of_another_program(folder)}\ncopy = true\n{worker(folder)}"
 
 
 def other_database(_: Path) -> str:
@@ -205,12 +207,12 @@ def other_database(_: Path) -> str:
 
 def app_is_a_file(folder: Path) -> str:
     (folder / "shop.py").write_text("1 / 0")
-    return 'connect = "unix:x"\napp = "shop.py"'
+    return f'{worker(folder)}\napp = "shop.py"'
 
 
 def no_app(folder: Path) -> str:
     (folder / "shop.py").write_text("1 / 0")
-    return 'connect = "unix:x"\napp = "shops.orders:register"'
+    return f'{worker(folder)}\napp = "shops.orders:register"'
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_what_is_right_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         'listen = "systemd:domain=INET:index=0"\nhttp = "systemd:domain=INET:index=1"',
         'listen = ["tcp:9092:interface=127.0.0.1", "tcp:0:interface=127.0.0.1"]\nhttp = "tcp:9092:interface=127.0.0.2"',
         'listen = "tcp:0:interface=127.0.0.1"\nhttp = "tcp:0:interface=127.0.0.1"',
-        'connect = "unix:x"\napp = "shop:register"',
+        f'{worker(tmp_path)}\napp = "shop:register"',
     ):
         (tmp_path / "x.toml").write_text(text + "\n")
         assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 0
@@ -345,7 +347,7 @@ def test_a_database_without_our_tables_is_no_fault_and_hides_none(
         postgres.sql(table.format(id="bigserial PRIMARY KEY"), database=name)
         make_table(tmp_path / "x.db", table)
         for url in (postgres.url(name), f"sqlite:///{tmp_path}/x.db"):
-            for role in ('stream = ["orders"]', 'connect = "unix:x"'):
+            for role in ('stream = ["orders"]', worker(tmp_path)):
                 file.write_text(f'database = "{url}"\n{role}\n')
                 assert findings(file, capsys) == []
             mapped = f'database = "{url}"\n[[streams]]\nname = "events"\ntable = "events"\nid_column = "id"\n'

@@ -368,3 +368,22 @@ def test_a_frozen_process_is_named_after_a_few_seconds(
     why = f"http://{url} did not answer in time: the process there hangs or is suspended, or the network drops"
     cure = "cure: restart the process if it hangs; else correct the URL"
     assert [(why in each, cure in each) for each in found[1:]] == [(True, True)] * 2, found
+
+
+def test_a_writer_without_a_source_of_missed_facts_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its HTTP is known by tcp: only; the worker follows until it has missed something, and stops then."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "segments").mkdir()
+    (tmp_path / "segments/manifest.json").write_text('{"version": 1, "segments": []}')
+    what = "unix:x: no HTTP is known for {}: the worker cannot fetch facts that it has missed"
+    cure = "; cure: give catch_up, or http in [writers.{}]"
+    for text, found in (
+        ('connect = "unix:x"', [what.format("the writers at unix:x") + cure.format("NAME")]),
+        ('[writers.shop]\nconnect = "unix:x"', [what.format("the writer 'shop'") + cure.format("shop")]),
+        ('connect = "unix:x"\ncatch_up = "segments"', []),
+    ):
+        (tmp_path / "x.toml").write_text(text + "\n")
+        main(["doctor", "--config", "x.toml", "--min-free", "1"])
+        assert capsys.readouterr().out.splitlines() == found
