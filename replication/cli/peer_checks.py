@@ -20,7 +20,7 @@ from replication.net.endpoints import default_http_url, is_redis, show_certifica
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replication.config import Config
     from replication.urls import Url
@@ -74,7 +74,18 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
             if not writer["error"] and MAX_LAG < writer["lag"] >= lags.get((stream["name"], writer["instance"]), 0) > 0:
                 what = f"it lags by {writer['lag']} IDs, and the lag does not fall"
                 yield Finding(where, what, "see why in `replication status`; a slow function is the usual cause")
+    if status["role"] == "worker" and not status["not_ready"]:  # else a writer that is away may have the stream
+        yield from _check_streams(status["streams"])
     yield from _check_names(client.url, status)
+
+
+def _check_streams(streams: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    known = [each["name"] for each in streams if each["writers"]]
+    for each in streams:
+        if not each["writers"]:
+            what = "no writer has sent a position of it since the start, so no fact of it arrives"
+            cure = f"correct the name in @worker.on, or in stream{did_you_mean(each['name'], known)}"
+            yield Finding(f"stream {each['name']}", what, cure)
 
 
 def _check_writer(where: str, stream: str, writer: Mapping[str, Any], url: str) -> Iterator[Finding]:

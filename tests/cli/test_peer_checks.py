@@ -254,6 +254,22 @@ def test_a_stopped_stream_and_skipped_facts_are_found(tmp_path: Path) -> None:
         assert "facts that were skipped: 1; cure: `replication skipped --http" in doctor(tmp_path, url)[1]
 
 
+def test_a_function_for_a_stream_that_no_writer_has_is_found(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP.replace('on("orders")', 'on("oders")'))
+    with (
+        Daemon(tmp_path, "master", "--stream=orders", "--stream=quiet", *LOCAL) as master,
+        Daemon(tmp_path, "worker", *follow(master), "--app=shop", HTTP) as worker,
+    ):
+        url = f"http://{worker.address('HTTP')}"
+        what = "no writer has sent a position of it since the start, so no fact of it arrives"
+        cure = "correct the name in @worker.on, or in stream; did you mean orders?"
+        found = f"stream oders: {what}; cure: {cure}\n"
+        until(lambda: doctor(tmp_path, f"--http={url}") == (1, found), "it is found", 20.0)
+        master.kill()
+        until(lambda: "no connection to the writer" in doctor(tmp_path, f"--http={url}")[1], "it is away", 20.0)
+        assert "oders: no writer" not in doctor(tmp_path, f"--http={url}")[1], "one that is away may have it"
+
+
 class Answers(BaseHTTPRequestHandler):
     """Answers as a worker that lags, and whose clock is an hour late."""
 
