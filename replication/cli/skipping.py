@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
@@ -24,7 +25,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 DEFAULT_NAME: Final = "worker1"
 
@@ -59,6 +60,9 @@ def make_fact_parser(command: str, description: str, epilog: str) -> Parser:
     parser.add_argument("writer", metavar="WRITER", help="the instance name of the fact's writer")
     parser.add_argument("token", metavar="TOKEN", help="the ID of the fact")
     add_worker_options(parser)
+    parser.add_argument(
+        "--cancel", action="store_true", help=f"with --database: take back a {command} that no start has done yet"
+    )
     return parser
 
 
@@ -72,6 +76,8 @@ def decide(parser: Parser, arguments: Sequence[str], command: str, requested: Sk
     except RemoteProtocolError as error:
         parser.error(str(error))
     if found.database is None:
+        if found.cancel:
+            parser.error("--cancel needs --database: a running worker does at once what it is asked")
         body = json.dumps({"instance": writer, "token": token}).encode()
         with closing(parser.open_client(found)) as client:
             path = f"/v1/streams/{quote(stream, safe='')}/{command}"
@@ -79,7 +85,10 @@ def decide(parser: Parser, arguments: Sequence[str], command: str, requested: Sk
         return 0
 
     async def request(store: IStreamStore) -> SkippedFact:
-        return await _store_request(store, InstanceName(found.instance_name), stream, (writer, token), requested)
+        change = _cancel if found.cancel else _request
+        return await _store_change(
+            store, InstanceName(found.instance_name), stream, (writer, token), partial(change, requested)
+        )
 
     try:
         show(found, describe_skipped(use_store(found.database, request, read_only=False)))
@@ -110,14 +119,17 @@ async def _do_nothing(_: IStreamStore) -> None:
     """Open and close."""
 
 
-async def _store_request(
+async def _store_change(
     store: IStreamStore,
     follower: InstanceName,
     stream: StreamName,
     key: tuple[InstanceName, Token],
-    requested: SkipState,
+    change: Callable[[SkippedFact, SkippedFact | None, Token], SkippedFact | None],
 ) -> SkippedFact:
-    """Store a request for the next start of the worker, which must not run now."""
+    """Store a change for the next start of the worker, which must not run now.
+
+    ``change`` returns what to store, or None: from the fact, what is stored of it, and the writer's position.
+    """
     writer, token = key
     await store.claim(follower)  # ClaimedError: the worker runs
     positions = await store.applied_positions(stream, follower)
@@ -130,18 +142,30 @@ async def _store_request(
     stored = next(iter(await store.skipped_facts(follower, stream, key, limit=1)), None)
     if stored is not None and stored.state is SkipState.DROPPED:
         stored = None
-    fact = SkippedFact(stream, writer, Fact(token, ()), requested)
+    position = positions[writer]
+    fact = change(SkippedFact(stream, writer, Fact(token, ()), SkipState.DROPPED), stored, position)
+    if fact is not None:
+        write = Write(stream, writer, position, expected=position, follower=follower, skipped=[fact])
+        await store.transaction().commit([write])
+    return (await store.skipped_facts(follower, stream, key, limit=1))[0]
+
+
+def _request(
+    requested: SkipState, fact: SkippedFact, stored: SkippedFact | None, position: Token
+) -> SkippedFact | None:
+    token = fact.fact.token
     if requested is SkipState.RETRY_REQUESTED:
         if stored is None or stored.state is SkipState.SKIP_REQUESTED:
-            raise StreamError(f"fact {token} of stream {stream!r} by {writer!r} was not skipped here")
-        if stored.state is not SkipState.SKIPPED:
-            return stored
-        fact = replace(stored, state=requested)
-    elif stored is not None:
-        return stored
-    elif token <= positions[writer]:
-        raise StreamError(f"fact {token} is applied: the position of {writer!r} in {stream!r} is {positions[writer]}")
-    position = positions[writer]
-    write = Write(stream, writer, position, expected=position, follower=follower, skipped=[fact])
-    await store.transaction().commit([write])
-    return (await store.skipped_facts(follower, stream, key, limit=1))[0]
+            raise StreamError(f"fact {token} of stream {fact.stream!r} by {fact.writer!r} was not skipped here")
+        return replace(stored, state=requested) if stored.state is SkipState.SKIPPED else None
+    if stored is None and token <= position:
+        raise StreamError(f"fact {token} is applied: the position of {fact.writer!r} in {fact.stream!r} is {position}")
+    return replace(fact, state=requested) if stored is None else None
+
+
+def _cancel(requested: SkipState, fact: SkippedFact, stored: SkippedFact | None, _: Token) -> SkippedFact:
+    if stored is None or stored.state is not requested:
+        what = "skip" if requested is SkipState.SKIP_REQUESTED else "retry"
+        where = f"fact {fact.fact.token} of stream {fact.stream!r} by {fact.writer!r}"
+        raise StreamError(f"no {what} of {where} is requested here")
+    return replace(stored, state=SkipState.DROPPED if requested is SkipState.SKIP_REQUESTED else SkipState.SKIPPED)

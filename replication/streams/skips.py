@@ -49,7 +49,7 @@ class SkipState(Enum):
     SKIPPED = "skipped"
     RETRY_REQUESTED = "retry requested"  # likewise
     APPLIED = "applied"  # by a retry
-    DROPPED = "dropped"  # its skip was requested, and no fact had this ID when the worker had applied all facts
+    DROPPED = "dropped"  # its skip was requested, and taken back; or no fact had this ID when all facts were applied
 
 
 LEFT_OUT: Final = (SkipState.SKIPPED, SkipState.RETRY_REQUESTED)  # the states of facts that are left out now

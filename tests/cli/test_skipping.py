@@ -98,6 +98,44 @@ def test_a_retry_is_requested_once(database: str, capsys: pytest.CaptureFixture[
     assert listed(database, capsys) == [(3, "retry requested")]
 
 
+def test_a_request_is_taken_back_until_the_worker_has_started(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> int:
+        return main([*words, "--database", database])
+
+    assert run("skip", "orders", "master", "7") == run("retry", "orders", "master", "3") == 0
+    for command, token in (("skip", "3"), ("retry", "7"), ("skip", "8"), ("retry", "8")):
+        assert run(command, "orders", "master", token, "--cancel") == 1
+        why = f"no {command} of fact {token} of stream 'orders' by 'master' is requested here"
+        assert why in capsys.readouterr().err
+    assert run("skip", "orders", "master", "7", "--cancel") == run("retry", "orders", "master", "3", "--cancel") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "fact 7 of orders by master: dropped",
+        "fact 3 of orders by master: skipped: ValueError: no",
+    ]
+    assert listed(database, capsys) == [(3, "skipped"), (7, "dropped")]
+    assert run("skip", "orders", "master", "7", "--cancel") == 1, "it is taken back already"
+
+    async def requests(store: IStreamStore) -> Any:
+        requested = SkipState.SKIP_REQUESTED, SkipState.RETRY_REQUESTED
+        return await store.skipped_facts(WORKER, ORDERS, states=requested, limit=9)
+
+    assert [*use_store(database, requests, read_only=True)] == [], "what a start reads"
+    assert run("skip", "orders", "master", "7") == 0
+    assert listed(database, capsys) == [(7, "skip requested"), (3, "skipped")]
+
+
+@pytest.mark.parametrize("command", ["skip", "retry"])
+def test_what_a_running_worker_has_done_cannot_be_taken_back(
+    command: str, api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "orders", "master", "3", "--cancel"])
+    assert (ended.value.code, api.calls) == (2, [])
+    assert "--cancel needs --database: a running worker does at once what it is asked" in capsys.readouterr().err
+
+
 def test_no_database_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["skip", "orders", "master", "7", "--database", f"sqlite:///{tmp_path}/no.db"]) == 1
     assert not (tmp_path / "no.db").exists()
