@@ -96,8 +96,8 @@ def test_the_doctor_finds_pipes(
     for text in (f'secret_file = "{pipe}"\n', worker):
         (tmp_path / "x.toml").write_text(text)
         assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 1
-        (line,) = capsys.readouterr().out.splitlines()
-        assert WHY in line
+        lines = capsys.readouterr().out.splitlines()
+        assert [WHY in each for each in lines if "no HTTP is known" not in each] == [True], lines
     with patch("sys.stdin", None):
         assert main(["status", "--secret-file", pipe]) == 1
     assert WHY in capsys.readouterr().err
