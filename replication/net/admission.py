@@ -138,9 +138,18 @@ def host_of(address: object) -> str | None:
     if host is None:
         return None
     try:
-        return None if is_local(address) else _network(host)
+        return None if is_local(address) else network_of(host)
     except ValueError:  # the transport of an application, which has names instead of IP addresses
         return host
+
+
+@lru_cache(1_000)
+def network_of(host: str) -> str:
+    """Return an IPv4 address, or the network of an IPv6 address: a host may use each address of its 64 bits."""
+    ip = ipaddress.ip_address(host)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+    return host
 
 
 def allow_open_files() -> None:
@@ -164,14 +173,6 @@ def _scarce_files(reserves: int) -> int | None:
         return limit
     os.close(smallest)
     return limit if smallest >= limit - reserves * min(RESERVED_FILES, limit // 4) else None
-
-
-@lru_cache(1_000)
-def _network(host: str) -> str:
-    ip = ipaddress.ip_address(host)
-    if isinstance(ip, ipaddress.IPv6Address):
-        return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
-    return host
 
 
 def _reached(count: int, limit: int) -> bool:

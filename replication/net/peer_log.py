@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from twisted.logger import Logger, LogLevel
 
 from replication.logs import TroubleLog
+from replication.net.admission import network_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ class PeerLog:
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._period_ends = 0.0
-        self._lines = Counter[str]()  # in this period, by host
+        self._lines = Counter[str]()  # in this period, by network
         self._errors: dict[str, TroubleLog] = {}
         self._newest: dict[str, ReplicationProtocol] = {}  # by NAME
         self.shared_names: set[str] = set()  # each is that of two processes, which is in the log
@@ -93,13 +94,13 @@ class PeerLog:
         if self._clock.seconds() >= self._period_ends:
             self._period_ends = self._clock.seconds() + PERIOD
             self._lines.clear()
-        host = _host(peer)
-        if self._lines[host] >= MAX_LINES or log() is False:
+        network = _network(peer)
+        if self._lines[network] >= MAX_LINES or log() is False:
             return
-        self._lines[host] += 1
-        if self._lines[host] == MAX_LINES:
-            text = "{host}: further errors of its peers are not logged for up to {seconds:g} s"
-            self.log.warn(text, host=host or "this machine", seconds=PERIOD)
+        self._lines[network] += 1
+        if self._lines[network] == MAX_LINES:
+            text = "{network}: further errors of its peers are not logged for up to {seconds:g} s"
+            self.log.warn(text, network=network or "this machine", seconds=PERIOD)
 
     def _forget_name(self, peer: ReplicationProtocol) -> None:
         self.shared_names.discard(peer.name)
@@ -113,3 +114,12 @@ def _key(peer: Peer) -> str:
 
 def _host(peer: Peer) -> str:
     return peer.address.rpartition(":")[0]
+
+
+def _network(peer: Peer) -> str:
+    """Return what the lines of a peer count for; an IPv6 host could write them from 2**64 addresses."""
+    host = _host(peer)
+    try:
+        return network_of(host.strip("[]"))
+    except ValueError:  # a UNIX socket, or the transport of an application
+        return host

@@ -81,6 +81,13 @@ class PeerLogTests(SynchronousTestCase):
             self.peers.note(cast("Any", Peer("a:1", "one")), "{name!r} ({address}) is stopping")
         self.assertEqual(lines, ["'one' (a:1) is stopping"])
 
+    def test_a_host_with_many_ipv6_addresses_does_not_fill_the_log(self) -> None:
+        flood = [(f"[2001:db8::{n:x}]:1", "", f"x{n}") for n in range(peer_log.MAX_LINES * 2)]
+        lines = self.errors(*flood)
+        self.assertEqual(len(lines), peer_log.MAX_LINES + 1)
+        self.assertEqual(lines[-1], "2001:db8::/64: further errors of its peers are not logged for up to 60 s")
+        self.assertEqual(len(self.errors(("[2001:db8:0:1::1]:1", "", "x"), ("[::ffff:10.0.0.1]:1", "", "x"))), 2)
+
     def test_a_limited_number_of_peers_is_remembered(self) -> None:
         self.patch(peer_log, "MAX_PEERS", 3)
         self.errors(*[("a:1", str(number), "x") for number in range(10)])
