@@ -96,14 +96,20 @@ class Authority:
         name: str = "authority",
         valid: tuple[timedelta, timedelta] = (-DAY, DAY),
         issuer: Authority | None = None,
+        permitted: str = "",
     ) -> None:
-        """Make the authority; ``issuer`` signs its certificate, by default itself."""
+        """Make the authority; ``issuer`` signs its certificate, by default itself.
+
+        ``permitted``: the only domain that it may sign certificates for, if it has such a constraint.
+        """
         self._folder, self._name = folder, name
         self._key = ec.generate_private_key(ec.SECP256R1())
         signer = issuer or self
         own = signer._builder(name, self._key, valid).add_extension(x509.BasicConstraints(True, None), True)
         own = own.add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
         own = own.add_extension(_SIGNS, True)
+        if permitted:
+            own = own.add_extension(x509.NameConstraints([x509.DNSName(permitted)], None), True)
         if issuer is not None:
             of = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer._key.public_key())
             own = own.add_extension(of, False)

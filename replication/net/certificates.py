@@ -24,7 +24,7 @@ from zope.interface import implementer
 from replication.errors import ConfigError
 from replication.net.endpoints import SSL_ARGUMENTS, server_endpoint, split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.tls import RefusedCertificate, check_key, why_not_valid
+from replication.net.tls import RefusedCertificate, check_key, why_not_valid, why_refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ class ClientRule:
             why = "the certificate is not one for clients"
         else:
             unknown = f"the certificate is of an authority that is not in {self.authority} (tls.client_ca)"
-            why = why_not_valid(shown) or unknown
+            why = why_refused(shown, number, depth, unknown)
         if why is not None:
             connection.set_app_data(RefusedCertificate(why))
         return why is None

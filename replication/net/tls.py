@@ -17,8 +17,6 @@ from replication.net.files import refuse_pipes
 from replication.net.trust import password_fault, trust_cure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cryptography.x509 import Certificate
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
@@ -35,11 +33,15 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
     "bad certificate": "the peer refuses this end's certificate",
     "internal error": "the peer refuses this end's certificate; its log has the reason",  # by its name
     "certificate unknown": "the peer refuses this end's certificate; its log has the reason",
+    "unsupported certificate": "the peer refuses this end's certificate; its log has the reason",
+    "decrypt error": "the peer refuses this end's certificate; its log has the reason",  # by its signature
 }
+# OpenSSL's errors for a chain that ends without a trusted certificate, or at another one with the same name.
+_UNKNOWN_AUTHORITY: Final = {2, 7, 18, 19, 20, 21}
 
 
 class RefusedCertificate(msgspec.Struct, frozen=True):
-    """Why a client's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
+    """Why the peer's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
 
     why: str
 
@@ -87,7 +89,11 @@ def check_host(connection: Any, transport: Any, host: str) -> None:
 
     verify = verify_certificate_ip_address if isIPAddress(host) or isIPv6Address(host) else verify_certificate_hostname
 
-    def check(_connection: Any, certificate: Any, _error: int, depth: int, ok: int) -> bool:
+    def check(handshake: Any, certificate: Any, number: int, depth: int, ok: int) -> bool:
+        if not ok:
+            unknown = f"the certificate is of an authority that is not trusted: {trust_cure()}"
+            why = why_refused(certificate.to_cryptography(), number, depth, unknown)
+            handshake.set_app_data(RefusedCertificate(why))
         if depth or not ok:
             return bool(ok)
         try:
@@ -141,20 +147,26 @@ def describe_tls_error(error: BaseException | None, transport: Any) -> str | Non
     text = ", ".join(each[-1] for each in reasons) or str(error) or "the connection was cut off"
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
     if "verify failed" in text:
-        handle = transport.getHandle()
-        refused = handle.get_app_data()
-        if isinstance(refused, RefusedCertificate):
-            meaning = refused.why
-        else:
-            meaning = _why_refused([each.to_cryptography() for each in handle.get_peer_cert_chain() or ()])
+        refused = transport.getHandle().get_app_data()
+        meaning = refused.why if isinstance(refused, RefusedCertificate) else None
     return f"TLS failed: {text}" if meaning is None else f"TLS failed: {meaning} ({text})"
 
 
-def _why_refused(chain: Sequence[Certificate]) -> str:
-    """Return why a chain of certificates, the peer's own first, is refused; the host of each was not compared yet."""
-    wrong = [why for each in chain if (why := why_not_valid(each))]
-    unknown = f"the certificate is of an authority that is not trusted: {trust_cure()}"
-    return wrong[0] if wrong else unknown
+def why_refused(certificate: Certificate, number: int, depth: int, unknown: str) -> str:
+    """Return why OpenSSL refuses a certificate of a chain; the host was not compared yet.
+
+    ``number`` is OpenSSL's error, and ``depth`` 0 the peer's own certificate.  ``unknown``: what to return if the
+    authority is not known.
+    """
+    from cryptography.hazmat.bindings.openssl.binding import Binding  # noqa: PLC0415 (an extra)
+
+    if why := why_not_valid(certificate):
+        return why
+    if number in _UNKNOWN_AUTHORITY:
+        return unknown
+    binding = Binding()
+    text = binding.ffi.string(binding.lib.X509_verify_cert_error_string(number)).decode()
+    return f"{'an authority of the certificate' if depth else 'the certificate'} is refused: {text}"
 
 
 def why_not_valid(certificate: Certificate) -> str | None:

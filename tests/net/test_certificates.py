@@ -108,6 +108,15 @@ class ClientRuleTests(CertificateCase):
         shown = self.authority.issue("server", "worker1", purpose=ExtendedKeyUsageOID.SERVER_AUTH)
         self.assert_refused("TLS failed", at_master="the certificate is not one for clients", shown=shown)
 
+    def test_another_reason_of_openssl_is_named(self) -> None:
+        bounded = Authority(self.folder, "bounded", permitted="other.example")
+        self.listen(ClientRule(str(bounded.certificate)))
+        self.assert_refused(
+            "TLS failed",
+            at_master="the certificate is refused: permitted subtree violation",
+            shown=bounded.issue("w", "worker1"),
+        )
+
     def test_without_a_rule_no_certificate_is_needed(self) -> None:
         self.listen()
         self.assertTrue(self.follow()[0].greeted)

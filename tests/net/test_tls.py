@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import SSL
 from service_identity import CertificateError
 from twisted.internet.error import ConnectionDone, ConnectionLost
@@ -17,7 +20,7 @@ from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
 from replication.net.reconnecting import FreshEndpoint
-from replication.net.tls import check_key_of, client_tls, describe_tls_error
+from replication.net.tls import check_key_of, client_tls, describe_tls_error, why_refused
 from tests.certificates import DAY, Authority, Connections
 from tests.doubles import now
 from tests.net.handshakes import TlsCase
@@ -72,6 +75,11 @@ class TlsTests(TlsCase):
         self.serve(self.foreign.issue("unknown", "127.0.0.1"))
         self.assert_refused("an authority that is not trusted", "SSL_CERT_FILE", at_master="unknown ca")
 
+    def test_a_file_of_authorities_that_does_not_exist_is_named(self) -> None:
+        self.serve(self.good)
+        with patch.dict(os.environ, {"SSL_CERT_FILE": "/no/such.pem"}):
+            self.assert_refused("SSL_CERT_FILE names /no/such.pem, and there is no such file", at_master="unknown ca")
+
     def test_an_expired_certificate_is_refused(self) -> None:
         self.serve(self.authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)))
         self.assert_refused("the certificate has expired on 2", at_master="expired")
@@ -84,6 +92,17 @@ class TlsTests(TlsCase):
         old = Authority(self.folder, "authority", valid=(-2 * DAY, -timedelta(hours=1)))
         self.serve(old.issue("of-expired", "127.0.0.1"))
         self.assert_refused("TLS failed: the certificate", at_master="expired")
+
+    def test_another_reason_of_openssl_is_named(self) -> None:
+        """It was called an authority that is not trusted, whatever it was."""
+        self.serve(self.authority.issue("client", "127.0.0.1", purpose=ExtendedKeyUsageOID.CLIENT_AUTH))
+        at_master = "its log has the reason (tls alert unsupported certificate)"
+        self.assert_refused("TLS failed: the certificate is refused: uns", "certificate purpose", at_master=at_master)
+        certificate = x509.load_pem_x509_certificate(self.good.certificate.read_bytes())
+        too_long = "an authority of the certificate is refused: path length constraint exceeded"
+        self.assertEqual(why_refused(certificate, 25, 1, "unknown"), too_long)
+        signed_by_one_of_the_same_name = 7
+        self.assertEqual(why_refused(certificate, signed_by_one_of_the_same_name, 0, "unknown"), "unknown")
 
     def test_without_the_client_certificate_that_is_required_it_is_refused(self) -> None:
         """With TLS 1.3 the client learns it after its own handshake."""

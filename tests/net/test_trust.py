@@ -9,10 +9,7 @@ import ssl
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from OpenSSL import SSL
-
 from replication.cli.tls_checks import describe_tls_failure
-from replication.net.tls import describe_tls_error
 from replication.net.trust import trust_cure
 from replication.web.blocking_client import HttpClient
 
@@ -41,22 +38,3 @@ def test_it_is_named_by_commands_and_by_the_doctor(monkeypatch: pytest.MonkeyPat
     with closing(HttpClient("http://h")) as client:
         assert str(client.failure(refused)) == f"http://h: {refused.verify_message}; {MISSING}"
     assert describe_tls_failure("tls:h:1", refused, None).cure.endswith(f"; {MISSING}")
-
-
-def test_it_is_named_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    class Handle:
-        def get_app_data(self) -> None:
-            """Return nothing."""
-
-        def get_peer_cert_chain(self) -> None:
-            """Return nothing."""
-
-    class Transport:
-        def getHandle(self) -> Handle:
-            return Handle()
-
-    monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
-    why = describe_tls_error(SSL.Error([("", "", "certificate verify failed")]), Transport())
-    assert why is not None
-    assert MISSING in why
