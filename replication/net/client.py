@@ -119,7 +119,7 @@ class WriterClient(Factory):
             raise ConfigError(f"cannot connect to {Url(self.endpoint)!r}: {why}") from error
         if not self.endpoint.startswith(_NO_FILES):
             client = FreshEndpoint(self._reactor, self.endpoint)
-        endpoint = ReportingEndpoint(self.endpoint, client, self._connect_failed)
+        endpoint = ReportingEndpoint(self.endpoint, client, self._connect_failed, self._reactor)
         self._service = SilentClientService(endpoint, self, retryPolicy=self._next_delay, clock=self._reactor)
 
     def start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
 from twisted.application.internet import ClientService
@@ -18,17 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IReactorTime
     from twisted.python.failure import Failure
+
+LONGEST_ATTEMPT: Final = 60.0  # seconds: a name server has 30, and then a connection
 
 
 @implementer(IStreamClientEndpoint)
 @attrs.frozen
 class ReportingEndpoint:
-    """An endpoint that reports why it cannot connect: ClientService does not report it."""
+    """An endpoint that reports why it cannot connect: ClientService does not report it.
+
+    An attempt without a result fails, too: Twisted does not limit the time to resolve the name of a host.
+    """
 
     name: str
     endpoint: IStreamClientEndpoint
     failed: Callable[[Failure], Failure]
+    clock: IReactorTime
 
     def __str__(self) -> str:
         """Return the name that ClientService logs."""
@@ -36,7 +43,12 @@ class ReportingEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803 (Twisted's name)
         """Connect."""
-        return self.endpoint.connect(protocolFactory).addErrback(self.failed)
+        attempt = self.endpoint.connect(protocolFactory)
+        return attempt.addTimeout(LONGEST_ATTEMPT, self.clock, _too_long).addErrback(self.failed)
+
+
+def _too_long(_: object, seconds: float) -> NoReturn:
+    raise TimeoutError(f"no result in {seconds:g} s: its name is not resolved, or it does not answer")
 
 
 @implementer(IStreamClientEndpoint)

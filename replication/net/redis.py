@@ -202,7 +202,7 @@ class RedisClient(Factory):
         self._position_timer: IDelayedCall | None = None  # until positions should be here
         self._reported = self._ended = False
         self._following_since: float | None = None
-        endpoint = ReportingEndpoint(self.endpoint, self.place.endpoint, self._connect_failed)
+        endpoint = ReportingEndpoint(self.endpoint, self.place.endpoint, self._connect_failed, self._reactor)
         self._service = SilentClientService(endpoint, self, retryPolicy=self._next_delay, clock=self._reactor)
 
     def start(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
-from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
+from replication.net.reconnecting import LONGEST_ATTEMPT, FreshEndpoint, ReportingEndpoint, SilentClientService
 from tests.doubles import Net, logged
 
 if TYPE_CHECKING:
@@ -25,13 +25,32 @@ class ReconnectingTests(SynchronousTestCase):
             reported.append(failure.getErrorMessage())
             return failure
 
-        endpoint = ReportingEndpoint("the writer", TCP4ClientEndpoint(net, "127.0.0.1", 1), failed)
+        endpoint = ReportingEndpoint("the writer", TCP4ClientEndpoint(net, "127.0.0.1", 1), failed, net)
         service = SilentClientService(endpoint, Factory.forProtocol(Protocol), retryPolicy=lambda _: 1.0, clock=net)
         with logged(LogLevel.debug) as lines:
             service.startService()
             net.run(2.5)
             service.stopService()
         self.assertEqual((len(reported), lines, str(endpoint)), (3, [], "the writer"))
+
+    def test_an_attempt_without_a_result_fails(self) -> None:
+        """Twisted loses the result of a name if no thread can be started: a worker never connected again."""
+        net = Net()
+        self.patch(net.nameResolver, "resolveHostName", lambda *_, **__: None)
+        reported: list[str] = []
+
+        def failed(failure: Failure) -> Failure:
+            reported.append(failure.getErrorMessage())
+            return failure
+
+        endpoint = ReportingEndpoint("h", HostnameEndpoint(net, "h", 1), failed, net)
+        service = SilentClientService(endpoint, Factory.forProtocol(Protocol), retryPolicy=lambda _: 1.0, clock=net)
+        service.startService()
+        net.run(LONGEST_ATTEMPT * 2 + 2)
+        service.stopService()
+        self.assertEqual(len(reported), 3)
+        self.assertEqual(reported[0], "no result in 60 s: its name is not resolved, or it does not answer")
+        self.assertEqual(net.getDelayedCalls(), [])
 
     def test_a_description_is_parsed_for_each_connection_and_its_error_fails_the_attempt(self) -> None:
         net = Net()
