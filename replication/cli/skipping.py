@@ -19,6 +19,7 @@ from replication.streams.facts import Fact
 from replication.streams.interfaces import IStreamStore, Write
 from replication.streams.skips import SkippedFact, SkipState
 from replication.web.address import DEFAULT_URL
+from replication.web.blocking_client import Moment  # noqa: TC001 (msgspec reads the annotation)
 from replication.web.skips import describe_skipped
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -37,7 +38,7 @@ class SkippedForm(TypedDict):
     instance: str
     token: int
     state: str
-    since: float
+    since: Moment
     decided_by: str
     error: str
     rows: list[Any]

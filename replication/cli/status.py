@@ -9,7 +9,7 @@ import json
 import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, TypedDict
 
 import msgspec
 from rich.console import Group
@@ -17,7 +17,7 @@ from rich.console import Group
 from replication.cli.parser import Parser
 from replication.cli.tables import FittingTable, make_console, plain
 from replication.cli.watch import PERIOD, STYLES, as_page, attention_first, watch
-from replication.web.blocking_client import HttpError, UnavailableError
+from replication.web.blocking_client import HttpError, Moment, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,22 +72,48 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Writer(TypedDict):
+    """A writer; daemons of earlier versions lack the fields that are not required."""
+
     instance: str
+    position: int
+    announced: NotRequired[int]
     lag: int
+    state: str
+    error: str | None
+    lost_and_found: NotRequired[int]
+    failed: NotRequired[int | None]
+    gone: NotRequired[int]
+    skipped: NotRequired[int]
+    source: NotRequired[str | None]
+
+
+class _Oldest(TypedDict):
+    id: int
+    age: float
 
 
 class _Stream(TypedDict):
     name: str
     writers: list[_Writer]
+    open: int
+    oldest_open: _Oldest | None
+    notes: NotRequired[list[str]]
 
 
 class _Connection(TypedDict):
     name: str
+    address: str
+    since: Moment
+    lines_out: int
+    bytes_out: int
+    queued_bytes: int
+    last_command: str | None
 
 
 class _Status(TypedDict):
     """What every daemon answers, and no other program."""
 
+    status: str
     role: str
     server_name: str
     instance_name: str
@@ -105,7 +131,7 @@ def fetch(client: HttpClient) -> dict[str, Any]:
     status = {key: value for each in answers if isinstance(each, dict) for key, value in each.items()}
     try:
         msgspec.convert(status, _Status)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a surrogate pair
         raise HttpError(f"{client.url} answers other JSON than a replication daemon: {error}") from error
     status["not_ready"], status["url"] = None, client.url
     try:

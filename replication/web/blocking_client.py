@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
 from ssl import SSLCertVerificationError, SSLContext, SSLError, create_default_context
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from replication.streams.interfaces import Page
 
 _T = TypeVar("_T")
+
+# Seconds since 1970 in an answer, up to the year 9999: what can be printed as a date.
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 
 CONNECT_TIMEOUT: Final = 5.0  # seconds to connect, TLS handshake included: a port without TLS never answers one
 TIMEOUT: Final = 60.0  # seconds without a byte of the answer

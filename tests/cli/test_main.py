@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -67,6 +68,49 @@ def test_an_answer_of_another_program_is_one_line_and_status_1(
     name = command.partition(" ")[0]
     assert printed.err.startswith(f"replication {name}: {url} answers other JSON than a replication daemon: ")
     assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+WRITER = {"instance": "m", "position": 2, "lag": 0, "state": "live", "error": None}
+STREAM = {"name": "s", "writers": [WRITER], "open": 0, "oldest_open": None}
+CONNECTION = {"name": "w", "address": "a:1", "since": 1.0, "lines_out": 1, "bytes_out": 1, "queued_bytes": 0}
+CONNECTION |= {"last_command": "PING"}
+PROCESS = {"role": "master", "server_name": "h", "instance_name": "m", "status": "ok"}
+STATUS: dict[str, object] = {**PROCESS, "streams": [STREAM], "connections": [CONNECTION]}
+SKIPPED = {"stream": "s", "instance": "m", "token": 2, "state": "skipped", "since": 1.0}
+SKIPPED |= {"decided_by": "me", "error": "", "rows": [1]}
+
+
+@pytest.mark.parametrize(
+    ("command", "body"),
+    [
+        ("status", STATUS | {"streams": [STREAM | {"oldest_open": True}]}),
+        ("status", STATUS | {"streams": [STREAM | {"notes": [None]}]}),
+        ("status", STATUS | {"streams": [STREAM | {"writers": [WRITER | {"error": [1]}]}]}),
+        ("status", STATUS | {"connections": [CONNECTION | {"last_command": 1}]}),
+        ("status", STATUS | {"connections": [CONNECTION | {"since": 1e300}]}),
+        ("status", STATUS | {"connections": [CONNECTION | {"queued_bytes": "\ud800"}]}),
+        ("status", {key: value for key, value in STATUS.items() if key != "status"}),
+        ("skipped", {"skipped": [SKIPPED | {"since": 10**30}]}),
+        ("skipped", {"skipped": [SKIPPED | {"since": -1}]}),
+    ],
+)
+def test_an_answer_that_is_nearly_one_of_a_daemon_is_one_line_and_status_1(
+    command: str, body: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = json.dumps(body).encode()
+    with answering(lambda _path, _authorization: (200, answer)) as url:
+        assert main.main([command, "--http", url]) == 1
+    assert capsys.readouterr().err.startswith(f"replication {command}: {url} answers ")
+
+
+@pytest.mark.parametrize(("command", "body"), [("status", STATUS), ("skipped", {"skipped": [SKIPPED]})])
+def test_the_answers_that_these_are_made_from_are_shown(
+    command: str, body: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = json.dumps(body).encode()
+    with answering(lambda _path, _authorization: (200, answer)) as url:
+        assert main.main([command, "--http", url]) == 0
+    assert "1970-01-01 00:00:01Z" in capsys.readouterr().out
 
 
 def test_the_line_of_a_failure_has_no_control_character(

@@ -283,13 +283,14 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer any call."""
-        writer = {"instance": "master", "lag": 5000, "error": self.error}
+        writer = {"instance": "master", "position": 2, "lag": 5000, "state": "live", "error": self.error}
+        notes = ["an index is missing", self.held]
         answer: dict[str, Any] = {
             "role": "worker",
             "server_name": "localhost",
             "instance_name": "worker1",
             "status": "ok",
-            "streams": [{"name": "orders", "writers": [writer], "notes": ["an index is missing", self.held]}],
+            "streams": [{"name": "orders", "writers": [writer], "open": 0, "oldest_open": None, "notes": notes}],
             "connections": [],
         }
         fails = self.path == "/health/ready" and self.not_ready
