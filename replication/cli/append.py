@@ -286,7 +286,7 @@ class LineAppender(Appender):
         except UnavailableError as error:
             raise AppendError(f"{error}; {self._so_far}{self._unknown()}") from error
         except HttpError as error:
-            text = re.sub(r"\bline (\d+)", lambda found: self._place_in_request(int(found[1])), str(error), count=1)
+            text = re.sub(r"\bline (\d{1,18})\b", self._place_in_request, str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
 
     def _acknowledge(self, ids: Sequence[int]) -> None:
@@ -298,9 +298,10 @@ class LineAppender(Appender):
     def _unknown(self) -> str:
         return f"; {_place(self._waiting[0][0])} and what follows are not acknowledged" if self._waiting else ""
 
-    def _place_in_request(self, number: int) -> str:
+    def _place_in_request(self, found: re.Match[str]) -> str:
         """Return the place of a line that the server has counted, in the request that it has refused."""
-        return _place(self._waiting[self._upload.first + number - 1 - self._count][0])
+        index = self._upload.first + int(found[1]) - 1 - self._count
+        return _place(self._waiting[index][0]) if 0 <= index < len(self._waiting) else found[0]
 
 
 def _place(number: int) -> str:

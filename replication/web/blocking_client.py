@@ -135,9 +135,10 @@ class HttpClient:
         form: Any = Any,
     ) -> Any:
         """Return the decoded JSON of the answer; HttpError if there is none, or if it is not of this type."""
-        return self._decode(self.retry(lambda: self.request(method, path, body, headers)), form)
+        return self.decode(self.retry(lambda: self.request(method, path, body, headers)), form)
 
-    def _decode(self, text: bytes, form: Any) -> Any:
+    def decode(self, text: bytes, form: Any) -> Any:
+        """Return the decoded JSON of an answer; HttpError if it is not of this type."""
         try:
             answer = json.loads(text)
             msgspec.convert(answer, form)
@@ -173,7 +174,7 @@ class HttpClient:
 
         def fetch() -> History:
             try:
-                answer = self._decode(self.request("GET", path), _History)
+                answer = self.decode(self.request("GET", path), _History)
             except HttpError as error:
                 if error.status == HTTPStatus.NOT_FOUND:
                     return ()

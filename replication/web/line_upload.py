@@ -6,7 +6,6 @@ read.  What is not answered is kept, and sent again over another connection afte
 
 from __future__ import annotations
 
-import json
 import select
 import ssl
 import uuid
@@ -14,7 +13,7 @@ from collections import deque
 from http import HTTPStatus
 from http.client import RemoteDisconnected
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
 from replication.web.blocking_client import TIMEOUT, HttpError
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_UNANSWERED: Final = 4 * 2**20  # bytes of lines
 READ_BYTES: Final = 2**16
+MAX_KEPT: Final = 2**24  # bytes of headers, or of one line: the IDs of MAX_UNANSWERED have fewer
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -47,8 +47,10 @@ class AnswerParser:
         self._chunked = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that are whole now; ValueError if this is no HTTP."""
+        """Yield the lines of an answer 200 that are whole now; ValueError if this is no HTTP, or has no end."""
         self._data += data
+        if len(self._data) + len(self.rest) > MAX_KEPT:
+            raise ValueError(f"a line of its answer has more than {MAX_KEPT} bytes")
         if self.status is None and not self._read_headers():
             return
         while not self.ended and (self._left is not None or self._read_size()):
@@ -59,21 +61,22 @@ class AnswerParser:
                 break
             self._left = None
             self.ended = self.ended or not self._chunked
-        *lines, self.rest = self.rest.split(b"\n")
-        yield from lines
+        if self.status == HTTPStatus.OK:
+            *lines, self.rest = self.rest.split(b"\n")
+            yield from lines
 
     def _read_headers(self) -> bool:
-        head, found, rest = self._data.partition(b"\r\n\r\n")
-        if not found:
-            return False
-        first, *others = head.decode("latin-1").split("\r\n")
-        version, status, *reason = first.split(" ", 2)
-        if not version.startswith("HTTP/1."):
-            raise ValueError(f"not an answer of HTTP 1: {first[:40]!r}")
-        if status == "100":
+        status = "100"
+        while status == "100":
+            head, found, rest = self._data.partition(b"\r\n\r\n")
+            if not found:
+                return False
             self._data = rest
-            return self._read_headers()
-        self.status, self.reason, self._data = int(status), "".join(reason), rest
+            first, *others = head.decode("latin-1").split("\r\n")
+            version, status, *reason = first.split(" ", 2)
+            if not version.startswith("HTTP/1."):
+                raise ValueError(f"not an answer of HTTP 1: {first[:40]!r}")
+        self.status, self.reason = int(status), "".join(reason)
         headers = {name.lower(): text.strip() for name, _, text in (each.partition(":") for each in others)}
         self._chunked = headers.get("transfer-encoding") == "chunked"
         if not self._chunked:
@@ -89,6 +92,11 @@ class AnswerParser:
         self._data, self._left = rest, int(line.partition(b";")[0], 16)
         self.ended = self._left == 0
         return True
+
+
+class _Refusal(TypedDict):
+    status: int
+    error: str
 
 
 class LineUpload:
@@ -243,9 +251,12 @@ class LineUpload:
                 return
 
     def _take(self, line: bytes) -> None:
-        answer: Any = json.loads(line)
+        answer: list[int] | _Refusal = self._client.decode(line, list[int] | _Refusal)
         if not isinstance(answer, list):
             raise self._client.refusal(answer["status"], answer["error"], line)
+        if not 0 < len(answer) <= len(self._unanswered):
+            what = f"{len(answer)} IDs for {len(self._unanswered)} lines"
+            raise HttpError(f"{self._client.url} answers {what}; is that a replication daemon?")
         self._size -= sum([len(self._unanswered.popleft()) for _ in answer])
         self._answered += len(answer)
         self._since, self._silent_since = self._client.clock(), None

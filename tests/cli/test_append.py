@@ -380,6 +380,12 @@ def test_giving_up_names_the_first_line_without_an_answer() -> None:
     assert str(caught.value).endswith("nothing is acknowledged; line 2 and what follows are not acknowledged")
 
 
+def test_the_number_of_a_line_that_was_not_sent_stays_as_it_is() -> None:
+    refused = b'{"error": "Bad Request", "detail": "line 99: no", "status": 400}\n'
+    with LineServer(refused) as server, pytest.raises(AppendError, match="line 99: no; nothing is acknowledged"):
+        append_lines(server, b'["a"]\n')
+
+
 def test_a_line_that_is_refused_is_named_by_its_place_in_the_input() -> None:
     refused = b'{"error": "Bad Request", "detail": "line 2: no", "status": 400}\n'
     with LineServer(refused) as server, pytest.raises(AppendError, match=r"line 4: no; nothing is acknowledged"):

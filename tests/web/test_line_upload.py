@@ -141,6 +141,50 @@ def test_a_refusal_is_not_retried_and_counts_from_the_first_line_of_its_request(
         assert (upload.ids, upload.lines.first) == ([2], 1)
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b'{"a": 1}', "Object missing required field `status`"),
+        (b"5", "Expected `object | array`"),
+        (b"[]", "0 IDs for 1 lines"),
+        (b"[2, 3]", "2 IDs for 1 lines"),
+        (b'["\\u001b[31m"]', "Expected `int`"),
+        (b"<html>", "without JSON"),
+        (b"[" * 100_000, "without JSON"),
+    ],
+)
+def test_an_answer_of_another_program_is_an_error_and_acknowledges_nothing(
+    answer: bytes, why: str, make_upload: Callable[..., Upload]
+) -> None:
+    with LineServer(answer + b"\n") as server:
+        upload = make_upload(server)
+        with pytest.raises(HttpError, match=why) as caught:
+            upload.lines.add([b"a"])
+            upload.lines.finish()
+    assert not isinstance(caught.value, UnavailableError)
+    assert upload.ids == []
+
+
+def test_lines_of_an_answer_with_another_status_are_no_ids() -> None:
+    parser = AnswerParser()
+    assert [*parser.feed(b"HTTP/1.1 405 Not Allowed\r\nContent-Length: 8\r\n\r\n[2]\n[3]\n")] == []
+    assert (parser.rest, parser.ended) == (b"[2]\n[3]\n", True)
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n"])
+def test_an_answer_without_end_is_refused(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_upload, "MAX_KEPT", 1_000)
+    parser = AnswerParser()
+    assert [*parser.feed(head + b"x" * 900)] == []
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        [*parser.feed(b"x" * 900)]
+
+
+def test_any_number_of_answers_100_is_passed_over() -> None:
+    parser = AnswerParser()
+    assert [*parser.feed(b"HTTP/1.1 100 Continue\r\n\r\n" * 2_000 + ANSWER)] == [b"[2]", b"[3, 4]", b"[5]"]
+
+
 def test_a_status_is_a_refusal_too_and_a_temporary_one_is_retried_for_the_patience(
     make_upload: Callable[..., Upload], server: LineServer
 ) -> None:
