@@ -101,6 +101,11 @@ class ServedStreams:
 
     # ---- facts
 
+    def stores(self, stream: str) -> bool:
+        """Whether pages of ``stream`` are read here: all, but a relay fetches those of which it keeps no copy."""
+        follower = self._followed.get(StreamName(stream))
+        return self._followed.relay is None or follower is None or follower.mode is FollowMode.COPIED
+
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer: from a copy, of a stream that is written here, or from a relay's sources."""
         master = self._writing(stream, writer)

@@ -28,19 +28,28 @@ if TYPE_CHECKING:
 
 async def read_updates(request: ApiRequest, name: str) -> Answer:
     """Answer with a page of one writer's facts or, with ``since``, of all writers' facts."""
+    served, turns = request.api.served, request.api.turns
     if b"since" in (request.args or {}):
         query = read_query(request, ["since"], ["limit"])
-        page_and_token = await request.api.served.since(name, query["since"], read_limit(query, PAGE_ROWS))
-        return Answer(200, encode_since(*page_and_token))
+        since, limit = query["since"], read_limit(query, PAGE_ROWS)
+        merged, token = await turns.read(request, name, limit, lambda rows: served.since(name, since, rows))
+        body = encode_since(merged, token)
+        turns.note(name, [each.fact for each in merged.written], len(body))
+        return Answer(200, body)
     query = read_query(request, ["instance", "from", "upto"], ["limit"])
     after, upto = read_token(query, "from"), read_token(query, "upto")
     if upto < after:
         raise RequestError(400, f"upto ({upto}) is less than from ({after})")
     writer = grammar.instance_name(query["instance"])
-    page = await request.api.served.page(name, writer, after=after, upto=upto, limit=read_limit(query, PAGE_ROWS))
+    limit = read_limit(query, PAGE_ROWS)
+    page = await turns.read(
+        request, name, limit, lambda rows: served.page(name, writer, after=after, upto=upto, limit=rows)
+    )
     if not page.facts and page.upto < upto:
-        _check_writer(request.api.served, name, writer)
-    return Answer(200, encode_page(page))
+        _check_writer(served, name, writer)
+    body = encode_page(page)
+    turns.note(name, page.facts, len(body))
+    return Answer(200, body)
 
 
 async def read_history(request: ApiRequest, name: str) -> Answer:

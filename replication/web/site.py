@@ -25,6 +25,7 @@ from replication.web.channel import Channel
 from replication.web.health import Health
 from replication.web.request import ApiRequest, RequestError
 from replication.web.routes import LIVE_ROUTES, NO_ROOMS, ROOM, ROOM_ROUTES, ROUTES, find_route
+from replication.web.turns import PageTurns
 from replication.web.unread import MOST_UNREAD, UnreadAnswers
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class IServed(Protocol):
     @property
     def followers(self) -> IFollowers | None:
         """What takes the reports of followers; None if no stream is written here."""
+        ...
+
+    def stores(self, stream: str) -> bool:
+        """Whether ``page`` reads the facts of ``stream`` here, not from another process."""
         ...
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
@@ -250,6 +255,7 @@ class Api:
         self.served = served
         self.max_body = max_body
         self.clock = clock
+        self.turns = PageTurns()
         self.health = Health(served, clock)
         self.rooms = cast("IRooms", rooms)  # without rooms, NO_ROOMS answers
         self.keeps_rooms = rooms is not None

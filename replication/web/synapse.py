@@ -33,10 +33,17 @@ async def read_updates(request: ApiRequest, name: str, _: str) -> Answer:
     try:
         # after a reset a range may end before it begins: Synapse answers it with an empty page
         served = request.api.served
-        page = await served.page(name, None, after=min(after, upto), upto=upto, limit=PAGE_ROWS)
+        page = await request.api.turns.read(
+            request,
+            name,
+            PAGE_ROWS,
+            lambda rows: served.page(name, None, after=min(after, upto), upto=upto, limit=rows),
+        )
     except UnknownStreamError as error:
         raise SynapseError(400, "M_UNKNOWN", "Unknown stream") from error
-    return Answer(200, encode_page(page))
+    body = encode_page(page)
+    request.api.turns.note(name, page.facts, len(body))
+    return Answer(200, body)
 
 
 async def answer_request(request: ApiRequest, name: str, words: Sequence[str]) -> Answer:

@@ -64,6 +64,10 @@ class WrittenStreams:
 
     # ---- facts
 
+    def stores(self, stream: str) -> bool:  # noqa: ARG002
+        """Whether the facts of ``stream`` are here; they are."""
+        return True
+
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         """Return facts of one writer, at most up to its published position; ``writer`` None is this instance."""
         await self._transactions.ready()

@@ -53,6 +53,7 @@ LIMITS = {
     ),
     "rows of one page, default": "PAGE_ROWS",
     "rows of one page, maximum": "MAX_PAGE_ROWS",
+    "bytes of one page, about": "PAGE_AIM",
     "bytes of one page, before it is cut after a whole fact": "PAGE_BYTES",
     "life of an idempotency key": "RECEIPT_LIFE",
     "life of an idempotency key while [the wall clock](operations.md#the-clock) is not known to be steady": (

@@ -157,6 +157,16 @@ class ShownPageTests(WorkerCase):
             self.send(writer, position(3, 3, writer="other"))
         self.assertEqual((self.at(writer="other"), self.show(9, "other")), (1, [2]))
 
+    def test_only_a_relay_without_copies_does_not_store_what_it_serves(self) -> None:
+        self.serve(HELLO + position(1, 1))
+        for relay, copy in ((False, True), (False, False), (True, True), (True, False)):
+            self.worker = self.make_worker(relay=relay, copy=copy)
+            self.start()
+            self.assertEqual(self.worker.served.stores("orders"), copy or not relay)
+            self.assertTrue(self.worker.served.stores("unknown"))
+            begin(self.worker.stop())
+            self.net.run()
+
     def test_facts_that_a_function_receives_are_fetched_also_those_that_it_cannot_take(self) -> None:
         asked: list[tuple[StreamName, InstanceName, CatchUp, int]] = []
 

@@ -62,6 +62,7 @@ class FakeServed:
         self.error: Exception | None = None
         self.checking: Deferred[None] | None = None
         self.unwritable = ""
+        self.elsewhere = ""
         self.synapse_requests = SynapseRequests()
         self.skips: ISkips | None = None
         self.followers: IFollowers | None = None
@@ -72,6 +73,9 @@ class FakeServed:
     def keep(self, stream: str, writer: str, facts: Sequence[Fact], settled: int | None = None) -> None:
         self.histories[stream, writer] = list(facts)
         self.settled = max(self.settled, settled or max((each.token for each in facts), default=0))
+
+    def stores(self, stream: str) -> bool:
+        return stream != self.elsewhere
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:
         self.asked.append((stream, writer, after, upto, limit))

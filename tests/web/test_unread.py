@@ -25,7 +25,7 @@ def full(client: Client) -> Client:
 
 def test_the_client_that_does_not_read_for_the_longest_time_is_closed() -> None:
     served = FakeServed()
-    served.keep(ORDERS, "master", [fact(token, ROW) for token in range(1, 33)])
+    served.keep(ORDERS, "master", [fact(1, *[ROW] * 32)])
     _, site, _ = served_site(served)
     clients = [full(Client(site)) for _ in range(MOST + 2)]
     with logged() as lines:

@@ -59,6 +59,9 @@ class SharedTests(SharedCase):
         page = now(self.master.served.page("orders", "unknown", after=0, upto=None, limit=10))
         self.assertEqual(([*page.facts], page.upto, page.limited), ([], 0, False))
 
+    def test_what_is_written_here_is_stored_here(self) -> None:
+        self.assertTrue(self.master.served.stores("orders"))
+
     def test_a_page_of_a_stream_without_any_position_is_empty(self) -> None:
         master = self.make_master(instance_name="second", streams=[StreamDefinition("stock", writers=("other",))])
         now(master.start())
