@@ -166,7 +166,7 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
         return unknown
     binding = Binding()
     text = binding.ffi.string(binding.lib.X509_verify_cert_error_string(number)).decode()
-    return f"{'an authority of the certificate' if depth else 'the certificate'} is refused: {text}"
+    return f"an authority of the certificate is refused: {text}" if depth else f"the certificate is refused: {text}"
 
 
 def why_not_valid(certificate: Certificate) -> str | None:
