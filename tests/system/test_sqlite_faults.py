@@ -89,7 +89,9 @@ def test_facts_of_a_deleted_wal_are_stored_by_sigterm_and_no_later_fact_is_ackno
         http, json = f"http://{master.address('HTTP')}", {"Content-Type": "application/json"}
         answers = [ask(f"{http}/v1/streams/orders/facts", b'{"rows":[[1]]}', json) for _ in range(3)]
         (tmp_path / "replication.db-wal").unlink()
-        answers += [ask(f"{http}/v1/streams/orders/facts", b'{"rows":[[2]]}', json) for _ in range(8)]
+        for number in range(8):
+            keyed = json | ({"Idempotency-Key": f"k{number}"} if number % 2 == 0 else {})
+            answers.append(ask(f"{http}/v1/streams/orders/facts", b'{"rows":[[2]]}', keyed))
         assert [status for status, _ in answers] == [200] * 3 + [503] * 8
         assert "replication.db-wal' was moved or deleted" in str(ask(f"{http}/health")[1])
         assert master.terminate() == 0

@@ -278,6 +278,11 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                     self._unsynced = True
                     raise
 
+    def check_places(self) -> None:
+        """Raise StoreError if a commit was lost, or would be with this process; any thread may call it."""
+        if self._files is not None:
+            self._files.check_places()
+
     def verify(self) -> None:
         """Raise CommitsLostError if the database has lost commits of this process."""
         if not self.session.begun:

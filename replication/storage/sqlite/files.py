@@ -63,17 +63,7 @@ class DatabaseFiles:
         would go on beyond a commit whose outcome is unknown.
         """
         try:
-            sizes = []
-            for which, missing in enumerate((MOVED, _WAL_MOVED)):
-                opened = self._opened[which]
-                try:
-                    found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
-                except OSError as error:
-                    raise self._error(which, missing) from error
-                if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
-                    raise self._error(which, missing)
-                sizes.append(found.st_size)
-            self._size, self._wal_size = sizes
+            self._size, self._wal_size = [found.st_size for found in self._in_place()]
             if self._emptied or not self._wal_size:
                 header = os.pread(self._wal, HEADER, 0)
                 if header and not header.startswith(MAGIC):
@@ -82,6 +72,15 @@ class DatabaseFiles:
         except StoreError as error:
             self._lost = error
             raise
+
+    def check_places(self) -> None:
+        """Raise StoreError unless both files have their names, or if a commit was lost before; any thread may call it.
+
+        A connection that reads a lost file finds what was committed there.
+        """
+        if self._lost is not None:
+            raise self._lost
+        self._in_place()
 
     def sync(self) -> None:
         """Return once the WAL is on the disk, with every commit; a checkpoint syncs what it moves to the database.
@@ -101,6 +100,20 @@ class DatabaseFiles:
             )
             self._lost = self._error(1, why)
             raise self._lost from error
+
+    def _in_place(self) -> list[os.stat_result]:
+        """Return the status of both files; StoreError if one is not in its place."""
+        status = []
+        for which, missing in enumerate((MOVED, _WAL_MOVED)):
+            opened = self._opened[which]
+            try:
+                found = os.stat(self._paths[which])  # noqa: PTH116 (a Path takes twice the time)
+            except OSError as error:
+                raise self._error(which, missing) from error
+            if found.st_ino != opened.st_ino or found.st_dev != opened.st_dev:
+                raise self._error(which, missing)
+            status.append(found)
+        return status
 
     def _is_whole(self, size: int) -> bool:
         """Whether a file that has become smaller has all its pages, as after a VACUUM of another process."""

@@ -122,6 +122,14 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         writer = self._checked(self._writer).connection
         await self._read(lambda _: writer.sync(foreign=foreign))  # on another thread than a long transaction
 
+    async def find_receipt(self, key: str) -> Sequence[Token] | None:
+        """Return the tokens of a receipt; StoreError if the commit that it proves was lost, or would be."""
+        tokens = await super().find_receipt(key)
+        if tokens is not None and self._writer is not None:
+            writer = self._writer.connection
+            await self._read(lambda _: writer.check_places())
+        return tokens
+
     def watch(self) -> IWatch | None:
         """Return the watch of the mapped streams declared so far; None in memory, or without such streams."""
         tables = [each for each in self._tables.values() if each.definition.is_mapped("sqlite")]

@@ -15,6 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import StoreError
 from replication.storage.sqlite.session import SqliteSession
 from replication.storage.sqlite.store import SqliteStore
+from replication.streams.interfaces import Receipt
+from replication.wire.grammar import Token
 from tests.contract.stream_store import UsesStore, facts, write
 
 if TYPE_CHECKING:
@@ -121,6 +123,28 @@ class FilesTests(UsesStore, SynchronousTestCase):
                 self.commit(write(token := token + 1, facts(token)))
         self.assertEqual(sizes[-2:], [0, 0])
         self.assertEqual(self.tokens()[-1], token)
+
+    def test_a_receipt_in_a_lost_file_is_not_found(self) -> None:
+        """The reading connection still has the file: with its receipt, a lost commit was acknowledged."""
+        for suffix in ("", "-wal"):
+            self.wait(self.store.close())
+            self.setUp()
+            self.commit(write(2, facts(2)), receipt=Receipt("k2", [Token(2)]))
+            self.assertEqual(self.wait(self.store.find_receipt("k2")), [2])
+            Path(self.path + suffix).unlink()
+            self.assertIn("was moved or deleted", self.refused_receipt("k2"))
+            receipt = Receipt("k3", [Token(3)])
+            self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=receipt)
+            self.assertIn("was moved or deleted", self.refused_receipt("k3"))
+
+    def test_a_receipt_that_the_disk_refused_is_not_found(self) -> None:
+        with mock.patch("replication.storage.sqlite.files.os.fsync", side_effect=OSError(5, "Input/output error")):
+            receipt = Receipt("k2", [Token(2)])
+            self.assertRaises(StoreError, self.commit, write(2, facts(2)), receipt=receipt)
+        self.assertIn("cannot be written to the disk", self.refused_receipt("k2"))
+
+    def refused_receipt(self, key: str) -> str:
+        return str(self.assertRaises(StoreError, self.wait, self.store.find_receipt(key)))
 
     def test_a_file_that_is_named_by_a_link_is_in_its_place(self) -> None:
         self.wait(self.store.close())
