@@ -189,7 +189,7 @@ class CatchUpSources:
         followed: History = (),
     ) -> Page:
         """Return a page as ``fetch`` does, without a fetch of the page after it."""
-        urls, failures, gone = self._in_order(step), [], list[int]()
+        urls, failures, gone, lacking = self._in_order(step), [], list[int](), list[int]()
         if stream in self._in_memory or self._is_new(endpoint, stream):
             urls = [url for url in urls if url is None or url.startswith(HTTP)]
             if urls == [None] and self._http_of(endpoint, writer) is None:
@@ -220,11 +220,14 @@ class CatchUpSources:
             if page.upto > step.after:
                 self._log_source(stream, writer, url, step)
                 return page
-            failures.append(f"{url or OWN_HTTP} has nothing of {writer} after {step.after}")
+            lacking += [page.lacking] if page.lacking else []
+            nothing = f"{url or OWN_HTTP} has nothing of {writer} after {step.after}"
+            lacks = f"{url} lacks fact {page.lacking}: a row of it is too long for a line"
+            failures.append(lacks if page.lacking else nothing)
             behind = behind or (url is not None and url.startswith(DATABASES))
             may_have = may_have or url is None or not is_folder(url)
         if gone and not may_have:
-            upto = min(gone)
+            upto = min(gone + lacking)  # segments may have the facts after one that they lack
             cure, text = GONE_CURE.format(upto=upto), "; ".join(failures)
             if cure not in text:  # a relay has it in its answer
                 text = f"{text}; {cure}"

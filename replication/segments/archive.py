@@ -162,7 +162,7 @@ class _SegmentCursor:
     def page(self, after: Token, upto: Token, limit: int) -> Page:
         """Return the facts after ``after``, which is not below ``reached``."""
         facts: list[Fact] = []
-        end, room, more = min(upto, self.segment.upto), limit, True
+        end, room, more, lacking = min(upto, self.segment.upto), limit, True, Token(0)
         while more and self._read_on():
             first = bisect_right(self._facts, after, self._next, key=_token_of)
             last = bisect_right(self._facts, end, first, key=_token_of)
@@ -170,7 +170,8 @@ class _SegmentCursor:
             taken = last - first
             if 0 in rows:  # the rows of this fact must come from another source; the page ends before it
                 taken = rows.index(0)
-                end = Token(self._facts[first + taken].token - 1)
+                lacking = self._facts[first + taken].token
+                end = Token(lacking - 1)
             if sum(rows[:taken]) > room:
                 fitting = max(bisect_right([*accumulate(rows[:taken])], room), 0 if facts else 1)
                 if fitting < taken:
@@ -181,7 +182,7 @@ class _SegmentCursor:
             self._next = first + taken
             more = self._next == len(self._facts)
         self.reached = end
-        return Page(facts, end, limited=end < upto)
+        return Page(facts, end, limited=end < upto, lacking=lacking if end == after else Token(0))
 
     def _read_on(self) -> bool:
         """Read the next facts if all were returned; returns whether there are any."""

@@ -31,7 +31,8 @@ class Page(msgspec.Struct, frozen=True):
     ``facts`` are in ascending order of token.  All facts of the range up to ``upto`` are here.  With ``limited`` there
     may be more above ``upto`` (docs/protocol/traps.md 13 and 14).  With ``left_out`` no source has the facts up to
     ``upto`` any more, so they are not here.  A page of compacted segments may lack facts
-    that a later fact up to ``replaced_upto`` replaces.
+    that a later fact up to ``replaced_upto`` replaces.  An empty page of segments ends before the fact ``lacking``
+    if no line can hold that fact.
     """
 
     facts: Sequence[Fact]
@@ -39,6 +40,7 @@ class Page(msgspec.Struct, frozen=True):
     limited: bool
     left_out: bool = False
     replaced_upto: Token = Token(0)
+    lacking: Token = Token(0)
 
 
 class ICatchUp(Protocol):

@@ -109,6 +109,18 @@ class GoneTests(SourcesCase):
         self.assertEqual(error.upto, 5)
         self.assertRegex(str(error), "gone up to 7; gone up to 5; gone up to None; .* --skip-gone, .* gone up to 5")
 
+    def test_the_range_ends_with_a_fact_of_which_segments_have_only_the_id(self) -> None:
+        """They have the facts after it: with --skip-gone, those up to 8 were left out, too."""
+        folder, lacks = Url("segments"), Page([], Token(1), limited=True, lacking=Token(3))
+        sources = CatchUpSources(Net(), [], {}, None)
+        for answers, gone in (([self.gone(8), lacks], True), ([lacks, self.gone(None)], False)):
+            urls = [Url("http://source:1"), folder] if gone else [folder, Url("http://source:1")]
+            sources._urls = urls
+            sources._sources = {url: FakeSource(answer) for url, answer in zip(urls, answers, strict=True)}  # type: ignore[arg-type, misc]
+            error = error_of(self.fetch(sources))
+            self.assertIn("segments lacks fact 3: a row of it is too long for a line", str(error))
+            self.assertEqual(getattr(error, "upto", None), 3 if gone else None)
+
     def test_a_source_that_may_have_them_later_is_waited_for(self) -> None:
         for other in (CatchUpError("down"), StoreError("locked"), page(1), self.gone(None)):
             sources, _ = self.sources(self.gone(None), other)

@@ -140,8 +140,8 @@ def test_a_fact_too_long_for_a_line_is_left_to_another_source(tmp_path: Path) ->
     for after, reached in expected:
         got = page(archive, after if after > 2 else 0, 12)
         assert (got.upto, got.limited) == (reached, reached < 12)
-    for after in (4, 6, 7):
-        assert page(archive, after, 12) == Page([], Token(after), limited=True)
+    for after, lacking in ((4, 5), (6, 7), (7, 8)):
+        assert page(archive, after, 12) == Page([], Token(after), limited=True, lacking=Token(lacking))
     assert page(archive, 8, 12).facts == [history[-1]]
 
 
