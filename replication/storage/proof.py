@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
 from replication.deferreds import share
-from replication.errors import StoreError, ValueRefusedError
+from replication.errors import CommitsLostError, StoreError, ValueRefusedError
+from replication.logs import TroubleLog
 from replication.storage.contract import RowRefusedError
 
 if TYPE_CHECKING:
@@ -28,12 +30,16 @@ class WriteProof:
     """Proves by a small commit that a database can be written, and by the last commit of facts that they fit.
 
     A disk may have room for the small commit only.  ``commit`` commits it.  ``monotonic`` is a clock in seconds.
+    The log has when the database begins to fail, and when it works again.
     """
+
+    log = Logger()
 
     _commit: Callable[[], Coroutine[Deferred[Any], Any, None]]
     _monotonic: Callable[[], float] = time.monotonic
     _failed: tuple[StoreError, float] | None = attrs.field(init=False, default=None)  # of the last commit of facts
     _proving: Deferred[Exception | None] | None = attrs.field(init=False, default=None)
+    _trouble: TroubleLog = attrs.field(init=False, factory=lambda: TroubleLog(WriteProof.log))
     _proved: float = attrs.field(init=False, default=-inf)  # when the last one that succeeded began
 
     async def check(self) -> None:
@@ -58,7 +64,7 @@ class WriteProof:
 
         A batch of None stands for a function that failed before there was one.
         """
-        if self._failed is None and not any(outcomes):  # the usual case
+        if self._trouble.error is None and not any(outcomes):  # the usual case
             return outcomes
         of_facts = [
             outcome
@@ -68,14 +74,31 @@ class WriteProof:
             and not isinstance(outcome, (ValueRefusedError, RowRefusedError))
         ]
         errors = [outcome for outcome in of_facts if isinstance(outcome, StoreError)]
-        if of_facts:
-            self._failed = (errors[0], self._monotonic()) if len(errors) == len(of_facts) else None
+        if of_facts and len(errors) == len(of_facts):
+            self._failed = errors[0], self._monotonic()
+            self.report(errors[0])
+        elif of_facts:
+            self.end_trouble()
         return outcomes
+
+    def report(self, error: StoreError) -> None:
+        """Log that the database does not work, unless the log has it; lost commits are logged where they are found."""
+        if not isinstance(error, CommitsLostError):
+            self._trouble.report("the database does not work: {error}", error=error)
+
+    def end_trouble(self) -> None:
+        """Note that facts were committed, and log the end of an outage."""
+        self._failed = None
+        self._trouble.end("the database works again")
 
     async def _prove(self, now: float) -> Exception | None:
         try:
             await self._commit()
         except Exception as error:  # noqa: BLE001 - every caller of check() receives it
+            if isinstance(error, StoreError):
+                self.report(error)
             return error
         self._proved = now
+        if self._failed is None:
+            self.end_trouble()
         return None

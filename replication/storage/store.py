@@ -267,7 +267,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
         self._opening = Lock()
         self._closed = False
         self._lost: CommitsLostError | None = None
-        self._proof = WriteProof(self._prove)
+        self.proof = WriteProof(self._prove)
 
     @property
     def commits(self) -> int:
@@ -318,7 +318,7 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
     async def check(self) -> None:
         """Return if the database can be written, else raise StoreError; see ``IStreamStore``."""
         self._checked(self._reader)
-        await self._proof.check()
+        await self.proof.check()
 
     def transaction(self, *, synchronous: bool = True) -> Transaction:
         """Return a transaction that has not begun."""
@@ -419,4 +419,4 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
     def _commit_together(self, batches: Sequence[Batch]) -> Deferred[Sequence[BaseException | None]]:
         assert self._writer is not None  # noqa: S101 - commit has checked it
         committing = self._writer.run(lambda connection: connection.commit_together(batches))
-        return committing.addCallback(self._proof.noted, batches)
+        return committing.addCallback(self.proof.noted, batches)

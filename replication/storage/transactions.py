@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from twisted.internet.defer import CancelledError, Deferred
 
 from replication.deferreds import Lock
-from replication.errors import UnknownStreamError
+from replication.errors import StoreError, UnknownStreamError
 from replication.storage.contract import ended
 
 if TYPE_CHECKING:
@@ -115,7 +115,13 @@ class Transaction:
         except UnknownStreamError:
             await self._run_last(self._connection, lambda connection: connection.rollback())
             raise
-        await self._run_last(self._connection, lambda connection: connection.commit(batch))
+        try:
+            await self._run_last(self._connection, lambda connection: connection.commit(batch))
+        except StoreError as error:
+            if error.temporary:  # other errors may come from the application's statements
+                self._store.proof.report(error)
+            raise
+        self._store.proof.end_trouble()
 
     async def _run_last(
         self, connection: ConnectionThread[SqlConnection[Any]], work: Callable[[SqlConnection[Any]], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError, ValueRefusedError
@@ -11,11 +12,12 @@ from replication.storage.contract import Batch, RowRefusedError
 from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
 from replication.storage.table import POSITIONS_ONLY
 from tests.contract.stream_store import facts, write
-from tests.doubles import begin, error_of
+from tests.doubles import begin, error_of, logged
 
 FACTS = Batch([(POSITIONS_ONLY, write(2, facts(2)))], None, 0.0, 0.0)
 POSITION = Batch([(POSITIONS_ONLY, write(2))], None, 0.0, 0.0)
 FULL = StoreError("the disk is full")
+OUTAGE = ["the database does not work: the disk is full", "the database works again"]
 
 
 class ProofTests(SynchronousTestCase):
@@ -73,6 +75,29 @@ class ProofTests(SynchronousTestCase):
         self.assertIs(error_of(self.check()), FULL)
         self.proof.noted([FULL, None], [FACTS, FACTS])
         self.assertEqual(self.check(), [None])
+
+    def test_an_outage_is_logged_once_and_so_is_its_end(self) -> None:
+        with logged(LogLevel.info) as messages:
+            self.proof.noted([FULL, FULL], [FACTS, FACTS])
+            self.proof.noted([FULL], [FACTS])
+            self.proof.report(FULL)
+            self.proof.noted([None], [FACTS])
+            self.proof.noted([None], [FACTS])
+        self.assertEqual(messages, OUTAGE)
+        with logged(LogLevel.info) as messages:
+            self.assertEqual(self.check(), [])
+            self.commits[0].errback(FULL)
+            self.assertEqual(self.check(), [])
+            self.commits[1].callback(None)
+        self.assertEqual(messages, OUTAGE)
+
+    def test_a_small_commit_is_no_end_of_an_outage_in_which_facts_do_not_fit(self) -> None:
+        with logged(LogLevel.info) as messages:
+            self.proof.noted([FULL], [FACTS])
+            self.clock.advance(FAILURE_LIFE)
+            self.check()
+            self.commits[0].callback(None)
+        self.assertEqual(messages, OUTAGE[:1])
 
     def test_a_failed_commit_of_facts_counts_for_ten_seconds(self) -> None:
         self.proof.noted([FULL], [FACTS])

@@ -331,6 +331,14 @@ def test_a_master_goes_on_after_a_planned_restart_of_postgresql_and_after_a_cras
             server.restart(mode)
             until(lambda: appended(shop, "more"), "the master appends again")
             rows.append("more")
-        are_equal(shop, database, *rows)
+        before = len(shop.master.log)
+        server.stop("fast")
+        assert [appended(shop, "lost"), appended(shop, "lost")] == [False, False]
+        server.start()
+        until(lambda: appended(shop, "more"), "the master appends again")
+        are_equal(shop, database, *rows, "more")
+        log = shop.master.log[before:]
+        assert "the database does not work: " in log
+        assert log.count("the database works again") == 1
         assert not shop.master.ended
         assert LOST not in shop.master.log

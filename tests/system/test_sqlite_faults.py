@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+WORKS = "the database works again"
+
+
 class Probed:
     """A master, and what its probes answer."""
 
@@ -57,6 +60,7 @@ def test_on_a_full_disk_a_master_is_not_ready_before_and_after_appends_fail_and_
         limit_files(master, resource.RLIM_INFINITY)
         until(lambda: probed.probe()[0] == 200, "it is ready again", 30)
         assert probed.append() == 200
+        assert (master.log.count("the database does not work: "), master.log.count(WORKS)) == (1, 1)
 
 
 def test_appends_that_fail_make_a_master_unready_at_once_although_small_writes_work(tmp_path: Path) -> None:

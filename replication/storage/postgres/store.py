@@ -29,7 +29,7 @@ from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.ids import IDS_SETTINGS, TAKE_OVER_SETTINGS, Allocations, PostgresIds
 from replication.storage.postgres.joined import table_of
-from replication.storage.postgres.session import PostgresSession
+from replication.storage.postgres.session import PostgresSession, SessionLostError
 from replication.storage.postgres.truncations import Truncations
 from replication.storage.postgres.watch import WATCH_SETTINGS, PostgresWatch
 from replication.storage.store import SqlStore
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorFromThreads
+    from twisted.python.failure import Failure
 
     from replication.storage.interactions import Interaction
     from replication.storage.receipts import ReceiptClock
@@ -243,7 +244,8 @@ class PostgresStore(SqlStore[PostgresConnection]):
 
     def allocate(self, sequence: str, count: int) -> Deferred[list[int]]:
         """Allocate IDs from a sequence."""
-        return self._checked(self._ids).run(lambda ids: ids.allocate(sequence, count))
+        allocating = self._checked(self._ids).run(lambda ids: ids.allocate(sequence, count))
+        return allocating.addErrback(self._report_outage)
 
     def end_of_turn(self) -> Deferred[None]:
         """Return what fires at the end of the reactor's present iteration: until then, more callers may join."""
@@ -261,9 +263,16 @@ class PostgresStore(SqlStore[PostgresConnection]):
                 sequence = self._table(allocation.stream).sequence
                 self._hold_names()
                 allocation.expect()
-            await connection.run(lambda session: session.interact(interaction, sequence, allocation))
+            interacting = connection.run(lambda session: session.interact(interaction, sequence, allocation))
+            await interacting.addErrback(self._report_outage)
+            self.proof.end_trouble()
         finally:
             self.release_connection(connection)
+
+    def _report_outage(self, failure: Failure) -> Failure:
+        if isinstance(failure.value, SessionLostError):
+            self.proof.report(failure.value)
+        return failure
 
     def _hold_names(self) -> None:
         """Let the session of the claims, once a second, hold them again if it was lost."""

@@ -176,7 +176,7 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
 
     def _interact_together(self, interactions: Sequence[Interaction]) -> Deferred[Sequence[BaseException | None]]:
         interacting = self._checked(self._writer).run(lambda connection: connection.interact_together(interactions))
-        return interacting.addCallback(self._proof.noted, [each.batch for each in interactions])
+        return interacting.addCallback(self.proof.noted, [each.batch for each in interactions])
 
     async def _prove(self) -> None:
         """Return if the file is in its place and can be written, after all earlier writes; else raise StoreError."""
