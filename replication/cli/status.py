@@ -127,7 +127,7 @@ def fetch(client: HttpClient) -> dict[str, Any]:
     ``not_ready`` is why ``/health/ready`` answers 503, or None.  ``url`` is that of the process.  HttpError also if
     another program answers.
     """
-    answers = [client.call("GET", path) for path in ("/health", "/v1/streams", "/v1/connections")]
+    answers = [_health(client), *(client.call("GET", path) for path in ("/v1/streams", "/v1/connections"))]
     status = {key: value for each in answers if isinstance(each, dict) for key, value in each.items()}
     try:
         msgspec.convert(status, _Status)
@@ -139,6 +139,17 @@ def fetch(client: HttpClient) -> dict[str, Any]:
     except HttpError as error:
         status["not_ready"] = error.detail or str(error)
     return status
+
+
+def _health(client: HttpClient) -> Any:
+    """Return the answer of ``/health``, also if it is 503: the process may know the rest without its database."""
+    try:
+        return client.call("GET", "/health")
+    except UnavailableError as error:
+        identity = {key: error.fields.get(key) for key in ("role", "server_name", "instance_name")}
+        if None in identity.values():  # an earlier version answers without them
+            raise
+        return {"status": error.detail, **identity}
 
 
 def print_again(client: HttpClient, render: Callable[[dict[str, Any]], RenderableType], console: Console) -> NoReturn:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from socket import socket
 from ssl import SSLCertVerificationError, SSLContext, SSLError, create_default_context
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -47,11 +48,13 @@ _WIRE: Final = ("SERVER ", "ERROR ", "PING ")  # how the first line of a master'
 class HttpError(ReplicationError):
     """The request failed, and a retry would fail, too: the message names the URL, the reason and the cure.
 
-    ``detail`` is the API's own sentence and ``status`` that of HTTP, if it answered.
+    ``detail`` is the API's own sentence and ``status`` that of HTTP, if it answered.  ``fields`` are those
+    of its answer.
     """
 
     detail: str | None = None
     status: int | None = None
+    fields: Mapping[str, Any] = MappingProxyType({})
 
 
 class UnavailableError(HttpError):
@@ -237,8 +240,10 @@ class HttpClient:
         """Return the error for an answer with another status than 200."""
         is_temporary = status in TEMPORARY or (self.stream_exists and status == HTTPStatus.NOT_FOUND)
         kind = UnavailableError if is_temporary else HttpError
-        detail = self._detail(status, answer)
-        return kind(f"{self.url} answers {status}: {detail or self._hide(reason)}", detail=detail, status=status)
+        fields = _fields(answer)
+        detail = self._detail(status, fields)
+        text = f"{self.url} answers {status}: {detail or self._hide(reason)}"
+        return kind(text, detail=detail, status=status, fields=fields)
 
     def failure(self, error: Exception, *, in_handshake: bool = False) -> HttpError:
         """Return the error for a connection that failed; ``in_handshake``: before its TLS was there."""
@@ -272,14 +277,10 @@ class HttpClient:
             return "a client without a certificate: give --certificate FILE and --private-key FILE"
         return f"the certificate in {self.certificate[0]}; its log has the reason"
 
-    def _detail(self, status: int, answer: bytes) -> str | None:
+    def _detail(self, status: int, fields: Mapping[str, Any]) -> str | None:
         if status == HTTPStatus.UNAUTHORIZED and not self._headers:
             return f"it requires a secret: {self.unauthorized_hint}"
-        try:
-            error = json.loads(answer)
-        except (ValueError, RecursionError):
-            return None
-        text = error.get("detail") or error.get("error") if isinstance(error, dict) else None
+        text = fields.get("detail") or fields.get("error")
         return text if text is None else self._hide(str(text))
 
     def _hide(self, text: str) -> str:
@@ -321,6 +322,15 @@ def tls_context(certificate: tuple[str, str] | None) -> SSLContext:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot use {' and '.join(certificate)}, a certificate and its key: {why}") from error
     return context
+
+
+def _fields(answer: bytes) -> Mapping[str, Any]:
+    """Return the fields of an error; none if another program answers."""
+    try:
+        error = json.loads(answer)
+    except (ValueError, RecursionError):
+        return {}
+    return error if isinstance(error, dict) else {}
 
 
 def _read_date(text: str | None) -> float | None:

@@ -8,7 +8,7 @@ are still answered.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.defer import Deferred, TimeoutError  # noqa: A004 - Twisted's name
 from twisted.internet.task import LoopingCall, deferLater
@@ -110,8 +110,12 @@ async def check_ready(request: ApiRequest) -> Answer:
 
 async def check_health(request: ApiRequest) -> Answer:
     """Answer whether the store was written; also who this process is."""
-    if fault := await request.api.health.store_fault():
-        raise RequestError(503, fault)
     served = request.api.served
-    identity = {"role": served.role, "server_name": served.server_name, "instance_name": served.instance_name}
+    identity: dict[str, Any] = {
+        "role": served.role,
+        "server_name": served.server_name,
+        "instance_name": served.instance_name,
+    }
+    if fault := await request.api.health.store_fault():
+        raise RequestError(503, fault, **identity)
     return Answer.json({"status": "ok", **identity})

@@ -152,6 +152,24 @@ def test_watching_on_a_pipe_prints_the_same_table_with_what_needs_attention_firs
     assert [line.split()[0] for line in once] == ["STREAM", "orders[red]"] * 2
 
 
+def test_a_process_whose_database_does_not_answer_shows_what_it_knows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, only the 503 was printed."""
+    why = "the store has not answered for 5 s"
+    known = {key: SEEN[key] for key in ("role", "instance_name", "server_name")}
+    for check in ((), ("--check",)):
+        away = UnavailableError(f"http://h answers 503: {why}", detail=why, fields={"detail": why, **known})
+        if check:
+            with pytest.raises(HttpError, match="http://h is not ready: the store has not answered"):
+                run(monkeypatch, FakeApi(away, not_ready=why), *check)
+        else:
+            assert run(monkeypatch, FakeApi(away, not_ready=why)) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"worker worker1 of example.com: {why}"
+        assert lines[2].split()[:3] == ["orders[red]", "master", "7"]
+
+
 def test_watching_ends_with_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HttpError, match="secret"):
         run(monkeypatch, FakeApi(HttpError("the secret is wrong")), "--watch")

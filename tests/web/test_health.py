@@ -71,7 +71,10 @@ class HealthTests(ApiTestCase):
     def test_health_is_503_with_the_error_of_the_store(self) -> None:
         for error in (StoreError("database is locked: app.db"), StreamError("orders: the function raised")):
             self.served.error = error
-            self.assert_refused(self.get("/health"), 503, str(error))
+            answer = self.get("/health")
+            self.assert_refused(answer, 503, str(error))
+            identity = [answer.json[key] for key in ("role", "server_name", "instance_name")]
+            self.assertEqual(identity, ["master", "example.com", "master"])
 
     def test_health_gives_a_silent_store_five_seconds(self) -> None:
         self.served.checking = Deferred()
