@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import FactsGoneError, StoreError
+from replication.follower import sources
 from replication.follower.worker import Worker
+from replication.segments.folders import LocalFolder
+from replication.segments.manifest import Manifest, write_manifest
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.web.site import make_site
 from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.master import Master
 from tests.doubles import FragileStore, Net, begin, logged, now
+from tests.segments.histories import fact, write_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replication.segments.manifest import Segment
 
 ORDERS, MASTER = StreamName("orders"), InstanceName("master")
 WIRE, HTTP = 9092, 9093
@@ -160,6 +172,71 @@ class SkipTests(GoneCase):
             self.net.run(2.0)
             self.append(1)
         self.assertEqual(seen, [5, 6, 7])
+
+
+class SegmentTests(GoneCase):
+    """The master has deleted its facts up to 12; a folder of segments has most of them."""
+
+    FACTS = tuple(fact(token, "x" * 200 if token in (4, 8, 9) else f"row {token - 2}") for token in range(2, 12))
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.append(7)
+        now(self.store.forget_facts(ORDERS, MASTER, Token(12)))
+        holder = TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = LocalFolder(Path(holder.name))
+
+    def write(self) -> list[Segment]:
+        """Write two segments without the rows of 4, 8 and 9, which are longer than a line."""
+        parts = [(self.FACTS[:4], 0, 5), (self.FACTS[4:], 5, 11)]
+        segments = [write_segment(self.folder, of, after=after, upto=upto, limit=100) for of, after, upto in parts]
+        write_manifest(self.folder, Manifest(segments))
+        return segments
+
+    def follow_with_segments(self) -> FragileStore:
+        copy = FragileStore()
+        with patch.object(sources, "SerialThread", NoThread):
+            self.follow(copy, skip_gone=True, catch_up=[self.folder.url, f"http://127.0.0.1:{HTTP}"])
+            self.net.run(30.0)
+        return copy
+
+    def test_only_facts_that_the_segments_lack_are_left_out(self) -> None:
+        self.write()
+        with logged() as messages:
+            copy = self.follow_with_segments()
+        self.assertEqual(sorted(copy._streams[ORDERS].facts), [2, 3, 5, 6, 7, 10, 11, 13])
+        self.assertEqual(self.state(), (13, "live", ""))
+        text = "orders: facts of master after {} up to {} are gone, and are left out here"
+        ranges = [(3, 4), (7, 8), (8, 9), (11, 12)]
+        self.assertEqual([each for each in messages if "left out" in each], [text.format(*each) for each in ranges])
+
+    def test_nothing_is_left_out_because_a_segment_is_damaged(self) -> None:
+        """Neither its facts, which a copy of its file has, nor those of the segments after it."""
+        first, _ = self.write()
+        path = self.folder.path / first.name
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"row", b"raw"))
+        with logged() as messages:
+            copy = self.follow_with_segments()
+        position, _, error = self.state()
+        self.assertEqual((position, copy._streams[ORDERS].facts), (0, {}))
+        self.assertIn("damaged", error)
+        self.assertIn("damaged", "".join(messages))
+        self.assertNotIn("left out", "".join(messages))
+
+
+class NoThread:
+    """Calls functions on this thread: the reactor of these tests has no others."""
+
+    def __init__(self, _reactor: object, _name: str) -> None:
+        pass
+
+    async def run(self, function: Callable[..., Any], *args: object, **options: object) -> Any:
+        return function(*args, **options)
+
+    async def stop(self) -> None:
+        pass
 
 
 class CachesTests(GoneCase):
