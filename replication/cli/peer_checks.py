@@ -17,10 +17,11 @@ from replication.errors import ConfigError, did_you_mean
 from replication.follower.catch_up import HTTP
 from replication.net.access import ALL
 from replication.net.endpoints import default_http_url, is_redis, show_certificate, split_endpoint
+from replication.streams.definitions import CACHES
 from replication.web.blocking_client import HttpClient, HttpError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from replication.config import Config
     from replication.urls import Url
@@ -40,6 +41,10 @@ _STOPPED: Final = {  # by words of the error
     "applying ": f"if the function is wrong, correct it and restart the worker; else {_GOES_ON}",
 }
 _NO_SERVER: Final = "name a writer's --listen port, not --http; or tls: for TLS; or restart that process, if it hangs"
+ELSEWHERE: Final = "elsewhere"  # the state of a writer that publishes its facts itself, into the same database
+_OF_WRITERS: Final = frozenset(
+    {"writing", "opening", "stopped", "former", ELSEWHERE}
+)  # states where a stream is written
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
 
 
@@ -86,6 +91,14 @@ def _check_streams(streams: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             what = "no writer has sent a position of it since the start, so no fact of it arrives"
             cure = f"correct the name in @worker.on, or in stream{did_you_mean(each['name'], known)}"
             yield Finding(f"stream {each['name']}", what, cure)
+    # A worker that writes a stream, and follows some of its other writers. One that follows none only writes it.
+    missing: dict[str, list[str]] = {}
+    for each in streams:
+        states = {writer["instance"]: writer["state"] for writer in each["writers"]}
+        if each["name"] != CACHES and not _OF_WRITERS.issuperset(states.values()):
+            for name in (name for name, state in states.items() if state == ELSEWHERE):
+                missing.setdefault(name, []).append(each["name"])
+    yield from (_not_followed(name, names) for name, names in missing.items())
 
 
 def _check_writer(where: str, stream: str, writer: Mapping[str, Any], url: str) -> Iterator[Finding]:
@@ -130,7 +143,7 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
     over_http = [each for each in config.catch_up if config.role == "worker" and each.startswith(HTTP)]
     asked = [place.http for place in config.writers.values()]
     places += [(None, None, each) for each in over_http if each not in asked]
-    known: set[str] = set()
+    found: list[Mapping[str, Any]] = []
     complete = True
     for name, connect, given in places:
         if connect is not None and not is_redis(connect.reveal()):
@@ -146,23 +159,63 @@ def check_writers(config: Config, certificate: tuple[str, str] | None) -> Iterat
             if connect is not None and not config.catch_up and not is_redis(connect.reveal()):
                 yield _no_source(name, connect)
             continue
-        found: list[str] | None = None
+        status: Mapping[str, Any] | None = None
         try:
             with closing(open_client(url, config.secret, certificate)) as client:
-                found, findings = _ask_writer(client, config, name)
+                status, findings = _ask_writer(client, config, name)
         except ConfigError as error:
             findings = [Finding(url, str(error), "correct the URL, [tls] or the file")]
         yield from findings
-        known.update(found or ())
-        complete = complete and found is not None
+        found += [] if status is None else [status]
+        complete = complete and status is not None
+    if complete and places:
+        yield from _check_names_of_streams(config, found)
+        yield from _find_not_followed(config, found)
+
+
+def _check_names_of_streams(config: Config, found: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find names of streams that no writer has; ``found`` are the statuses of all writers."""
+    known = {each["name"] for status in found for each in status["streams"]}
     wanted = [(f"stream {name}", "it", name, "stream") for name in config.stream]
     for each in config.grants if config.relays else ():
         names = sorted(each.rights.read - {ALL, *config.writes})
         wanted += [(f"access.{each.name}", f"a stream {name!r}", name, "read") for name in names]
-    for where, what, stream, key in wanted if complete and places else ():
+    for where, what, stream, key in wanted:
         if stream not in known:
             near = did_you_mean(stream, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
             yield Finding(where, f"no writer has {what}", f"correct {key}{near}")
+
+
+def _find_not_followed(config: Config, found: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find writers of followed streams that share a database with a writer that is followed, and are not themselves."""
+    followed = {config.instance_name, *config.writers, *(status["instance_name"] for status in found)}
+    followed |= {name for status in found for name, _ in _published_there(status)}
+    missing: dict[str, set[str]] = {}
+    for status in found:
+        for stream in status["streams"]:
+            wanted = stream["name"] != CACHES and (not config.stream or stream["name"] in config.stream)
+            for each in stream["writers"] if wanted else ():
+                if each["state"] == ELSEWHERE and each["instance"] not in followed:
+                    missing.setdefault(each["instance"], set()).add(stream["name"])
+    for name, streams in sorted(missing.items()):
+        yield _not_followed(name, streams)
+
+
+def _not_followed(name: str, streams: Iterable[str]) -> Finding:
+    """Return the finding for a writer whose facts of ``streams`` do not arrive."""
+    what = f"it also writes {', '.join(sorted(streams))}, and is not followed: its facts do not arrive"
+    cure = f"add a table [writers.{name}], or its endpoint to connect; if it has ended for good, take its name out of"
+    return Finding(f"writer {name}", what, f"{cure} the writers of these streams, and restart those that remain")
+
+
+def _published_there(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the writers whose facts a process sends to its followers, each with a stream."""
+    return [
+        (each["instance"], stream["name"])
+        for stream in status["streams"]
+        for each in stream["writers"]
+        if each["state"] != ELSEWHERE
+    ]
 
 
 def _no_source(name: str | None, connect: Url) -> Finding:
@@ -172,8 +225,8 @@ def _no_source(name: str | None, connect: Url) -> Finding:
     return Finding(str(connect), what, f"give catch_up, or http in [writers.{name or 'NAME'}]")
 
 
-def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[list[str] | None, list[Finding]]:
-    """Return the names of a writer's streams, None if it does not answer, and findings.
+def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[Mapping[str, Any] | None, list[Finding]]:
+    """Return the status of a writer, None if it does not answer, and findings.
 
     ``name``: that of the table ``[writers.NAME]`` which places it there.
     """
@@ -185,11 +238,10 @@ def _ask_writer(client: HttpClient, config: Config, name: str | None) -> tuple[l
     if status["instance_name"] == config.instance_name:
         what = f"this writer has the instance name of this worker, {config.instance_name!r}"
         findings.append(Finding(client.url, what, "give each process its own --instance-name"))
-    there = {status["instance_name"], *(each["instance"] for one in status["streams"] for each in one["writers"])}
-    if name is not None and name not in there:
-        what = f"the process at {client.url} is {status['instance_name']!r}, and has no facts of {name!r}"
+    if name is not None and name not in {status["instance_name"], *(each for each, _ in _published_there(status))}:
+        what = f"the process at {client.url} is {status['instance_name']!r}, and sends no facts of {name!r}"
         findings.append(Finding(f"writers.{name}", what, f"give the address of {name}, or of a relay that follows it"))
-    return [each["name"] for each in status["streams"]], findings
+    return status, findings
 
 
 def _check_clock(client: HttpClient) -> Iterator[Finding]:

@@ -507,7 +507,7 @@ class WriterStatus(msgspec.Struct, frozen=True):
     """The status of one writer of a stream in this process.
 
     ``position`` is the settled ID (on the writer) or the applied position (on a follower).  ``published`` is the
-    published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``live``, ``catching up``,
+    published position.  ``state`` is ``writing``, ``opening``, ``elsewhere``, ``former``, ``live``, ``catching up``,
     ``waiting for others``, ``stopped`` or ``not connected``.  ``error`` is why it is stopped.  ``lost_and_found`` is
     the number of facts that were lost on the way here, and were found in the writers' database.  ``failed`` is the
     token of the fact that a function cannot take now.  ``skipped`` is the number of facts that are left out.

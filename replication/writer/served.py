@@ -203,8 +203,9 @@ class WrittenStreams:
         if retention is not None and retention.held:
             notes.append(retention.held)
         ours = WriterStatus(self.instance_name, ids.settled, writer.published, word, error, gone=gone)
+        former = self._positions.former.of(name)
         others = [
-            WriterStatus(instance, position, position, state="elsewhere")
+            WriterStatus(instance, position, position, state="former" if instance in former else "elsewhere")
             for instance, position in self._positions.of_writers(writer).items()
             if instance != self.instance_name and writer.definition.written_by(instance)
         ]

@@ -7,7 +7,9 @@ import socket
 import ssl
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import product
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,10 @@ from tests.system.daemons import LOCAL, Daemon, append, get_json, until
 from tests.system.test_skips import APP, command, follow, order, writer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from tests.postgres import PostgresServer
 
 HTTP = "--http=tcp:0:interface=127.0.0.1"
 
@@ -197,7 +201,7 @@ def test_a_writer_that_is_elsewhere_is_found(folder: Path, master: Daemon) -> No
     text = (folder / "worker.toml").read_text()
     (folder / "worker.toml").write_text(text + text[text.index("[writers") :].replace(".master]", ".w2]"))
     status, output = doctor(folder, file)
-    found = f"writers.w2: the process at http://{master.address('HTTP')} is 'master', and has no facts of 'w2'"
+    found = f"writers.w2: the process at http://{master.address('HTTP')} is 'master', and sends no facts of 'w2'"
     assert (status, output) == (1, f"{found}; cure: give the address of w2, or of a relay that follows it\n")
 
 
@@ -275,6 +279,7 @@ class Answers(BaseHTTPRequestHandler):
 
     error: str | None = None  # of the stream
     not_ready = ""
+    writers: Sequence[Mapping[str, Any]] | None = None
     held = "stream 'orders': facts up to 9 are kept for follower late1"
 
     def date_time_string(self, timestamp: float | None = None) -> str:
@@ -290,7 +295,9 @@ class Answers(BaseHTTPRequestHandler):
             "server_name": "localhost",
             "instance_name": "worker1",
             "status": "ok",
-            "streams": [{"name": "orders", "writers": [writer], "open": 0, "oldest_open": None, "notes": notes}],
+            "streams": [
+                {"name": "orders", "writers": self.writers or [writer], "open": 0, "oldest_open": None, "notes": notes}
+            ],
             "connections": [],
         }
         fails = self.path == "/health/ready" and self.not_ready
@@ -304,7 +311,7 @@ class Answers(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def ask(**attributes: str) -> list[str]:
+def ask(**attributes: object) -> list[str]:
     """Return the findings at a process that answers so."""
     with HTTPServer(("127.0.0.1", 0), type("Given", (Answers,), attributes)) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
@@ -404,3 +411,66 @@ def test_a_writer_without_a_source_of_missed_facts_is_found(
         (tmp_path / "x.toml").write_text(text + "\n")
         main(["doctor", "--config", "x.toml", "--min-free", "1"])
         assert capsys.readouterr().out.splitlines() == found
+
+
+SHARED = """
+[[streams]]
+name = "orders"
+writers = ["north", "south"]
+"""
+
+
+def test_writers_of_one_database_that_are_exchanged_or_not_followed_are_found(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    (tmp_path / "writer.toml").write_text(SHARED)
+    with postgres.database() as name, ExitStack() as stack:
+        database, places, urls = f"--database={postgres.url(name)}", {}, []
+        for each in ("north", "south"):
+            options = ("--config=writer.toml", f"--instance-name={each}", database, "--stream=users", *LOCAL)
+            daemon = stack.enter_context(Daemon(tmp_path, "master", *options))
+            urls.append(f"http://{daemon.address('HTTP')}")
+            places[each] = f'connect = "tcp:{daemon.address("the wire")}"\nhttp = "{urls[-1]}"\n'
+        append(daemon.address("HTTP"), "orders", [order()])  # both then store a position
+
+        def shows_both(url: str, stream: str) -> bool:
+            return len(get_json(url, f"/v1/streams/{stream}")["writers"]) == 2
+
+        for url, stream in product(urls, ("orders", "users")):
+            until(partial(shows_both, url, stream), "each shows the other one")
+
+        def findings(*writers: tuple[str, str], keys: str = "") -> list[str]:
+            tables = [f"[writers.{each}]\n{places[place]}" for each, place in writers]
+            (tmp_path / "worker.toml").write_text("\n".join([keys, *tables]))
+            return doctor(tmp_path, "--config=worker.toml")[1].splitlines()
+
+        assert findings(("north", "north"), ("south", "south")) == []
+        exchanged = findings(("north", "south"), ("south", "north"))
+        assert [each.partition(":")[0] for each in exchanged] == ["writers.north", "writers.south"]
+        assert "is 'south', and sends no facts of 'north'; cure: give the address of north" in exchanged[0]
+        for keys, streams in (("", "orders, users"), ('stream = "orders"', "orders"), ('stream = "caches"', None)):
+            alone = findings(("north", "north"), keys=keys)
+            expected = (
+                f"writer south: it also writes {streams}, and is not followed: its facts do not arrive; cure: add"
+            )
+            assert [each.startswith(f"{expected} a table [writers.south]") for each in alone] == [True] * bool(streams)
+        assert findings(("north", "north"), keys='instance_name = "south"') == [], "a worker does not follow itself"
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        (("writing", "elsewhere"), False),
+        (("writing", "former", "live"), False),
+        (("writing", "live", "elsewhere"), True),
+        (("stopped", "catching up", "elsewhere"), True),
+    ],
+)
+def test_a_worker_that_writes_and_follows_only_some_of_the_others_is_found(
+    states: tuple[str, ...], *, found: bool
+) -> None:
+    extra = [
+        {"instance": f"w{n}", "position": 2, "lag": 0, "state": each, "error": None} for n, each in enumerate(states)
+    ]
+    lines = [each for each in ask(writers=extra) if "is not followed" in each]
+    assert [each.partition(":")[0] for each in lines] == ["writer w2"] * found

@@ -24,7 +24,17 @@ from tests.web.served import ApiTestCase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-STATES = ("stopped", "not connected", "catching up", "opening", "waiting for others", "live", "writing", "elsewhere")
+STATES = (
+    "stopped",
+    "not connected",
+    "catching up",
+    "opening",
+    "waiting for others",
+    "live",
+    "writing",
+    "elsewhere",
+    "former",
+)
 LONG_CURE = (
     "The function cannot take fact 8,000. Mend what it uses: it is called again by itself. "
     "Or mend its code, and start the worker again. If the fact itself is wrong: "

@@ -142,6 +142,8 @@ class SharedTests(SharedCase):
         with self.numbered():
             page, text = now(master.served.since("orders", "7", 10))
         self.assertEqual(([(each.token, each.writer) for each in page.written], text), ([(8, "second")], "m7~5.8"))
+        states = {each.instance: each.state for each in master.served.stream_statuses("orders")[0].writers}
+        self.assertEqual(states, {"second": "writing", "master": "elsewhere", "killed": "former"})
         now(master.stop())
 
     def test_statuses_show_other_writers_as_of_the_last_poll(self) -> None:
