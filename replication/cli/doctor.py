@@ -22,6 +22,7 @@ from replication.cli.own_checks import (
     check_database,
     check_files,
     check_folders,
+    check_instance_name,
     check_sockets,
 )
 from replication.cli.parser import Parser
@@ -93,6 +94,7 @@ def _diagnose(found: argparse.Namespace, certificate: tuple[str, str] | None) ->
         secrets = [each.secret_file for each in configured.access.values()]
         yield from check_files([configured.secret_file, configured.redis_password_file, *secrets])
         yield from check_certificates(configured)
+        yield from check_instance_name(configured)
         yield from check_access(configured)
         yield from check_sockets(sockets, insecure=configured.insecure)
         yield from check_app(configured.app)

@@ -38,7 +38,7 @@ from replication.storage.sqlite.session import MEMORY
 from replication.streams.definitions import CACHES, StreamDefinition
 from replication.wire import grammar
 from replication.wire.grammar import StreamName
-from replication.writer.former_writers import find_left
+from replication.writer.former_writers import find_left, find_unwritten
 from replication.writer.rooms import Rooms
 
 if TYPE_CHECKING:
@@ -165,6 +165,15 @@ def check_access(config: Config) -> Iterator[Finding]:
             if not {name.lower(), f"*.{name.lower().partition('.')[2]}"} & {each.lower() for each in config.tls.allow}:
                 what = f"tls.allow does not accept {name!r}, so no peer has these rights by that name"
                 yield Finding(where, what, "add the name to allow, or correct it")
+
+
+def check_instance_name(config: Config) -> Iterator[Finding]:
+    """Find that a process would write none of its streams, because it has the name of no writer."""
+    described = {each.name: each for each in config.streams}
+    names = _written(config) & {*config.writes} if config.role == "worker" else _written(config)
+    streams = [described.get(name) or StreamDefinition(name) for name in sorted(names)]
+    for what, cure in find_unwritten(grammar.instance_name(config.instance_name), streams):
+        yield Finding("instance_name", what, cure)
 
 
 def _written(config: Config) -> set[StreamName]:

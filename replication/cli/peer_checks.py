@@ -80,11 +80,11 @@ def check_process(client: HttpClient) -> Iterator[Finding]:
                 what = f"it lags by {writer['lag']} IDs, and the lag does not fall"
                 yield Finding(where, what, "see why in `replication status`; a slow function is the usual cause")
     if status["role"] == "worker" and not status["not_ready"]:  # else a writer that is away may have the stream
-        yield from _check_streams(status["streams"])
+        yield from _check_streams(status["streams"], status["instance_name"])
     yield from _check_names(client.url, status)
 
 
-def _check_streams(streams: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _check_streams(streams: Sequence[Mapping[str, Any]], own: str) -> Iterator[Finding]:
     known = [each["name"] for each in streams if each["writers"]]
     for each in streams:
         if not each["writers"]:
@@ -96,7 +96,7 @@ def _check_streams(streams: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for each in streams:
         states = {writer["instance"]: writer["state"] for writer in each["writers"]}
         if each["name"] != CACHES and not _OF_WRITERS.issuperset(states.values()):
-            for name in (name for name, state in states.items() if state == ELSEWHERE):
+            for name in (name for name, state in states.items() if state == ELSEWHERE and name != own):
                 missing.setdefault(name, []).append(each["name"])
     yield from (_not_followed(name, names) for name, names in missing.items())
 

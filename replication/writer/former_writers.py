@@ -30,7 +30,7 @@ from replication.wire.grammar import InstanceName, StreamName, Token
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from replication.net.broadcast import Broadcast
     from replication.streams.interfaces import IStreamStore
@@ -54,6 +54,19 @@ def find_left(
             what = f"{writer!r} has written it, and is configured without it now, so new followers lack these facts"
             cure = "add it to the streams of this process (of a worker: to writes) with the writers that write it now"
             yield f"stream {name!r}: {what}", f"{cure}, or give this process a new name"
+
+
+def find_unwritten(writer: InstanceName, definitions: Iterable[StreamDefinition]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong, and the cure, for each stream of a process that writes none of them.
+
+    A process that writes one stream may have others that only other processes write: one file may serve them all.
+    """
+    found = [each for each in definitions if each.name != CACHES]
+    if not any(each.written_by(writer) for each in found):
+        for each in found:
+            writers = ", ".join(each.writers)
+            what = f"this process, {writer!r}, is not one of its writers ({writers}), and publishes nothing"
+            yield f"stream {each.name!r}: {what}", f"give one of them as instance_name, or add {writer!r} to writers"
 
 
 class FormerWriters:

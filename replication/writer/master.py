@@ -26,7 +26,7 @@ from replication.wire import grammar
 from replication.wire.commands import Command, RemoteServerUp, Server, encode_line
 from replication.writer.epochs import begin_epochs
 from replication.writer.external_writers import ExternalWriters
-from replication.writer.former_writers import FormerWriters
+from replication.writer.former_writers import FormerWriters, find_unwritten
 from replication.writer.known_followers import KnownFollowers
 from replication.writer.positions import Positions
 from replication.writer.publisher import INITIAL_POSITION, NO_WRITER, Publisher
@@ -279,6 +279,9 @@ class Master:
             for definition in self.registry:
                 outgoing = self.stream(definition.name).outgoing
                 outgoing.publishes = outgoing.may_write or definition.name in written
+            if not any(each.outgoing.publishes for name, each in self._streams.items() if name != CACHES):
+                found_here = [f"{what}: {cure}" for what, cure in find_unwritten(self.instance_name, self.registry)]
+                self.store.warnings += [each for each in found_here if each not in self.store.warnings]
             for owner, start in starts.items():
                 publisher = self.stream(owner).publisher
                 publisher.begin(start, self.store.sequence(owner))

@@ -198,6 +198,8 @@ class WrittenStreams:
                 notes.append(f"stream {name!r}: {count} IDs from {oldest[0]} on wait for {', '.join(state.blockers)}")
         error = self._error(writer)
         word = "stopped" if error else "writing" if ids.horizon_known else "opening"
+        if word == "writing" and not writer.outgoing.may_write:
+            word = "elsewhere"
         retention = self._retention.get(name)
         gone = Token(0) if retention is None else retention.gone
         if retention is not None and retention.held:

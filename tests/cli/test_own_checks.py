@@ -29,6 +29,9 @@ NOT_OURS = (
 )
 
 
+WRITERS = '[[streams]]\nname = "orders"\nwriters = ["north", "south"]'
+
+
 def worker(folder: Path) -> str:
     """Return the configuration of a worker whose writer is not checked, and whose missed facts are in segments."""
     (folder / "segments").mkdir(exist_ok=True)
@@ -210,6 +213,14 @@ def app_is_a_file(folder: Path) -> str:
     return f'{worker(folder)}\napp = "shop.py"'
 
 
+def no_writer(_: Path) -> str:
+    return f'instance_name = "nort"\n{WRITERS}'
+
+
+def no_writer_among_workers(folder: Path) -> str:
+    return f'{worker(folder)}\nlisten = "tcp:0:interface=127.0.0.1"\nwrites = "orders"\n{WRITERS}'
+
+
 def no_app(folder: Path) -> str:
     (folder / "shop.py").write_text("1 / 0")
     return f'{worker(folder)}\napp = "shops.orders:register"'
@@ -224,6 +235,11 @@ def no_app(folder: Path) -> str:
         (table_of_another_program, f"stream orders: {NOT_OURS}"),
         (table_of_another_program_for_a_copy, f"stream orders: {NOT_OURS}"),
         (other_database, "mysql://localhost/x: database 'mysql://localhost/x': write sqlite:///relative.db"),
+        (
+            no_writer,
+            "instance_name: stream 'orders': this process, 'nort', is not one of its writers (north, south), and",
+        ),
+        (no_writer_among_workers, "; cure: give one of them as instance_name, or add 'worker1' to writers"),
         (no_app, "app: there is no module shops.orders, neither here nor installed"),
         (app_is_a_file, "start the worker in its folder; did you mean shop?"),
         (empty_secret, "the secret file secret is empty"),
@@ -281,6 +297,9 @@ def test_what_is_right_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         'listen = ["tcp:9092:interface=127.0.0.1", "tcp:0:interface=127.0.0.1"]\nhttp = "tcp:9092:interface=127.0.0.2"',
         'listen = "tcp:0:interface=127.0.0.1"\nhttp = "tcp:0:interface=127.0.0.1"',
         f'{worker(tmp_path)}\napp = "shop:register"',
+        f'instance_name = "north"\n{WRITERS}',
+        f'stream = "notes"\n{WRITERS}',
+        f"{worker(tmp_path)}\n{WRITERS}",
     ):
         (tmp_path / "x.toml").write_text(text + "\n")
         assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 0

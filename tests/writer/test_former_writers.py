@@ -12,7 +12,7 @@ from replication.streams.facts import Fact
 from replication.streams.history import Epoch
 from replication.streams.interfaces import Write
 from replication.wire.grammar import InstanceName, StreamName, Token
-from replication.writer.former_writers import ENDED_AFTER, find_left
+from replication.writer.former_writers import ENDED_AFTER, find_left, find_unwritten
 from replication.writer.publisher import NO_WRITER
 from tests.doubles import Wire, begin, connect, lines_of, logged, now
 from tests.serving import ORDERS, MasterCase, SharedCase
@@ -303,6 +303,24 @@ class FormerWritersTests(SharedCase):
         self.assertIn("stream 'notes': 'removed' has written it, and is configured without it now", what)
         self.assertIn("with the writers that write it now, or give this process a new name", cure)
         self.assertEqual([*find_left(stored, InstanceName("other"), {orders})], [])
+
+    def test_a_process_that_writes_none_of_its_streams_is_warned_of_once(self) -> None:
+        """It seemed to write: state `writing`, no line in the log, and no fact for its followers."""
+        notes, orders = StreamDefinition("notes", writers=("second", "third")), StreamDefinition("orders")
+        for name, streams, found in (("other", [notes], 1), ("second", [notes], 0), ("other", [notes, orders], 0)):
+            with logged(LogLevel.warn) as lines:
+                master = self.make_master(instance_name=name, streams=streams)
+                now(master.start())
+            warned = [each for each in lines if "is not one of its writers" in each]
+            self.assertEqual(len(warned), found, lines)
+            (status,) = master.served.stream_statuses("notes")
+            self.assertEqual((status.writers[0].instance, len(status.notes)), (name, found))
+            self.assertEqual(status.writers[0].state, "writing" if name == "second" else "elsewhere")
+            self.store.warnings.clear()  # the next process has a store of its own
+            now(master.stop())
+        ((what, cure),) = find_unwritten(InstanceName("other"), [notes])
+        self.assertIn("'other', is not one of its writers (second, third), and publishes nothing", what)
+        self.assertEqual(cure, "give one of them as instance_name, or add 'other' to writers")
 
     def unsettled(self, *, ran: bool, writers: tuple[str, ...] = ("second", "third")) -> Wire:
         """Return a connection to a master beside a writer that has a fact above its stored position, and then ends."""
