@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 import attrs
 from twisted.application import service
 from twisted.internet import defer
+from twisted.internet.error import ReactorNotRunning
 from twisted.logger import Logger
 from twisted.python import usage
 from twisted.python.failure import Failure
@@ -239,6 +241,10 @@ class Daemon(service.Service):
 
     def _end(self) -> None:
         if not self._stopping:
+            self._stop_reactor()
+
+    def _stop_reactor(self) -> None:
+        with suppress(ReactorNotRunning):  # another signal has stopped it, and ``stopService`` is called next
             self.reactor.stop()
 
     def _open_sockets(self) -> None:
@@ -315,7 +321,7 @@ class Daemon(service.Service):
             self._stopping = True
             self.notifier.status(str(error))
             atexit.register(_exit_with_status_1, str(error))
-            self.reactor.stop()
+            self._stop_reactor()
 
     def _reopen(self) -> None:
         """Open log files again, after logrotate has moved them; read certificates, secrets and rights again."""

@@ -16,7 +16,7 @@ from unittest import mock
 
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import CannotListenError
+from twisted.internet.error import CannotListenError, ReactorNotRunning
 from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
@@ -170,6 +170,7 @@ class Reactor(MemoryReactorClock):
     def __init__(self) -> None:
         super().__init__()
         self.stops = 0
+        self.stopped: Exception | None = None  # raised by the second ``stop``
 
     def callWhenRunning(
         self,
@@ -184,6 +185,8 @@ class Reactor(MemoryReactorClock):
 
     def stop(self) -> None:
         self.stops += 1
+        if self.stopped is not None and self.stops > 1:
+            raise self.stopped
 
 
 class DaemonTests(SynchronousTestCase):
@@ -384,6 +387,17 @@ class DaemonTests(SynchronousTestCase):
         daemon.startService()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.reactor.stops, 1)
+
+    def test_a_second_signal_or_an_error_that_comes_before_the_stop_is_no_traceback(self) -> None:
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        daemon = self.daemon(succeed(self.port()))
+        self.start(daemon)
+        self.reactor.stopped = ReactorNotRunning("Can't stop reactor that isn't running.")
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        self.assertEqual(self.reactor.stops, 2)
+        self.server.failed.callback(StoreError("has lost commits"))
+        self.assertEqual(self.at_exit, [(service._exit_with_status_1, "has lost commits")])
 
     def test_a_stop_while_starting_is_no_failure(self) -> None:
         slow: Deferred[Any] = Deferred()
