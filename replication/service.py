@@ -291,9 +291,10 @@ class Daemon(service.Service):
         for _, port in opened:
             if isinstance(port, Failure):
                 port.raiseException()
-        for socket, (_, port) in zip(self.sockets, opened, strict=True):
+        for socket, endpoint, (_, port) in zip(self.sockets, self._endpoints, opened, strict=True):
             address = port.getHost()
             self.log.info("{what} is served at {address}", what=socket.what, address=format_address(address))
+            socket.warn_of_certificate(endpoint)
             if socket.risk_at(address):
                 text = "{endpoint} ({key}) is open to other hosts {risk}"
                 self.log.warn(text, endpoint=socket.endpoint, key=socket.key, risk=socket.open_risk)

@@ -281,7 +281,7 @@ def check_wire(endpoint: Url, server_name: str, certificate: tuple[str, str] | N
     except ConfigError as error:
         yield Finding(where, str(error), "correct [tls], the endpoint or the file")
     except ssl.SSLError as error:
-        yield describe_tls_failure(where, error, shown)
+        yield describe_tls_failure(where, (host, int(port)), error, shown)
     except TimeoutError:
         yield Finding(where, "no SERVER line arrives", _NO_SERVER)
     except OSError as error:

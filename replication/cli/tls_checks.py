@@ -6,17 +6,18 @@ import socket
 import ssl
 import time
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from replication.cli.findings import Finding
-from replication.net.trust import trust_cure
+from replication.net.trust import UNKNOWN_AUTHORITY, trust_cure
 from replication.web.blocking_client import tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE: Final = 5.0  # seconds for a line of the wire, or an answer of HTTP
+MAX_NAMES: Final = 500  # characters of a certificate's names
 MAX_LINE: Final = 1_024  # bytes of a first line
 
 _NONE: Final = "it demands a client certificate, and none was shown"
@@ -25,21 +26,44 @@ _RENEW: Final = "renew it; a worker reads it for each connection"
 _AUTHORITY: Final = "show one that its authority has signed, or add the authority to the file of tls.client_ca there"
 _NAME: Final = "add its DNS name to tls.allow there, or show one for a name that is in it"
 _PURPOSE: Final = "make one for clients, such as `replication certs NAME` does"
+_LOG: Final = "its log has the reason: correct what it names, or show another certificate"
+_OTHER_HOST: Final = frozenset({62, 64})  # OpenSSL's numbers (X509_V_ERR_…): of a host name, of an address
+_CURES: Final = {
+    9: "set the clocks of both machines; if they are right, wait until it is valid, or issue another one there",
+    10: "renew it there, and send SIGHUP to that process; if it is new, set this machine's clock",
+    26: "issue one for servers there, as `replication certs NAME` does, and send SIGHUP to that process",
+}
 _REFUSALS: Final = {  # by words of OpenSSL's reason; {} is the certificate that was shown
     "CERTIFICATE_REQUIRED": (_NONE, _GIVE),
     "HANDSHAKE_FAILURE": (_NONE, _GIVE),  # TLS 1.2
     "UNKNOWN_CA": ("it does not trust the authority of {}", _AUTHORITY),
     "CERTIFICATE_EXPIRED": ("it finds that {} has expired, or is not valid yet", _RENEW),
     "UNSUPPORTED_CERTIFICATE": ("it refuses {}, which is not one for clients", _PURPOSE),
+    "BAD_CERTIFICATE": ("it refuses {}", _LOG),
+    "CERTIFICATE_UNKNOWN": ("it refuses {}", _LOG),
+    "DECRYPT_ERROR": ("it refuses the signature in {}", _LOG),
     "INTERNAL_ERROR": ("it refuses the name in {}", _NAME),  # what `allow` leads to
 }
 
 
-def describe_tls_failure(where: str, error: ssl.SSLError, shown: tuple[str, str] | None) -> Finding:
-    """Return the finding for TLS that failed, while this end showed the certificate and key in the files ``shown``."""
+def describe_tls_failure(
+    where: str, place: tuple[str, int], error: ssl.SSLError, shown: tuple[str, str] | None
+) -> Finding:
+    """Return the finding for TLS that failed, while this end showed the certificate and key in the files ``shown``.
+
+    ``place`` is the host and the port.  If the certificate is for another host, it is asked for the names.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        cure = f"connect to a name that it has; else renew the certificate, set the clock; {trust_cure()}"
-        return Finding(where, f"its certificate is refused: {error.verify_message}", cure)
+        what = f"its certificate is refused: {error.verify_message}"
+        if error.verify_code in _OTHER_HOST:
+            cure = (
+                f"connect to a name that it has{_names_at(*place, shown)}, or renew it there with the name {place[0]}"
+            )
+        elif error.verify_code in UNKNOWN_AUTHORITY:
+            cure = f"{trust_cure()}; the authority of this one must be among them"
+        else:
+            cure = _CURES.get(error.verify_code, "issue one without this fault, as `replication certs` does")
+        return Finding(where, what, cure)
     reason = error.reason or str(error)
     for words, (what, cure) in _REFUSALS.items() if "ALERT" in reason else ():
         if words in reason and (shown is not None or "{}" not in what):
@@ -56,12 +80,29 @@ def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Findi
     parts = urlsplit(url)
     if parts.scheme != "https":
         return
+    place = parts.hostname or "", parts.port or 443
     with suppress(OSError):  # among them TimeoutError: it waits for a request, as it should
         try:
-            first_line(parts.hostname or "", parts.port or 443, tls=True, certificate=certificate)
+            first_line(*place, tls=True, certificate=certificate)
         except ssl.SSLError as error:
             if not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and error.reason:
-                yield describe_tls_failure(url, error, certificate)
+                yield describe_tls_failure(url, place, error, certificate)
+
+
+def _names_at(host: str, port: int, certificate: tuple[str, str] | None) -> str:
+    """Return the names of the certificate at a place, as far as they can be read now; it is trusted, but for these."""
+    context = tls_context(certificate)
+    context.check_hostname = False
+    try:
+        with (
+            socket.create_connection((host, port), PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            shown: Any = secure.getpeercert() or {}
+    except OSError:
+        return ""
+    names = ", ".join(name for _, name in shown.get("subjectAltName", ()))
+    return f" ({names[:MAX_NAMES]})" if names else ""
 
 
 def limit_wait(reading: socket.socket, deadline: float) -> None:

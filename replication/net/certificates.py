@@ -24,7 +24,7 @@ from zope.interface import implementer
 from replication.errors import ConfigError
 from replication.net.endpoints import SSL_ARGUMENTS, server_endpoint, split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.tls import RefusedCertificate, check_key, why_not_valid, why_refused
+from replication.net.tls import RefusedCertificate, check_key, names_of, why_not_valid, why_refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,8 @@ class TlsEndpoint:
     """An ``ssl:`` endpoint; ``clients`` is the rule for the certificates of clients.
 
     ``expires`` is, by file, when the certificate in it expires: the endpoint's own, and that of the authority of its
-    clients.  ``lost_names`` are those that the certificate lacks and the one before had.
+    clients.  ``lost_names`` are those that the certificate lacks and the one before had.  ``fault`` is why the
+    certificate is not valid, None if it is.
     ValueError: ``description`` is wrong.  ConfigError as ``read``.
     """
 
@@ -123,6 +124,7 @@ class TlsEndpoint:
         self._reactor, self._named, self._clients = reactor, named, clients
         self.expires: dict[str, datetime] = {}
         self.lost_names: Sequence[str] = ()
+        self.fault: str | None = None
         self._names: Sequence[str] = ()
         self.read()
 
@@ -163,7 +165,8 @@ class TlsEndpoint:
         if self.expires and (why := why_not_valid(first)):
             raise ConfigError(f"cannot use {certificate} for TLS: {why}")
         self._context = context
-        names = _names(first)
+        self.fault = why_not_valid(first)
+        names = names_of(first)
         self.lost_names = [
             each for each in self._names if each not in names and f"*.{each.partition('.')[2]}" not in names
         ]
@@ -200,22 +203,11 @@ class _TlsFactory(TLSMemoryBIOFactory):
 
 
 def _dns_names(certificate: x509.Certificate) -> list[str]:
-    found = _alternative_names(certificate)
-    return [] if found is None else found.get_values_for_type(x509.DNSName)
-
-
-def _names(certificate: x509.Certificate) -> list[str]:
-    """Return the names in small letters, and the addresses."""
-    found = _alternative_names(certificate)
-    addresses = [] if found is None else map(str, found.get_values_for_type(x509.IPAddress))
-    return [*map(str.lower, _dns_names(certificate)), *addresses]
-
-
-def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
     try:
-        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
-        return None
+        return []
+    return found.get_values_for_type(x509.DNSName)
 
 
 def _matches(name: str, pattern: DNSPattern) -> bool:

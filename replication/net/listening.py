@@ -94,6 +94,12 @@ class Socket(msgspec.Struct, frozen=True):
                 raise
         return port
 
+    def warn_of_certificate(self, endpoint: IStreamServerEndpoint) -> None:
+        """Log that the certificate of an ``ssl:`` endpoint is not valid today: each client refuses it."""
+        if has_tls(self.endpoint) and (fault := cast("TlsEndpoint", endpoint).fault):
+            text = "{key}: {fault}, so clients refuse to connect: renew it, and send SIGHUP to this process"
+            self.log.warn(text, key=self.key, fault=fault)
+
     def read_certificates(self, endpoint: IStreamServerEndpoint) -> None:
         """Read the files of an ``ssl:`` endpoint again; new connections get what they have.  The result is logged."""
         if not has_tls(self.endpoint):

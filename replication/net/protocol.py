@@ -227,7 +227,9 @@ class ReplicationProtocol(_QuietConnection):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Stop the timer and drop what is queued."""
-        self.tls_error = describe_tls_error(reason.value, self.transport) or self.tls_error
+        self.tls_error = (
+            describe_tls_error(reason.value, self.transport, server=self._role is Role.MASTER) or self.tls_error
+        )
         self._set_timer(None)
         if self._next_turn is not None:
             self._next_turn.cancel()

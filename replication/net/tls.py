@@ -14,12 +14,13 @@ from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.trust import password_fault, trust_cure
+from replication.net.trust import UNKNOWN_AUTHORITY, password_fault, trust_cure
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
+_PLAIN_PEER: Final = "the peer connects without TLS, and this port has it: write tls: at the peer (HTTP: https://)"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
     "wrong version number": _NO_TLS,
     "packet length too long": _NO_TLS,
@@ -36,12 +37,16 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
     "unsupported certificate": "the peer refuses this end's certificate; its log has the reason",
     "decrypt error": "the peer refuses this end's certificate; its log has the reason",  # by its signature
 }
-# OpenSSL's errors for a chain that ends without a trusted certificate, or at another one with the same name.
-_UNKNOWN_AUTHORITY: Final = {2, 7, 18, 19, 20, 21}
+
+
+MAX_NAMES: Final = 500  # characters of a peer's names that are shown
 
 
 class RefusedCertificate(msgspec.Struct, frozen=True):
-    """Why the peer's certificate is refused: the application data of the connection, for ``describe_tls_error``."""
+    """Why the peer's certificate is refused: the application data of the connection, for ``describe_tls_error``.
+
+    If it is for another host, ``why`` has its names.
+    """
 
     why: str
 
@@ -99,6 +104,7 @@ def check_host(connection: Any, transport: Any, host: str) -> None:
         try:
             verify(certificate.to_cryptography(), host)
         except Exception:  # noqa: BLE001 (OpenSSL would drop it)
+            handshake.set_app_data(RefusedCertificate(", ".join(names_of(certificate.to_cryptography()))[:MAX_NAMES]))
             transport.failVerification(Failure())
             return False
         return True
@@ -131,21 +137,26 @@ def check_key_of(endpoint: str) -> None:
         check_key(key)
 
 
-def describe_tls_error(error: BaseException | None, transport: Any) -> str | None:
+def describe_tls_error(error: BaseException | None, transport: Any, *, server: bool = False) -> str | None:
     """Return why TLS failed; None if ``error`` is not an error of TLS.
 
-    ``transport.getHandle()`` is pyOpenSSL's connection, which has the certificate that was refused.
+    ``transport.getHandle()`` is pyOpenSSL's connection, which has the certificate that was refused.  ``server``:
+    whether the peer has connected to this end.
     """
     package = type(error).__module__.partition(".")[0]
     if package == "service_identity":
         if type(error).__name__ == "CertificateError":
             return f"TLS failed: the certificate needs the host in its subjectAltName: issue another one ({error})"
-        return "TLS failed: the certificate is for another host: connect to a name that it has"
+        refused = transport.getHandle().get_app_data()
+        names = f": {refused.why}" if isinstance(refused, RefusedCertificate) else ""
+        return f"TLS failed: the certificate is for another host: connect to a name that it has{names}"
     if package != "OpenSSL" or error is None:
         return None
     reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
     text = ", ".join(each[-1] for each in reasons) or str(error) or "the connection was cut off"
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), None)
+    if server and meaning == _NO_TLS:
+        meaning = _PLAIN_PEER
     if "verify failed" in text:
         refused = transport.getHandle().get_app_data()
         meaning = refused.why if isinstance(refused, RefusedCertificate) else None
@@ -162,11 +173,23 @@ def why_refused(certificate: Certificate, number: int, depth: int, unknown: str)
 
     if why := why_not_valid(certificate):
         return why
-    if number in _UNKNOWN_AUTHORITY:
+    if number in UNKNOWN_AUTHORITY:
         return unknown
     binding = Binding()
     text = binding.ffi.string(binding.lib.X509_verify_cert_error_string(number)).decode()
     return f"an authority of the certificate is refused: {text}" if depth else f"the certificate is refused: {text}"
+
+
+def names_of(certificate: Certificate) -> list[str]:
+    """Return the names of a certificate's subjectAltName, in small letters, and the addresses."""
+    from cryptography import x509  # noqa: PLC0415 (an extra)
+
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    names = found.get_values_for_type(x509.DNSName)
+    return [*map(str.lower, names), *map(str, found.get_values_for_type(x509.IPAddress))]
 
 
 def why_not_valid(certificate: Certificate) -> str | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+# OpenSSL's errors for a chain that ends without a trusted certificate, or at another one with the same name.
+UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
 
 
 def trust_cure() -> str:

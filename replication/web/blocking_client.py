@@ -18,7 +18,7 @@ import msgspec
 
 from replication.errors import ConfigError, ReplicationError
 from replication.net.files import refuse_pipes
-from replication.net.trust import password_fault, trust_cure
+from replication.net.trust import UNKNOWN_AUTHORITY, password_fault, trust_cure
 from replication.session.backoff import Backoff
 from replication.streams.history import Epoch
 from replication.urls import hide_secret
@@ -254,7 +254,8 @@ class HttpClient:
             tls = f"; if that port has TLS, write https{self.url.removeprefix('http')}"
             return UnavailableError(what if self.url.startswith("https") else f"{what}{tls}")
         if isinstance(error, SSLCertVerificationError):
-            return HttpError(f"{self.url}: {error.verify_message}; {trust_cure()}")
+            cure = f"; {trust_cure()}" if error.verify_code in UNKNOWN_AUTHORITY else ""
+            return HttpError(f"{self.url}: {error.verify_message}{cure}")
         if isinstance(error, SSLError) and "ALERT" in (error.reason or ""):
             return HttpError(f"{self.url} refuses {self._shown()} ({error.reason.lower().replace('_', ' ')})")
         if (

@@ -184,7 +184,7 @@ class Channel(HTTPChannel):
         self.site.unread.end(self)
         self._watch()
         self.site.resource.admission.leave(self.peer_address)
-        error = describe_tls_error(reason.value, self.transport)
+        error = describe_tls_error(reason.value, self.transport, server=True)
         if error is not None:
             self.site.resource.tls_failed(self, error)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]

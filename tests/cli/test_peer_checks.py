@@ -14,6 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from replication.cli import tls_checks
 from replication.cli.main import main
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.postgres import PostgresServer
 
+CLIENT_AUTH = ExtendedKeyUsageOID.CLIENT_AUTH
 HTTP = "--http=tcp:0:interface=127.0.0.1"
 
 
@@ -119,17 +121,32 @@ def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytes
     authority = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
     good = authority.issue("good", "127.0.0.1", valid=(-DAY, 20 * DAY))
-    for identity, found in (
-        (good, None),
-        (authority.issue("soon", "127.0.0.1", valid=(-DAY, 3 * DAY)), "its certificate expires in 3.0 days"),
-        (authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "certificate has expired"),
-        (authority.issue("young", "127.0.0.1", valid=(DAY, 2 * DAY)), "certificate is not yet valid"),
-        (authority.issue("host", "other.example"), "IP address mismatch"),
-        (Authority(tmp_path, "stranger").issue("strange", "127.0.0.1"), "its certificate is refused"),
+    for identity, found, cure in (
+        (good, None, ""),
+        (
+            authority.issue("soon", "127.0.0.1", valid=(-DAY, 3 * DAY)),
+            "its certificate expires in 3.0 days",
+            "renew it there",
+        ),
+        (authority.issue("old", "127.0.0.1", valid=(-2 * DAY, -DAY)), "certificate has expired", "renew it there, and"),
+        (authority.issue("young", "127.0.0.1", valid=(DAY, 2 * DAY)), "certificate is not yet valid", "set the clocks"),
+        (
+            authority.issue("host", "db1.example", "10.0.0.1"),
+            "IP address mismatch",
+            "connect to a name that it has (db1.example, 10.0.0.1), or renew it there with the name 127.0.0.1",
+        ),
+        (authority.issue("none"), "IP address mismatch", "connect to a name that it has, or renew it there with"),
+        (authority.issue("client", "127.0.0.1", purpose=CLIENT_AUTH), "purpose", "issue one for servers there, as"),
+        (
+            Authority(tmp_path, "stranger").issue("strange", "127.0.0.1"),
+            "its certificate is refused",
+            "SSL_CERT_FILE names the certificates to trust; the authority of this one must be among them",
+        ),
     ):
         with listening(b"SERVER localhost\n", identity) as port:
             lines = wire(f"tls:127.0.0.1:{port}")
             assert (not lines) if found is None else (found in lines[0]), lines
+            assert not lines or lines[0].partition("; cure: ")[2].startswith(cure), lines
     with listening(b"SERVER localhost\n") as port:
         assert "TLS fails" in wire(f"tls:127.0.0.1:{port}")[0]
 

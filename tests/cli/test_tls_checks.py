@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import attrs
 import pytest
 
 from replication.cli.main import main
-from replication.cli.tls_checks import limit_wait
+from replication.cli.tls_checks import describe_tls_failure, limit_wait
 from tests.certificates import DAY, Authority, Identity
 from tests.system.daemons import Daemon
 
@@ -135,3 +136,12 @@ def test_a_deadline_that_has_passed_has_the_words_of_a_wait_that_ended() -> None
     """Which of the two comes first is chance, and both are shown."""
     with closing(socket.socket()) as reading, pytest.raises(TimeoutError, match="timed out"):
         limit_wait(reading, time.monotonic() - 1)
+
+
+def test_a_refusal_of_this_ends_certificate_names_that_and_no_other_port() -> None:
+    """The cure of BAD_CERTIFICATE was to write tcp: for tls:."""
+    error = ssl.SSLError(1, "")
+    error.reason = "TLSV1_ALERT_BAD_CERTIFICATE"
+    found = describe_tls_failure("tls:h:1", ("h", 1), error, ("w.pem", "w.key"))
+    assert found.what == "it refuses the certificate in w.pem"
+    assert found.cure.startswith("its log has the reason: correct what it names")

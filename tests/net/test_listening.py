@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactor
 
-from replication.net.listening import expiry_of, http_risk, wire_risk
-from tests.certificates import Authority
+from replication.net.listening import Socket, expiry_of, http_risk, wire_risk
+from tests.certificates import DAY, Authority
+from tests.doubles import logged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,3 +56,21 @@ def test_a_certificate_has_a_date_as_long_as_it_can_be_read(tmp_path: Path) -> N
     assert [*expiry_of(str(certificate))] == [str(certificate)]
     certificate.unlink()
     assert expiry_of(str(certificate)) == expiry_of(None) == {}
+
+
+def test_a_certificate_that_is_not_valid_is_named_at_the_start(tmp_path: Path) -> None:
+    """A master started without a word, and no client could connect."""
+    authority = Authority(tmp_path)
+    for valid, fault in (
+        ((-2 * DAY, -DAY), "has expired on"),
+        ((DAY, 2 * DAY), "is not valid before"),
+        ((-DAY, DAY), ""),
+    ):
+        socket = Socket("listen", "the wire", authority.issue("h", "h", valid=valid).listen(), Factory)
+        with logged() as lines:
+            socket.warn_of_certificate(socket.parse(MemoryReactor(), insecure=True))
+        assert len(lines) == bool(fault), lines
+        assert all(each.startswith("listen: the certificate ") and f" {fault} " in each for each in lines), lines
+        assert all(
+            each.endswith("so clients refuse to connect: renew it, and send SIGHUP to this process") for each in lines
+        )

@@ -35,6 +35,7 @@ def test_it_is_named_by_commands_and_by_the_doctor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
     refused = ssl.SSLCertVerificationError(1, "certificate verify failed")
     refused.verify_message = "self-signed certificate in certificate chain"
+    refused.verify_code = 20  # X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY
     with closing(HttpClient("http://h")) as client:
         assert str(client.failure(refused)) == f"http://h: {refused.verify_message}; {MISSING}"
-    assert describe_tls_failure("tls:h:1", refused, None).cure.endswith(f"; {MISSING}")
+    assert describe_tls_failure("tls:h:1", ("h", 1), refused, None).cure.startswith(f"{MISSING}; ")
