@@ -227,6 +227,18 @@ class Appender:
         self._count += len(ids)
         self._so_far = f"appended: {self._count}, up to {_place(number)} with ID {ids[-1]}"
 
+    def _given_up(self, error: UnavailableError, first: int | None) -> AppendError:
+        """Return the error for a server that did not answer in time; ``first`` is the first line without an ID."""
+        patience = f"gave up after {self.client.patience:g} s (--retry)"
+        return AppendError(f"{error}; {patience}; {self._so_far}{self._not_acknowledged(first)}")
+
+    def _not_acknowledged(self, first: int | None) -> str:
+        """Return what was sent, and has no ID: ``first`` is its first line, 0 for ROW."""
+        if first is None:
+            return ""
+        what = f"{_place(first)} and what follows were" if first else "ROW was"
+        return f"; it is not known whether {what} appended"
+
     def _append(self, batch: Batch) -> Sequence[int]:
         _, wrong = self._check(batch)
         if wrong:
@@ -239,8 +251,7 @@ class Appender:
         try:
             ids: list[int] = self.client.call("POST", path, body, headers, form=_Appended)["ids"]
         except UnavailableError as error:
-            unknown = f"{_place(batch.numbers[0])} and what follows are not acknowledged"
-            raise AppendError(f"{error}; {self._so_far}; {unknown}") from error
+            raise self._given_up(error, batch.numbers[0]) from error
         except HttpError as error:
             text = re.sub(r"\bline (\d+)", lambda found: _place(batch.numbers[int(found[1]) - 1]), str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
@@ -261,6 +272,8 @@ class LineAppender(Appender):
         """Whether the server has the call; HttpError as in LineUpload."""
         try:
             return self._upload.is_offered()
+        except UnavailableError as error:
+            raise self._given_up(error, None) from error
         except HttpError as error:
             raise AppendError(f"{error}; {self._so_far}") from error
 
@@ -282,9 +295,10 @@ class LineAppender(Appender):
                     raise AppendError(f"{wrong}; {self._so_far}")
             self._upload.finish()
         except KeyboardInterrupt as error:
-            raise AppendError(f"interrupted; {self._so_far}{self._unknown()}") from error
+            unknown = self._waiting[0][0] if self._waiting else None
+            raise AppendError(f"interrupted; {self._so_far}{self._not_acknowledged(unknown)}") from error
         except UnavailableError as error:
-            raise AppendError(f"{error}; {self._so_far}{self._unknown()}") from error
+            raise self._given_up(error, self._waiting[0][0] if self._waiting else None) from error
         except HttpError as error:
             text = re.sub(r"\bline (\d{1,18})\b", self._place_in_request, str(error), count=1)
             raise AppendError(f"{text}; {self._so_far}") from error
@@ -294,9 +308,6 @@ class LineAppender(Appender):
         self._note(ids, some[-1][0])
         self._print(ids)
         self._advance(len(ids), sum([size for _, size in some]))
-
-    def _unknown(self) -> str:
-        return f"; {_place(self._waiting[0][0])} and what follows are not acknowledged" if self._waiting else ""
 
     def _place_in_request(self, found: re.Match[str]) -> str:
         """Return the place of a line that the server has counted, in the request that it has refused."""

@@ -6,6 +6,7 @@ The files are for ``ssl:`` and ``tls:`` endpoints and ``[tls]`` (docs/how-to/use
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -35,7 +36,9 @@ def make_parser() -> Parser:
         epilog="example: replication certs db1.example.com 10.0.0.1",
     )
     parser.add_argument("name", metavar="NAME", help="host name or address of a server, or name of a client")
-    parser.add_argument("others", metavar="OTHER", nargs="*", help="further names and addresses of the same process")
+    parser.add_argument(
+        "others", metavar="OTHER", nargs="*", default=[], help="further names and addresses of the same process"
+    )
     parser.add_argument("--folder", metavar="DIR", type=Path, default=Path(), help="where the files are [.]")
     parser.add_argument("--days", metavar="N", type=int, default=365, help="validity of the certificate [%(default)s]")
     return parser
@@ -49,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{found.name!r} cannot be the name of a certificate's file")
     if found.days < 1:
         parser.error("--days takes a number of at least 1")
+    for each in (found.name, *found.others):
+        _check_name(parser, each)
     try:
         authority = _open_authority(found.folder)
     except ImportError as error:
@@ -57,6 +62,18 @@ def main(arguments: Sequence[str]) -> int:
     until = authority.issue(found.folder, names, timedelta(days=found.days))
     write_line(f"{found.name}.pem, {found.name}.key: {', '.join(names)}, valid until {until:%Y-%m-%d}")
     return 0
+
+
+def _check_name(parser: Parser, name: str) -> None:
+    """End unless ``name`` is an address, or may be a DNS name: no client would find a certificate for another one."""
+    host, colon, port = name.removeprefix("https://").removeprefix("http://").rpartition(":")
+    try:
+        ip_address(name)
+    except ValueError:
+        if colon and port.isdecimal() and host:
+            parser.error(f"{name!r} has a port, which certificates have not: write {host.strip('[]')}")
+        if not re.fullmatch(r"[\w*-]+(\.[\w*-]+)*\.?", name):
+            parser.error(f"{name!r} is neither a host name nor an address: write db1.example.com or 10.0.0.1")
 
 
 class _Authority:

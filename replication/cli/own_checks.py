@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from replication.cli.findings import Finding
-from replication.cli.source_checks import declare_all
+from replication.cli.source_checks import database_cure, declare_all
 from replication.errors import (
     TLS_CURE,
     CatchUpError,
@@ -29,6 +29,7 @@ from replication.follower.catch_up import DATABASES, HTTP
 from replication.net.access import ALL, Access
 from replication.net.endpoints import SSL_ARGUMENTS, has_tls, split_endpoint
 from replication.net.files import refuse_pipes
+from replication.segments.compression import check_compression
 from replication.segments.folders import open_folder
 from replication.segments.manifest import MANIFEST, read_manifest
 from replication.storage import path_of
@@ -228,7 +229,7 @@ def check_database(config: Config, min_free: int) -> Iterator[Finding]:
         yield Finding(shown, str(error), cure)
         return
     except (StoreError, ConfigError) as error:
-        yield Finding(shown, str(error), "correct the URL, start the database, or let this user read it")
+        yield Finding(shown, str(error), database_cure(error))
         return
     for warning in warnings:
         yield Finding(shown, warning, "do as the message advises")
@@ -288,6 +289,11 @@ def check_folders(config: Config) -> Iterator[Finding]:
         except (CatchUpError, ConfigError, StoreError) as error:
             yield Finding(str(each), str(error), cure)
             continue
+        for compression in sorted({part.compression for part in (() if manifest is None else manifest.segments)}):
+            try:
+                check_compression(compression)
+            except ConfigError as error:
+                yield Finding(folder.url, f"its segments cannot be read: {error}", "install it")
         if manifest is None:
             yield Finding(folder.url, f"it has no {MANIFEST}, so it is no folder of segments", cure)
         elif faults := manifest.faults():

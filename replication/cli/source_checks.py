@@ -40,7 +40,7 @@ def check_sources(config: Config) -> Iterator[Finding]:
             followed = [each for each in mapped if not config.stream or each.name in config.stream]
             refused = use_store(url, lambda store: declare_all(store, followed), read_only=True, foreign=bool(mapped))  # noqa: B023 (it is used at once)
         except (StoreError, ConfigError) as error:
-            yield Finding(str(url), str(error), "correct the URL, start the database, or let this user read it")
+            yield Finding(str(url), str(error), database_cure(error))
             continue
         for name, why in refused:
             cure = "GRANT SELECT to the user of the URL, or correct the definition of the stream"
@@ -56,6 +56,13 @@ async def declare_all(store: IStreamStore, streams: Sequence[StreamDefinition]) 
         except (SchemaError, StoreError) as error:
             refused.append((each.name, str(error)))
     return refused
+
+
+def database_cure(error: StoreError | ConfigError) -> str:
+    """Return the cure for a database that cannot be opened; the error for a missing extra names the command."""
+    if isinstance(error.__cause__, ImportError):
+        return "install it"
+    return "correct the URL, start the database, or let this user read it"
 
 
 def check_redis(config: Config) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from replication.errors import CatchUpError, ConfigError, FactsGoneError, Replic
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.net.client import WriterClient
 from replication.net.clock import use_monotonic_clock
-from replication.net.endpoints import default_http_url, is_redis, show_certificate
+from replication.net.endpoints import default_http_url, is_redis
 from replication.net.protocol import Limits
 from replication.session.connection import Rows
 from replication.storage import open_store
@@ -111,7 +111,8 @@ def main(arguments: Sequence[str]) -> int:
         coloured = ColouredLines(source) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
         tail = Tail(
             reactor,
-            show_certificate(found.endpoint, certificate),
+            found.endpoint,
+            certificate=certificate,
             streams=[grammar.stream_name(each) for each in found.stream],
             after=read_start(found.start),
             source=source,
@@ -151,6 +152,7 @@ class Tail:
         source: where missed facts are fetched.
         encode: makes the output from facts.
         access_tokens: print the access tokens in facts of the caches stream (docs/protocol/streams.md C4).
+        certificate: the files with the certificate and private key that ``tls:`` shows.
         output: the file descriptor to print on.
 
     """
@@ -162,6 +164,7 @@ class Tail:
     source: ICatchUp | None = attrs.field(kw_only=True)
     encode: Callable[[StreamName, InstanceName, Sequence[Fact]], bytes] = attrs.field(kw_only=True)
     access_tokens: bool = attrs.field(default=False, kw_only=True)
+    certificate: tuple[str, str] | None = attrs.field(default=None, kw_only=True)
     output: int = 1
 
     def __attrs_post_init__(self) -> None:
@@ -186,6 +189,7 @@ class Tail:
             on_received=self._received,
             on_lost=self._lost,
             on_fault=self._faulted,
+            certificate=self.certificate,
         )
         self._observer = cast("ILogObserver", self._log)
         self._polling = LoopingCall(self._poll)

@@ -8,7 +8,7 @@ import attrs
 from msgspec.structs import replace
 from twisted.internet.defer import CancelledError
 
-from replication.errors import StoppingError, StreamError, UnknownStreamError
+from replication.errors import StoppingError, StreamError, UnknownStreamError, did_you_mean
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.skips import SkippedFact, SkipState
 from replication.wire import grammar
@@ -41,6 +41,12 @@ class FollowedSkips:
             found = await self._find(follower, source, token)
             if found is not None and found.state is SkipState.SKIPPED:
                 return found
+            if source not in follower.cursors:
+                near = (
+                    did_you_mean(writer, follower.cursors)
+                    or f"; known: {', '.join(sorted(follower.cursors)) or 'none'}"
+                )
+                raise StreamError(f"no writer {writer[:100]!r} of stream {stream!r} is followed here{near}")
             done = follower.application.failing.request_skip(source, token)
         await self._wait(follower, done)
         found = await self._find(follower, source, token)

@@ -23,7 +23,7 @@ from replication.follower.streams import FollowedStreams, described_streams
 from replication.follower.waiters import PositionWaiters, timeout_error
 from replication.net.client import WriterClient
 from replication.net.command_functions import CommandFunction, CommandFunctions, SyncingFunction
-from replication.net.endpoints import is_redis, show_certificate
+from replication.net.endpoints import is_redis
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.presence.reporter import PresenceReporter, users_of
 from replication.session.connection import Role
@@ -134,7 +134,7 @@ class Worker(RegistersFunctions):
         self.instance_name: InstanceName = grammar.instance_name(instance_name)
         self.caches = Caches()
         self.store = store_of(database or f"sqlite:///replication-{instance_name}.db", reactor)
-        self._clock, self._copy, self._redis_login = reactor, copy, (redis_password, certificate)
+        self._clock, self._copy, self._login = reactor, copy, (redis_password, certificate)
         self._lifetime, self._synapse_requests, self.server_name = Lifetime(reactor), SynapseRequests(), server_name
         self._functions = CommandFunctions([Role.MASTER, Role.WORKER] if writes or relay else [Role.MASTER])
         limits = limits or Limits()
@@ -146,11 +146,11 @@ class Worker(RegistersFunctions):
         named = {name: place for name, place in (writers or {}).items() if name != instance_name}
         self._sources = CatchUpSources(reactor, catch_up, named, secret, definitions, certificate)
         self._waiters = PositionWaiters(reactor)
-        endpoints = [show_certificate(each, certificate) for each in _endpoints(connect, named)]
+        endpoints = _endpoints(connect, named)
         described = described_streams(endpoints, definitions)
         self._followed = self._make_followed(
             described=described,
-            expected=_expected(named, certificate),
+            expected=_expected(named),
             audit_interval=audit_interval,
             names=None if streams is None else [grammar.stream_name(each) for each in streams],
             accept_new_history=accept_new_history,
@@ -411,10 +411,10 @@ class Worker(RegistersFunctions):
             "reactor": shared["reactor"],
         }
         client: IWriterLink
+        password, certificate = self._login
         if is_redis(endpoint):
             from replication.net.redis import RedisClient  # noqa: PLC0415 (few workers follow a Synapse)
 
-            password, certificate = self._redis_login
             client = RedisClient(
                 url=endpoint,
                 password=password,
@@ -433,6 +433,7 @@ class Worker(RegistersFunctions):
                 greeting=tuple if relay is None else relay.greeting,
                 users=self._reporter.users_now if relay is None else lambda: users_of(self.served.users_syncing()),
                 commands=self._functions.commands,
+                certificate=certificate,
                 **followed,
             )
         self._followed.links.add(client)
@@ -489,12 +490,10 @@ def _endpoints(connect: Sequence[str] | None, writers: Mapping[str, Mapping[str,
     return list(dict.fromkeys(endpoints))
 
 
-def _expected(
-    writers: Mapping[str, Mapping[str, str]], certificate: tuple[str, str] | None
-) -> dict[str, list[InstanceName]]:
+def _expected(writers: Mapping[str, Mapping[str, str]]) -> dict[str, list[InstanceName]]:
     """Return the names of the writers at each endpoint of ``writers``; a Redis has those of a whole Synapse."""
     expected: dict[str, list[InstanceName]] = {}
     for name, place in writers.items():
         if "connect" in place and not is_redis(place["connect"]):
-            expected.setdefault(show_certificate(place["connect"], certificate), []).append(InstanceName(name))
+            expected.setdefault(place["connect"], []).append(InstanceName(name))
     return expected

@@ -21,7 +21,7 @@ from twisted.logger import Logger, LogLevel
 from replication.errors import ConfigError
 from replication.logs import TroubleLog
 from replication.net.echo import Echo
-from replication.net.endpoints import describe_connect_error, describe_endpoint_error, split_endpoint
+from replication.net.endpoints import describe_connect_error, describe_endpoint_error, show_certificate, split_endpoint
 from replication.net.protocol import Limits, ReplicationProtocol
 from replication.net.reconnecting import FreshEndpoint, ReportingEndpoint, SilentClientService
 from replication.net.tls import check_host, check_key_of
@@ -73,6 +73,7 @@ class WriterClient(Factory):
         users: returns commands that are sent after it, because a writer takes long to process many users.
         commands: those that this end accepts, by name; by default the protocol's.
         wall: the time in seconds since 1970, for PING.
+        certificate: the files with the certificate and private key that ``tls:`` shows; ``endpoint`` may name its own.
 
     ConfigError if Twisted cannot parse ``endpoint``.  Rules: docs/protocol/connection.md.
 
@@ -94,6 +95,7 @@ class WriterClient(Factory):
     _users: Callable[[], Sequence[Command]] = tuple
     _commands: Mapping[str, type[Command]] = COMMANDS
     _wall: Callable[[], float] = time.time
+    _certificate: tuple[str, str] | None = None
 
     def __attrs_post_init__(self) -> None:
         """Parse ``endpoint``."""
@@ -111,14 +113,15 @@ class WriterClient(Factory):
         self._echo: Echo | None = None  # None if the writer is not known to answer
         self._backoff = Backoff(FIRST_DELAY, MAX_DELAY, math.e)
         self._wrong_server_backoff = Backoff(FIRST_DELAY, MAX_DELAY_WRONG_SERVER, math.e)
+        description = show_certificate(self.endpoint, self._certificate)
         try:
-            check_key_of(self.endpoint)
-            client: IStreamClientEndpoint = clientFromString(self._reactor, self.endpoint)
+            check_key_of(description)
+            client: IStreamClientEndpoint = clientFromString(self._reactor, description)
         except Exception as error:
             why = describe_endpoint_error(self.endpoint, error, "tcp:HOST:PORT")
             raise ConfigError(f"cannot connect to {Url(self.endpoint)!r}: {why}") from error
         if not self.endpoint.startswith(_NO_FILES):
-            client = FreshEndpoint(self._reactor, self.endpoint)
+            client = FreshEndpoint(self._reactor, description)
         endpoint = ReportingEndpoint(self.endpoint, client, self._connect_failed, self._reactor)
         self._service = SilentClientService(endpoint, self, retryPolicy=self._next_delay, clock=self._reactor)
 

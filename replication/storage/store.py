@@ -353,7 +353,8 @@ class SqlStore(ApplicationReader, HistoryStore, Interacts, KeptFactsStore, Skipp
         match = self.FIRST_WORDS.match(sql)
         word, second = (match[1].upper(), match[2].upper()) if match else ("", "")
         if word in self.RESERVED:
-            raise StoreError(f"{word} is not for the application: commit() and rollback() end its transaction")
+            what = "commits by itself when its block or function ends, and rolls back if that raises an exception"
+            raise StoreError(f"{word} cannot run here: this transaction {what}")
         self._check_words(word, second)
 
     def _check_words(self, word: str, second: str) -> None:

@@ -149,9 +149,13 @@ def test_giving_up_states_what_was_acknowledged(capsys: pytest.CaptureFixture[st
     with pytest.raises(AppendError) as caught:
         run(api, batch(b"1", b"2"), batch(b"3", b"4", first=3))
     assert str(caught.value) == (
-        "cannot reach it; appended: 2, up to line 2 with ID 3; line 3 and what follows are not acknowledged"
+        "cannot reach it; gave up after 10 s (--retry); appended: 2, up to line 2 with ID 3; "
+        "it is not known whether line 3 and what follows were appended"
     )
     assert capsys.readouterr().out == "2\n3\n"
+    with pytest.raises(AppendError) as caught:
+        run(FakeApi(*[AWAY] * 100, patience=10), batch(b"1", first=0))
+    assert str(caught.value).endswith("; nothing is acknowledged; it is not known whether ROW was appended")
 
 
 @pytest.mark.parametrize(("terminal", "lines"), [(False, 2), (True, 3)])
@@ -377,7 +381,10 @@ def test_lines_without_an_answer_are_sent_again(capsys: pytest.CaptureFixture[st
 def test_giving_up_names_the_first_line_without_an_answer() -> None:
     with LineServer("before") as server, pytest.raises(AppendError) as caught:
         append_lines(server, b"\n1\n2\n")
-    assert str(caught.value).endswith("nothing is acknowledged; line 2 and what follows are not acknowledged")
+    assert str(caught.value).endswith(
+        "; gave up after 0 s (--retry); nothing is acknowledged; "
+        "it is not known whether line 2 and what follows were appended"
+    )
 
 
 def test_the_number_of_a_line_that_was_not_sent_stays_as_it_is() -> None:
@@ -400,5 +407,5 @@ def test_lines_before_one_that_is_not_json_are_appended() -> None:
 def test_a_server_that_refuses_the_question_is_named() -> None:
     with LineServer() as server:
         pass
-    with pytest.raises(AppendError, match=r"cannot reach .*; nothing is acknowledged"):
+    with pytest.raises(AppendError, match=r"cannot reach .*; gave up after 0 s \(--retry\); nothing is acknowledged$"):
         append_lines(server, b"1\n")

@@ -54,13 +54,14 @@ def handshake(folder: Path, server: str, client: str, host: str) -> None:
 def test_three_commands_make_an_authority_a_server_and_a_client(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert certs(tmp_path, "db1.example.com", "10.0.0.1", "::1") == 0
+    assert certs(tmp_path, "db1.example.com", "10.0.0.1", "::1", "*.example.org", "bücher.example") == 0
     assert certs(tmp_path, "worker1") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("ca.pem, ca.key: the authority, valid until 2")
     assert lines[1].startswith(
-        "db1.example.com.pem, db1.example.com.key: db1.example.com, 10.0.0.1, ::1, valid until 2"
+        "db1.example.com.pem, db1.example.com.key: db1.example.com, 10.0.0.1, ::1, *.example.org, bücher.example, "
+        "valid until 2"
     )
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         *("ca.key", "ca.pem", "db1.example.com.key", "db1.example.com.pem", "worker1.key", "worker1.pem"),
@@ -107,6 +108,12 @@ def test_a_certificate_may_not_sign_others(tmp_path: Path) -> None:
         (["ca"], "'ca' cannot be the name of a certificate's file"),
         (["a/b"], "'a/b' cannot be the name"),
         ([".."], "'..' cannot be the name"),
+        ([], "the following arguments are required: NAME; see"),
+        (["db1:9092"], "'db1:9092' has a port, which certificates have not: write db1; see"),
+        (["[::1]:9092"], "'[::1]:9092' has a port, which certificates have not: write ::1; see"),
+        (["db1", "https://db1.example:9093"], "has a port, which certificates have not: write db1.example; see"),
+        (["db1", "a b"], "'a b' is neither a host name nor an address: write db1.example.com or 10.0.0.1"),
+        (["db1..example"], "'db1..example' is neither a host name nor an address"),
         (["worker1", "--days=0"], "--days takes a number of at least 1"),
     ],
 )
@@ -137,8 +144,8 @@ def test_an_authority_that_cannot_sign_is_refused_and_left_as_it_is(
         clock.now.return_value = late
         assert certs(tmp_path, "worker1") == 1
     assert "has expired on 2" in capsys.readouterr().err
-    assert certs(tmp_path, "a..b") == 1
-    assert "'a..b' is neither a DNS name nor an address" in capsys.readouterr().err
+    assert certs(tmp_path, "a" * 64) == 1  # a label has 63 characters at most
+    assert "is neither a DNS name nor an address: " in capsys.readouterr().err
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
 from replication.cli.main import main
+from replication.segments.folders import open_folder
+from replication.segments.manifest import Manifest, Segment, write_manifest
 from replication.storage.blocking import use_store
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import Write
@@ -303,6 +308,33 @@ def test_what_is_right_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         (tmp_path / "x.toml").write_text(text + "\n")
         assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 0
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cure for psycopg was to start the database, and zstandard was not missed before the first catch-up."""
+    monkeypatch.chdir(tmp_path)
+    segment = Segment(
+        StreamName("orders"), InstanceName("m"), Token(0), Token(5), 0, None, None, 0, "0" * 64, 0, "zstd"
+    )
+    (tmp_path / "segments/orders/m").mkdir(parents=True)
+    (tmp_path / "segments" / segment.name).touch()
+    write_manifest(open_folder("segments"), Manifest([segment]))
+    for text, found in (
+        ('database = "postgresql:///x"', "postgresql:///x: PostgreSQL needs psycopg 3"),
+        ('connect = "unix:x"\ncatch_up = "postgresql:///x"', "postgresql:///x: PostgreSQL needs psycopg 3"),
+        ('connect = "unix:x"\ncatch_up = "segments"', "its segments cannot be read: compression zstd needs zstandard"),
+    ):
+        (tmp_path / "x.toml").write_text(text + "\n")
+        missing = dict.fromkeys(["psycopg", "replication.storage.postgres.store", "zstandard"])
+        with mock.patch.dict(sys.modules, missing):
+            assert main(["doctor", "--config", "x.toml", "--min-free", "1"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 1, lines
+        line = lines[0]
+        assert found in line
+        assert re.search(r": pip install 'twisted-replication\[(postgres|zstd)\]' \(from .*\); cure: install it$", line)
 
 
 def test_a_disk_without_space_is_found(

@@ -862,7 +862,10 @@ class SqlTransactionContract(UsesStore):
         comments = "-- so\n/* or\nso */ ;Rollback"
         for sql in ("COMMIT", " begin", comments, "SAVEPOINT a", "release a", "END;", "\ufeffEND"):
             self.assertRaises(StoreError, self.wait, transaction.execute(sql))
-        self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
+        error = self.assertRaises(StoreError, self.wait, transaction.executemany("COMMIT", [()]))
+        self.assertIn(
+            "COMMIT cannot run here: this transaction commits by itself when its block or function", str(error)
+        )
         self.wait(transaction.rollback())
         self.assertEqual(self.orders(), [])
 

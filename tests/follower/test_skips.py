@@ -104,6 +104,9 @@ class SkipsTests(WorkerCase):
         ):
             error = error_of(self.decide(what, stream, token))
             self.assertEqual((type(error), str(error)), (kind, why))
+        for writer, near in (("maste", "; did you mean master?"), ("other", "; known: master")):
+            error = error_of(self.decide("skip", writer=writer))
+            self.assertEqual(str(error), f"no writer {writer!r} of stream 'orders' is followed here{near}")
             if isinstance(error, UnknownStreamError):
                 self.assertEqual(error.stream, stream)
 

@@ -43,7 +43,9 @@ class EndpointTests(SynchronousTestCase):
 
     def test_another_kind_of_endpoint_gets_twisteds_error(self) -> None:
         text = describe_endpoint_error("ssl:1:privateKey=/x", FileNotFoundError(2, "No such file"), "tcp:PORT")
-        self.assertEqual(text, "not an endpoint ([Errno 2] No such file)")
+        self.assertEqual(text, "it cannot be used: [Errno 2] No such file")
+        text = describe_endpoint_error("tls:h:1", FileNotFoundError(2, "No such file", "/x"), "tcp:HOST:PORT")
+        self.assertEqual(text, "cannot read /x: No such file")
 
     def test_tls_without_its_libraries_names_the_extra_to_install(self) -> None:
         for library in ("OpenSSL", "service_identity"):

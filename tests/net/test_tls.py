@@ -19,6 +19,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 
 from replication.errors import ConfigError
+from replication.follower.worker import Worker
 from replication.net.reconnecting import FreshEndpoint
 from replication.net.tls import check_key_of, client_tls, describe_tls_error, why_refused
 from tests.certificates import DAY, Authority, Connections
@@ -137,6 +138,27 @@ class TlsTests(TlsCase):
                     function(*given)
             with self.assertRaisesRegex(ConfigError, "has a password"):
                 self.follow(shown=mine)
+
+    def test_the_error_of_a_client_key_shows_the_endpoint_as_it_was_written(self) -> None:
+        """It showed one with certificate= and privateKey=, which stand in [tls]."""
+        mine, other = self.authority.issue("mine", "worker1"), self.authority.issue("other", "worker2")
+        locked = self.authority.issue("locked", "worker1")
+        locked.lock()
+        (empty := self.folder / "empty.pem").touch()
+        for files, why in (
+            (locked.files, f"it cannot be used: the private key in {locked.key} has a password: write it"),
+            ((str(mine.certificate), str(other.key)), "it cannot be used: Certificate public and private"),
+            ((str(mine.certificate), "/no/such.key"), "cannot read /no/such.key: No such file"),
+            ((str(empty), str(mine.key)), "its certificate or private key is not in PEM"),
+            (("/no/such.pem", str(mine.key)), "cannot read /no/such.pem: No such file"),
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                Worker(connect=["tls:db1:9092"], certificate=files, database="sqlite://", reactor=self.net)
+            self.assertTrue(
+                str(caught.exception).startswith(f"cannot connect to 'tls:db1:9092': {why}"), caught.exception
+            )
+        worker = Worker(connect=["tls:db1:9092"], certificate=mine.files, database="sqlite://", reactor=self.net)
+        self.assertEqual([*worker.connections], ["tls:db1:9092"])
 
     def test_an_error_of_another_kind_is_none_of_tls(self) -> None:
         for error in (None, ValueError("x")):
