@@ -22,7 +22,15 @@ from replication.segments.compression import SUFFIXES
 from replication.segments.files import verify
 from replication.segments.folders import open_folder, read_index
 from replication.segments.manifest import WORK
-from replication.segments.run import ORIGIN, SEGMENT_ROWS, ReplayRequest, SegmentOptions, read_receipt, start_run
+from replication.segments.run import (
+    ORIGIN,
+    SEGMENT_ROWS,
+    ReplayRequest,
+    SegmentOptions,
+    find_left_out,
+    read_receipt,
+    start_run,
+)
 from replication.spark.job import check_installed, do_tasks, open_session
 
 if TYPE_CHECKING:
@@ -133,6 +141,8 @@ def _replay(request: ReplayRequest, master: str | None) -> int:
             with open_session(master, _report) as spark, _progress(run, request.out):
                 receipts = do_tasks(spark, run.tasks)
         new = run.finish(receipts)
+    for each in find_left_out(new):
+        _report(f"warning: {each}")
     rows = sum(each.rows for each in new)
     seconds = time.monotonic() - began
     write_line(

@@ -103,6 +103,10 @@ class Lines:
         """Return the number of lines that are RDATA."""
         return len(self.tokens) - (0 if self._positions is None else int(self._positions.sum()))
 
+    def left_out(self) -> IntArray:
+        """Return the tokens of the facts that are POSITIONs."""
+        return self.tokens[:0] if self._positions is None else np.unique(self.tokens[self._positions])
+
     def data(self) -> memoryview:
         """Return all lines as bytes, without a copy."""
         return _data_of(self._texts)
@@ -224,6 +228,7 @@ class _WriterExport(ExitStack):
         self._encoder = LineEncoder(definition.name, part.instance, options.line_limit)
         self._held: tuple[Lines, pa.Array] | None = None
         self._finished: list[Segment] = []
+        self._left_out, self._left_out_from = 0, Token(0)
         self._open(part.after)
 
     def find_last_facts(self, columns: Columns) -> None:
@@ -285,10 +290,13 @@ class _WriterExport(ExitStack):
                 end = int(np.searchsorted(tokens, tokens[start], side="right"))
             some = lines.part(start, end)
             self._writer.write(some.data(), some.rdata(), Token(int(tokens[start])), Token(int(tokens[end - 1])))
+            if len(left_out := some.left_out()):
+                self._left_out_from = self._left_out_from or Token(int(left_out[0]))
+                self._left_out += len(left_out)
             start = end
 
     def _open(self, after: Token) -> None:
-        self._after = after
+        self._after, self._left_out, self._left_out_from = after, 0, Token(0)
         sink = self.enter_context(self._folder.create(self._range.instance, after))
         self._writer = SegmentWriter(self.enter_context(compress(sink, self._options.compression)))
 
@@ -299,6 +307,7 @@ class _WriterExport(ExitStack):
         size = self._folder.size(instance, self._after)
         compression = self._options.compression
         segment = Segment(self._stream, instance, self._after, upto, *writer.summary(), size, compression)
+        segment = replace(segment, left_out=self._left_out, left_out_from=self._left_out_from)
         if self._last_facts is not None:
             segment = replace(segment, compacted=True, compacted_upto=self._range.upto)
         self._finished.append(segment)

@@ -51,6 +51,7 @@ class Segment(msgspec.Struct, frozen=True):
         stored_size: bytes of the file.
         compacted: whether facts were left out that a later fact with the same key replaces.
         compacted_upto: the end of the range that has these later facts; 0 if it is not compacted, or in older entries.
+        left_out: the number of facts that no line can hold, of which it has a POSITION; ``left_out_from`` is the first.
 
     """
 
@@ -67,6 +68,8 @@ class Segment(msgspec.Struct, frozen=True):
     compression: str
     compacted: bool = False
     compacted_upto: Token = Token(0)
+    left_out: int = 0
+    left_out_from: Token = Token(0)
 
     @property
     def name(self) -> str:
@@ -110,8 +113,12 @@ KEYS: Final = {
     "compression": "compression",
     "compacted": "compacted",
     "compacted_upto": "compacted_upto",
+    "left_out": "left_out",
+    "left_out_from": "left_out_from",
 }
-_OPTIONAL: Final = frozenset({"compacted", "compacted_upto"})  # an entry lacks them if they are false or 0
+_OPTIONAL: Final = frozenset(
+    {"compacted", "compacted_upto", "left_out", "left_out_from"}
+)  # an entry lacks them if they are false or 0
 
 
 def instance_folder(instance: InstanceName) -> str:

@@ -365,6 +365,22 @@ def read_receipt(receipt: bytes) -> list[Segment]:
     return [Segment.from_json(each) for each in msgspec.json.decode(receipt)["segments"]]
 
 
+def find_left_out(segments: Iterable[Segment]) -> list[str]:
+    """Return a sentence for each stream and writer of which facts have rows that no line can hold."""
+    counts, first = Counter[tuple[StreamName, InstanceName]](), dict[tuple[StreamName, InstanceName], Token]()
+    for each in segments:
+        if each.left_out:
+            place = each.stream, each.instance
+            counts[place] += each.left_out
+            first[place] = min(first.get(place, each.left_out_from), each.left_out_from)
+    return [
+        f"stream {stream!r}: facts of {writer!r} that are left out, because a row is longer than line_limit: {count}, "
+        f"the first is {first[stream, writer]}; a worker fetches them from its next source; to have them here, replay "
+        "into a new folder, with a higher line_limit in --config"
+        for (stream, writer), count in sorted(counts.items())
+    ]
+
+
 class Run:
     """A planned run.
 

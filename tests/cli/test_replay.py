@@ -61,6 +61,31 @@ def test_a_run_prints_what_it_added_and_a_rerun_adds_nothing(
     assert capsys.readouterr() == ("out: up to date\n", "")
 
 
+def test_facts_that_no_line_can_hold_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were left out without a word: a folder that seems whole lacked them."""
+    monkeypatch.chdir(tmp_path)
+    long = [fact(token, "x" * 2_000) for token in (5, 6, 60)]
+    facts = [each for each in FACTS if each.token not in {5, 6, 60}] + long
+    database = write_database(tmp_path / "m.db", {MASTER: sorted(facts, key=lambda each: each.token)})
+    (tmp_path / "m.toml").write_text(f'database = "{database}"\nline_limit = 1024\n')
+    asked = ["--config", "m.toml", "--out", "out", "--segment-rows", "30", "--master", "none"]
+    assert run(*asked) == 0
+    warning = (
+        "warning: stream 'orders': facts of 'master' that are left out, because a row is longer than line_limit: 3, "
+    )
+    assert f"replication replay: {warning}the first is 5; a worker fetches them from" in capsys.readouterr().err
+    manifest = read_manifest(LocalFolder(tmp_path / "out"))
+    assert manifest is not None
+    counted = [(each.left_out, each.left_out_from) for each in manifest.segments if each.left_out]
+    assert counted == [(2, 5), (1, 60)]
+    (tmp_path / "m.toml").write_text(f'database = "{database}"\nline_limit = 4096\n')
+    assert run(*asked[:3], "whole", *asked[4:]) == 0
+    assert "left out" not in capsys.readouterr().err
+    assert '"left_out' not in (tmp_path / "whole/manifest.json").read_text()
+
+
 def test_streams_instances_and_ids_can_be_limited(database: str, tmp_path: Path) -> None:
     write_database(tmp_path / "m.db", {MASTER: FACTS}, stream="caches")
     asked = ["--database", database, "--out", str(tmp_path / "out"), "--master", "none"]
