@@ -42,8 +42,11 @@ COMMITTED_RETRY: Final = 1.0  # seconds until committed rows are read again afte
 # The last value of each sequence.  If one differs from the last poll, also the poll's transaction ID, assigned after
 # the values were read.  The place up to which the log is written.  And the files of the sequences and of the tables:
 # TRUNCATE makes new ones.  A sequence that was never used has no last value, as after TRUNCATE … RESTART IDENTITY.
+# A partitioned table has no file, but its partitions have: the sum of their numbers stands for them.
 _FILES: Final = (
-    "ARRAY(SELECT pg_relation_filenode(to_regclass(name)) "
+    "ARRAY(SELECT coalesce(pg_relation_filenode(to_regclass(name))::bigint, (WITH RECURSIVE tree (part) AS ("
+    "SELECT to_regclass(name)::oid UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = part) "
+    "SELECT sum(pg_relation_filenode(part)::bigint)::bigint FROM tree)) "
     "FROM unnest({}::text[]) WITH ORDINALITY AS each (name, place) ORDER BY place)"
 )
 LAST_VALUES: Final = (

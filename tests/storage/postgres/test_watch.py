@@ -313,6 +313,38 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
         self.assertEqual(self.sql(INSERT), [(5,)])
         self.assertEqual((self.poll(3), self.error()), ((5, 5), None))
 
+    def test_a_truncation_of_a_partitioned_table_is_found(self) -> None:
+        """Only its partitions have files."""
+        for what in ("events", "events_1"):
+            with self.subTest(truncated=what):
+                self.partition()
+                self.sql("INSERT INTO events (name) SELECT 'old' FROM generate_series(1, 3)")
+                self.assertEqual(self.poll_for_long(), (4, 4))
+                self.sql(f"TRUNCATE {what}")
+                self.poll(2)
+                self.assertIn("a follower that has not received the rows up to ID 4", self.store.warnings[-1])
+                self.assertEqual(self.sql(INSERT), [(5,)])
+                self.assertEqual((self.poll_for_long(), self.error()), ((5, 5), None))
+
+    def test_reused_ids_of_a_partitioned_table_stop_the_stream(self) -> None:
+        for rows in (2, 6):
+            with self.subTest(rows=rows):
+                self.partition()
+                self.truncate(rows)
+                self.poll_for_long()
+                error = self.error() or ""
+                self.assertIn("truncated with RESTART IDENTITY, and rows have IDs up to 4 again", error)
+                self.sql(error.rpartition(": ")[2])
+                last = self.poll_for_long()[1]
+                self.assertEqual((self.poll(), self.error()), ((last, last), None))
+
+    def partition(self) -> None:
+        """Make the table anew, with a partition."""
+        self.sql("DROP TABLE events; CREATE TABLE events (id bigserial, name text) PARTITION BY RANGE (id)")
+        self.sql("CREATE INDEX ON events (id); CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (1) TO (999)")
+        self.watched = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.poll(3)
+
     def test_the_last_row_is_that_of_any_writer(self) -> None:
         self.assertEqual(self.wait(self.store.last_row(StreamName("events"))), 0)
         self.sql("INSERT INTO events (name) VALUES ('a'), ('b')")
