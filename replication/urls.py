@@ -74,6 +74,7 @@ def _hide(text: str) -> str:
         scheme, user, place, options = found.groups()
         is_secret = scheme in _TOKENS or (scheme in _USER_IS_PASSWORD and text.startswith(f"{scheme}{user}@"))
         shown = f"{'…' if is_secret else user}@" if user else ""
+        place = _ASSIGNED.sub(r"\1…", place)  # options behind & or ; instead of ? are a part of it
         return f"{scheme}{shown}{place}{'?…' if options else ''}"
     scheme, slashes, rest = text.partition("://")
     before, at, place = rest.rpartition("@") if slashes else text.rpartition("@")

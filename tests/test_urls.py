@@ -39,6 +39,8 @@ SHOWN = {
     f"postgresql://me:x/{SECRET}@here/db": "postgresql://…@here/db",
     f"postgresql://me:x?{SECRET}@here/db": "postgresql://…",
     f"postgresql://here:5432/db?password=x@{SECRET}": "postgresql://…",
+    f"postgresql://here/db&user=me&password={SECRET}": "postgresql://here/db&user=me&password=…",
+    f"postgresql://here/db;password={SECRET};user=me": "postgresql://here/db;password=…",
     f"postgresql:/me:{SECRET}@here/db": "…@here/db",
     f"me:{SECRET}@here/db": "…@here/db",
     f"host=here password={SECRET} user=me": "host=here password=… user=me",
