@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from http import HTTPStatus
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from replication.cli import tls_checks
@@ -46,11 +49,37 @@ _OF_WRITERS: Final = frozenset(
     {"writing", "opening", "stopped", "former", ELSEWHERE}
 )  # states where a stream is written
 LOOK_AGAIN: Final = 1.0  # seconds; a lag that falls is no finding
+WHOLE: Final = 15.0  # seconds for a whole answer of HTTP
+
+
+class _LimitedClient(HttpClient):
+    """A client that waits WHOLE seconds for an answer, however often a byte of it arrives."""
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Send one request, and return the body of the answer; HttpError, also if it is not whole in time."""
+        answer: Future[bytes] = Future()
+
+        def receive() -> None:
+            try:
+                answer.set_result(HttpClient.request(self, method, path, body, headers))
+            except Exception as error:  # noqa: BLE001 - the other thread raises it
+                answer.set_exception(error)
+
+        Thread(target=receive, daemon=True).start()  # the end of the command ends it
+        try:
+            return answer.result(WHOLE)
+        except TimeoutError as error:
+            if (reading := self._connection.sock) is not None:
+                with suppress(OSError):
+                    socket.socket.shutdown(reading, socket.SHUT_RDWR)  # else ``close`` waits for the other thread
+            raise self.failure(error) from error
 
 
 def open_client(url: str, secret: str | None, certificate: tuple[str, str] | None) -> HttpClient:
     """Return a client that waits a few seconds for an answer, not a minute."""
-    return HttpClient(url, secret, certificate=certificate, timeout=tls_checks.PATIENCE)
+    return _LimitedClient(url, secret, certificate=certificate, timeout=tls_checks.PATIENCE)
 
 
 def check_process(client: HttpClient) -> Iterator[Finding]:

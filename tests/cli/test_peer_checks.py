@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from replication.cli import tls_checks
+from replication.cli import peer_checks, tls_checks
 from replication.cli.main import main
 from replication.cli.peer_checks import check_process, check_wire
 from replication.urls import Url
@@ -78,7 +78,7 @@ def test_another_server_name_is_found(master: Daemon) -> None:
 
 @contextmanager
 def listening(greeting: bytes, identity: Identity | None = None, pause: float | None = None) -> Iterator[int]:
-    """Serve one greeting to each connection, with TLS if there is an identity; with ``pause`` again and again."""
+    """Serve one greeting to each connection, with TLS if there is an identity; with ``pause`` more, again and again."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def serve() -> None:
@@ -90,7 +90,7 @@ def listening(greeting: bytes, identity: Identity | None = None, pause: float | 
                             connection.sendall(greeting)
                             while pause is not None:
                                 time.sleep(pause)
-                                connection.sendall(greeting)
+                                connection.sendall(b"x")
                             continue
                         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                         context.load_cert_chain(identity.certificate, identity.key)
@@ -115,6 +115,17 @@ def test_a_program_that_sends_byte_after_byte_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(tls_checks, "PATIENCE", 0.3)
     with listening(b"x", pause=0.02) as port:
         assert "no SERVER line arrives" in wire(f"tcp:127.0.0.1:{port}")[0]
+
+
+@pytest.mark.parametrize("headers", [b"X: ", b"\r\n", b"Content-Length: 99999\r\n\r\n"])
+def test_an_answer_of_http_that_never_ends_is_found(
+    headers: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each byte of it began the wait for the next one: the doctor did not end."""
+    monkeypatch.setattr(peer_checks, "WHOLE", 0.3)
+    with listening(b"HTTP/1.1 200 OK\r\n" + headers, pause=0.02) as port:
+        assert main(["doctor", "--http", f"http://127.0.0.1:{port}"]) == 1
+    assert f"http://127.0.0.1:{port} did not answer in time: the process there hangs" in capsys.readouterr().out
 
 
 def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
