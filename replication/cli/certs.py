@@ -127,12 +127,15 @@ def _open_authority(folder: Path) -> _Authority:
         )
     try:
         key: Any = load_pem_private_key(key_file.read_bytes(), None)
-        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        certificates = x509.load_pem_x509_certificates(file.read_bytes())
     except FileNotFoundError as error:
         missing = f"{error.filename} is missing: copy it here"
         raise ConfigError(f"{missing}, or delete the other file of the authority to make a new one") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key_file} and {file} are not the key and certificate of an authority: {error}") from error
+    certificate = next((each for each in certificates if each.public_key() == key.public_key()), None)
+    if certificate is None:
+        raise ConfigError(f"{key_file} is not the key of an authority in {file}: copy both from the same folder")
     if certificate.not_valid_after_utc < datetime.now(UTC):
         raise ConfigError(
             f"{file} has expired on {certificate.not_valid_after_utc:%Y-%m-%d}: move it and {key_file} away"

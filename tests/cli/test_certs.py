@@ -148,6 +148,20 @@ def test_an_authority_that_cannot_sign_is_refused_and_left_as_it_is(
     assert "is neither a DNS name nor an address: " in capsys.readouterr().err
 
 
+def test_the_key_must_be_that_of_an_authority_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A certificate of another key was written over the one that worked, and the command printed that it is valid."""
+    former, new = tmp_path / "former", tmp_path / "new"
+    assert (certs(former, "db1"), certs(new, "db1")) == (0, 0)
+    before, authorities = (former / "db1.pem").read_bytes(), [(each / "ca.pem").read_bytes() for each in (new, former)]
+    (former / "ca.pem").write_bytes(authorities[0])
+    assert certs(former, "db1") == 1
+    assert "ca.key is not the key of an authority in" in capsys.readouterr().err
+    assert (former / "db1.pem").read_bytes() == before
+    (former / "ca.pem").write_bytes(b"".join(authorities))
+    assert certs(former, "db1") == 0
+    certificate(former, "db1").verify_directly_issued_by(x509.load_pem_x509_certificate(authorities[1]))
+
+
 def test_without_the_library_the_extra_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with patch.dict(sys.modules, {"cryptography": None}):
         assert certs(tmp_path, "worker1") == 1
