@@ -12,6 +12,7 @@ takes at that very moment is not noticed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -70,10 +71,10 @@ def claimed(path: str) -> Iterator[int]:
             lock = _control(descriptor, GET_LOCK, fcntl.F_WRLCK, FIRST, 0)  # without a lock by now, the length stays 0
             raise _refusal(path, lock.length) from error
         except OSError as error:
-            raise StoreError(
-                f"database {path!r} cannot be claimed: {error}; "
-                "does its folder exist on a local disk, and may this process write there?"
-            ) from error
+            cure = "does its folder exist on a local disk, and may this process write there?"
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                cure = "raise the limit of open files (ulimit -n, LimitNOFILE)"
+            raise StoreError(f"database {path!r} cannot be claimed: {error}; {cure}") from error
         if names > 1:  # SQLite would not read what was committed into the WAL beside another name
             raise StoreError(
                 f"database {path!r} has {names} names (hard links), and SQLite keeps a WAL for each: "

@@ -32,7 +32,7 @@ CURES: Final = {
     "SQLITE_CANTOPEN": "does the file, or its folder, exist, and may this process read and write there?",
     "SQLITE_CORRUPT": "restore it from a backup",
     "SQLITE_FULL": "make room on the disk",
-    "SQLITE_IOERR": "the disk fails: see the system's log",
+    "SQLITE_IOERR": "the disk fails, see the system's log; or a limit of files is reached (ulimit -f, LimitFSIZE)",
     "SQLITE_NOTADB": "give the path of another file, or move this one away",
     "SQLITE_READONLY": "make the file and its folder writable for this process",
 }

@@ -198,6 +198,13 @@ class NameTests(ClaimCase):
         self.patch(SqliteSession, "connect", exchange)
         self.assertIn("was moved or deleted: restart with the file in its place", self.refusal())
 
+    def test_a_process_without_a_free_descriptor_is_named(self) -> None:
+        def refuse(*_: object) -> bytes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        self.patch(fcntl, "fcntl", refuse)
+        self.assertIn("Too many open files; raise the limit of open files (ulimit -n", self.refusal())
+
     def test_a_system_without_such_locks_is_named(self) -> None:
         def refuse(*_: object) -> bytes:
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -58,6 +59,21 @@ class SessionTests(SynchronousTestCase):
             self.assertFalse(self.assertRaises(StoreError, session.run, "SELECT * FROM mine").temporary)
             session.close()
         self.assertFalse(self.assertRaises(StoreError, self.session.run, "SELECT nothing").temporary)
+
+    def test_a_limit_of_the_size_of_files_is_named(self) -> None:
+        """SQLite has the same error for a disk that fails."""
+        with TemporaryDirectory() as folder:
+            session = SqliteSession(f"{folder}/a.db")
+            session.connect()
+            session.run("CREATE TABLE mine (a)")
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+            try:
+                full = self.assertRaises(StoreError, session.run, "INSERT INTO mine VALUES (zeroblob(1000000))")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+                session.close()
+        self.assertIn("disk I/O error; the disk fails, see the system's log; or a limit of files", str(full))
 
     def test_every_cure_belongs_to_an_error_of_sqlite(self) -> None:
         for name in CURES:
