@@ -137,6 +137,7 @@ class Master:
         )
         self.served = self._make_served()
         self._slow_open = slow_open
+        self._slow: set[tuple[StreamName, Token]] = set()  # IDs that the log names
         self._slow_loop = LoopingCall(self._log_slow_transactions)
         self._slow_loop.clock = reactor
         self.failed: Deferred[CommitsLostError] = self.store.commits_lost.addCallback(self._fail)
@@ -406,14 +407,17 @@ class Master:
             writer.outgoing.acknowledge(sender, token)
 
     def _log_slow_transactions(self) -> None:
-        for stream, first, age in self._transactions.oldest_first():
-            if age >= self._slow_open:
-                self.log.warn(
-                    "ID {token} of stream {stream} has been open for {age:.0f} s: no later fact can be published",
-                    token=first,
-                    stream=stream.definition.name,
-                    age=age,
-                )
+        """Log each ID that has been open for long, once."""
+        ages = {(stream.definition.name, first): age for stream, first, age in self._transactions.oldest_first()}
+        slow = {each for each, age in ages.items() if age >= self._slow_open}
+        for stream, token in sorted(slow - self._slow):
+            self.log.warn(
+                "ID {token} of stream {stream} has been open for {age:.0f} s: no later fact can be published",
+                token=token,
+                stream=stream,
+                age=ages[stream, token],
+            )
+        self._slow = slow
 
 
 def _registry(streams: Sequence[StreamDefinition | str]) -> StreamRegistry:

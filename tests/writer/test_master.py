@@ -584,9 +584,11 @@ class SlowTransactionTests(MasterCase):
         self.assertEqual(messages, [])
         with logged() as messages:
             self.net.advance(1.0)
-        self.assertEqual(messages, ["ID 2 of stream orders has been open for 60 s: no later fact can be published"])
+            self.net.pump([15.0] * 3)
+        slow = "ID {} of stream orders has been open for 60 s: no later fact can be published"
+        self.assertEqual(messages, [slow.format(2), slow.format(3)])
         statuses = {each.definition.name: each for each in self.master.served.stream_statuses()}
-        self.assertEqual((statuses[ORDERS.name].open_count, statuses[ORDERS.name].oldest_open), (2, (2, 60.0)))
+        self.assertEqual((statuses[ORDERS.name].open_count, statuses[ORDERS.name].oldest_open), (2, (2, 105.0)))
         for each in (one, two):
             now(each.__aexit__(None, None, None))
         with logged() as messages:
