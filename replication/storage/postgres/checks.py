@@ -33,6 +33,11 @@ _PAIR: Final = (
     "JOIN pg_attribute AS second ON second.attrelid = indrelid AND second.attnum = indkey[1] "
     "WHERE indrelid = to_regclass(%s) AND first.attname = %s AND second.attname = %s AND indisvalid LIMIT 1"
 )
+_UNLOGGED: Final = (  # the table, or one of its partitions
+    "WITH RECURSIVE tree (part) AS (SELECT to_regclass(%s)::oid "
+    "UNION ALL SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = part) "
+    "SELECT oid::regclass::text FROM pg_class JOIN tree ON oid = part WHERE relpersistence <> 'p' ORDER BY 1 LIMIT 1"
+)
 _SHORT_TIMEOUTS: Final = "SELECT set_config('lock_timeout', '50ms', true), set_config('statement_timeout', '1s', true)"
 
 
@@ -43,6 +48,11 @@ def warnings_about(session: PostgresSession, definition: StreamDefinition, table
     if session.run(f"SELECT true FROM {table} WHERE {column} IS NULL LIMIT 1"):
         cure = f"set one, then ALTER TABLE {table} ALTER {column} SET NOT NULL"
         warnings.append(f"has rows without an ID, which no follower receives: {cure}")
+    for (name,) in session.run(_UNLOGGED, (table,)):
+        warnings.append(
+            "is UNLOGGED, so a crash of the server empties it, and rows then have IDs again that were published, which "
+            f"no follower receives: ALTER TABLE {name} SET LOGGED"
+        )
     warnings += _about_rows(session, definition, table, column)
     if definition.instance_column is not None and not has_pair(session, definition, table):
         pair = f'("{definition.instance_column}", {column})'

@@ -45,6 +45,20 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         self.sql(warning.partition(", then ")[2])
         self.assertEqual(self.warnings(), [])
 
+    def test_a_table_that_a_crash_empties_is_reported(self) -> None:
+        self.sql("ALTER TABLE events SET UNLOGGED")
+        warning = self.only_warning()
+        self.assertIn("is UNLOGGED, so a crash of the server empties it", warning)
+        self.sql(warning.rpartition(": ")[2])
+        self.assertEqual(self.warnings(), [])
+
+    def test_a_partition_that_a_crash_empties_is_reported(self) -> None:
+        self.sql("DROP TABLE events; CREATE TABLE events (id bigint, name text) PARTITION BY RANGE (id)")
+        self.sql("CREATE INDEX ON events (id)")
+        self.sql('CREATE UNLOGGED TABLE "Part" PARTITION OF events FOR VALUES FROM (0) TO (9)')
+        self.sql(self.only_warning().rpartition(": ")[2])
+        self.assertEqual(self.warnings(), [])
+
     def test_an_id_of_two_writers_is_reported(self) -> None:
         self.sql("CREATE INDEX ON events (writer, id)")
         self.sql("INSERT INTO events VALUES (2, 'a', 'x'), (7, 'a', 'y'), (7, NULL, 'z')")
