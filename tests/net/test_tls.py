@@ -97,7 +97,7 @@ class TlsTests(TlsCase):
     def test_another_reason_of_openssl_is_named(self) -> None:
         """It was called an authority that is not trusted, whatever it was."""
         self.serve(self.authority.issue("client", "127.0.0.1", purpose=ExtendedKeyUsageOID.CLIENT_AUTH))
-        at_master = "its log has the reason (tls alert unsupported certificate)"
+        at_master = "its log has the reason"  # older versions of OpenSSL word the alert itself in another way
         self.assert_refused("TLS failed: the certificate is refused: uns", "certificate purpose", at_master=at_master)
         certificate = x509.load_pem_x509_certificate(self.good.certificate.read_bytes())
         too_long = "an authority of the certificate is refused: path length constraint exceeded"
