@@ -13,10 +13,10 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from replication.errors import StoreError
+from replication.errors import SchemaError, StoreError
 from replication.storage.names import quoted
 from replication.storage.postgres.checks import literal, poll_rows_above_sequence, short_read
-from replication.storage.postgres.ids import move_forward
+from replication.storage.postgres.ids import check_sequence, move_forward
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
 from replication.storage.postgres.truncations import get_reused, put_reused
 from replication.streams.horizon import WAITS, Holder, SequenceHorizon, SequenceSnapshot
@@ -57,6 +57,11 @@ LAST_VALUES: Final = (
     "FROM unnest(sequences) WITH ORDINALITY AS each (name, place) ORDER BY place) AS last_values "
     "FROM (SELECT %s::text[]) AS given (sequences) OFFSET 0) AS read"
 )
+# What ALTER SEQUENCE and SET LOGGED change and TRUNCATE does not: all three give a sequence another file.
+OPTIONS: Final = (
+    "SELECT (pg_sequence, relpersistence)::text FROM unnest(%s::text[]) WITH ORDINALITY AS each (name, place) "
+    "LEFT JOIN pg_class ON oid = to_regclass(name) LEFT JOIN pg_sequence ON seqrelid = oid ORDER BY place"
+)
 # The oldest transaction ID in progress, in a snapshot taken after that; and the place up to which the log is on disk.
 IN_PROGRESS: Final = (
     f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text, {ASSIGN_IDS_FIRST}, pg_current_wal_flush_lsn() - '0/0'"
@@ -87,10 +92,12 @@ class _Watched:
     ``durable`` is the horizon that no crash of the server takes back; only that is published.  ``logged`` are last
     values above it, each with a place of the log that is behind their allocation.
 
-    ``files`` are those of the sequence and of the tables, None before the first poll.  After TRUNCATE … RESTART
-    IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated again; else 0.
-    ``stored_reused`` is what the database has of it.  ``has_reused``: rows have such IDs, so the stream stops until
-    they have others.
+    ``files`` are those of the sequence and of the tables, None before the first poll.  ``options`` are the sequence's.
+    If its file has changed, it is ``unchecked`` until these were checked; ``unfit`` is why it cannot be used.
+
+    After TRUNCATE … RESTART IDENTITY, ``reused`` is the ID up to which IDs were published and may have been allocated
+    again; else 0.  ``stored_reused`` is what the database has of it.  ``has_reused``: rows have such IDs, so the
+    stream stops until they have others.
     """
 
     def __init__(self, table: Table) -> None:
@@ -104,6 +111,9 @@ class _Watched:
         self.missing = False  # the sequence does not exist, or cannot be read
         self.has_rows_above = False  # the warning about rows above the sequence was given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
+        self.options = ""
+        self.unchecked = False
+        self.unfit: str | None = None
         self.emptied_in = -1  # the number of the poll that found another file of a table
         self.reused = self.stored_reused = Token(0)
         self.has_reused = False
@@ -139,8 +149,7 @@ class _Watched:
             last_value is not None
             and (last_value, last_value) == published
             and last_value == self.horizon.last_value
-            and not self.missing
-            and not self.has_reused
+            and not (self.missing or self.has_reused or self.unchecked or self.unfit or self.state.error)
         )
 
 
@@ -231,11 +240,17 @@ class PostgresWatch:
             for each in self._watched:
                 each.reused = each.stored_reused = stored.get(each.stream, Token(0))
                 each.has_reused = each.reused > 0  # until its rows are read, below
+            self._read_options(self._watched)
         self._polls += 1
         files = iter(table_files)
         for each, last, sequence_file in zip(self._watched, last_values, sequence_files, strict=True):
             found = sequence_file, [next(files) for _ in each.sources]
             restarted, has_new_file = each.find_restart(found, self._polls)
+            each.unchecked = each.unchecked or restarted
+            if each.unchecked:
+                self._check_options(each)
+            if restarted:
+                restarted = not self._read_options([each])
             if restarted and each.durable is not None:
                 if last is not None and last >= each.durable:  # otherwise the warning of a sequence that went back
                     self._warn(
@@ -249,6 +264,27 @@ class PostgresWatch:
                 each.stored_reused = each.reused
             if has_new_file or each.has_reused or (each.reused and (restarted or checks)):
                 self._look_for_rows(each, may_lack=has_new_file)
+
+    def _read_options(self, watched: Sequence[_Watched]) -> bool:
+        """Read the options of sequences; return whether one of them has changed."""
+        before = [each.options for each in watched]
+        for each, (options,) in zip(
+            watched, self.session.ask(OPTIONS, ([each.sequence for each in watched],)), strict=True
+        ):
+            each.options = options
+        return before != [each.options for each in watched]
+
+    def _check_options(self, watched: _Watched) -> None:
+        """Stop the stream while its sequence does not give IDs in ascending order to all sessions."""
+        try:
+            with short_read(self.session):
+                check_sequence(self.session, watched.table)
+        except SchemaError as error:
+            watched.unchecked, watched.unfit = False, str(error)
+        except StoreError:  # the sequence is locked: the next poll checks it
+            return
+        else:
+            watched.unchecked, watched.unfit = False, None
 
     def _look_for_rows(self, watched: _Watched, *, may_lack: bool) -> None:
         """Look for rows with reused IDs.  With ``may_lack``, warn if no row is left up to the published position."""
@@ -349,7 +385,7 @@ class PostgresWatch:
             )
             move_forward(self.session, watched.sequence, settled)
             return False
-        return not watched.missing
+        return not (watched.missing or watched.unchecked or watched.unfit)
 
     def _state(self, watched: _Watched, now: float) -> SequenceState:
         horizon = watched.horizon
@@ -359,7 +395,7 @@ class PostgresWatch:
             sessions = [each.session for each in horizon.blockers if each.session is not None]
             prepared = [each.transaction for each in horizon.blockers if each.session is None]
             blockers = [text for _, text in self.session.ask(BLOCKERS, (sessions, prepared))]
-        error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else None
+        error = f"there is no sequence {watched.sequence}, or no reading it" if watched.missing else watched.unfit
         if watched.has_reused:
             error = _reused_ids(watched)
         return SequenceState(watched.durable, horizon.last_value or Token(0), waits, blockers, error)

@@ -326,6 +326,36 @@ class TriggerTests(UsesWatch, SynchronousTestCase):
                 self.assertEqual(self.sql(INSERT), [(5,)])
                 self.assertEqual((self.poll_for_long(), self.error()), ((5, 5), None))
 
+    def test_a_table_and_a_sequence_that_are_changed_are_not_taken_for_truncated(self) -> None:
+        """These statements, too, write both anew.  The cure of a truncation would publish each row once more."""
+        self.sql("DROP TABLE events")
+        self.sql("CREATE TABLE events (id integer PRIMARY KEY GENERATED ALWAYS AS IDENTITY, name text)")
+        self.watched = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+        self.sql("INSERT INTO events (name) VALUES ('a'), ('b'), ('c')")
+        self.poll(3)
+        for last, change in enumerate(("SET UNLOGGED", "SET LOGGED", "ALTER id TYPE bigint"), 5):
+            with self.subTest(change=change):
+                self.sql(f"ALTER TABLE events {change}; {INSERT}")
+                self.assertEqual((self.poll_for_long(), self.error()), ((last, last), None))
+                self.assertEqual([each for each in self.store.warnings if "restarted" in each], [])
+        self.sql(f"TRUNCATE events RESTART IDENTITY; {INSERT}")
+        self.poll_for_long()
+        self.assertIn("IDs up to 7 again", self.error() or "")
+
+    def test_a_sequence_that_gets_a_cache_stops_the_stream_until_it_has_none(self) -> None:
+        one, other = (psycopg.connect(self.url, autocommit=True) for _ in range(2))
+        self.addCleanup(one.close)
+        self.addCleanup(other.close)
+        self.sql("ALTER SEQUENCE events_id_seq CACHE 20")
+        given = [each.execute(INSERT).fetchall() for each in (one, other, one)]
+        self.assertEqual(given, [[(2,)], [(22,)], [(3,)]])
+        self.assertEqual(self.poll_for_long(), (1, 1))
+        error = self.error() or ""
+        self.assertIn("sequence events_id_seq of stream 'events' does not hand out IDs in ascending order", error)
+        self.sql(error.rpartition(": ")[2])
+        self.assertEqual((self.poll_for_long(), self.error()), ((41, 41), None))
+        self.assertEqual([each.execute(INSERT).fetchall() for each in (one, other)], [[(42,)], [(43,)]])
+
     def test_reused_ids_of_a_partitioned_table_stop_the_stream(self) -> None:
         for rows in (2, 6):
             with self.subTest(rows=rows):
