@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from replication.errors import CommitsLostError
     from replication.storage.interactions import Interaction
     from replication.storage.sqlite.generic import Table
+    from replication.storage.sqlite.mapped import MappedTable
     from replication.streams.definitions import StreamDefinition
     from replication.streams.interfaces import Write
 
@@ -174,6 +175,12 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                     table.check_ids(self.session, beside)
                     beside.append(table.definition)
         return warnings
+
+    def move_forward(self, table: MappedTable) -> list[str]:
+        """Let the next ID of a table be above each that was published; return a warning."""
+        with self.exclusive():
+            self.known.check(self.session)  # a restored backup has smaller IDs, too
+            return table.move_forward(self.session)
 
     def commit(self, batch: Batch) -> None:
         """Store a batch with all earlier statements; if that fails, undo all of it."""

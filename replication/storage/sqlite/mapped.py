@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from replication.streams.definitions import StreamDefinition
 
+_GIVEN: Final = "SELECT seq FROM sqlite_sequence WHERE name = ?"
 _IS_VIEW: Final = "SELECT 1 FROM sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE"
 
 
@@ -33,6 +34,8 @@ class MappedTable(MappedRows[SqliteSession]):
     def __init__(self, definition: StreamDefinition) -> None:
         super().__init__(definition, mark="?", order="source.rowid")
         self._least = Token(0)
+        self._counter: str | None = None  # the name of the table in sqlite_sequence
+        self._reached = 0  # the last ID that a poll found
 
     def declare(self, session: SqliteSession, *, may_create: bool) -> Sequence[str]:
         """Try the statements: SchemaError if one does not work, a warning if one would be slow."""
@@ -58,22 +61,37 @@ class MappedTable(MappedRows[SqliteSession]):
 
         In this protocol ID 1 counts as used (docs/protocol/ids.md F5).
         """
-        warnings = []
         made = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE"
         for name, sql in session.run(made, (self.definition.table,)):
             if " AUTOINCREMENT" in sql.upper():
                 used = 1 if self.definition.negative else self._published(session)
-                last = session.run("SELECT seq FROM sqlite_sequence WHERE name = ?", (name,))
-                if not last:
-                    session.run("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (name, used))
-                elif last[0][0] < used:
-                    session.run("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (used, name))
-                before = last[0][0] if last else 0
-                if used > 1 and before < used:
-                    what = f"the last ID of table {name} was {before}, behind ID {used}, which is stored: moved forward"
-                    warnings.append(f"stream {self.definition.name!r}: {what}")
-                self._least = Token(used)
-        return warnings
+                self._counter, self._least = name, Token(used)
+                return self._move_forward(session, used)
+        return []
+
+    def is_reset(self, session: SqliteSession, last: Token) -> bool:
+        """Whether another program has set the last given ID back; ``last`` is that of the rows."""
+        self._reached = max(self._reached, last)
+        if self._counter is None or self.definition.negative:
+            return False
+        return all(given < self._reached for (given,) in session.run(_GIVEN, (self._counter,)))
+
+    def move_forward(self, session: SqliteSession) -> list[str]:
+        """Let the next ID be above each that was published; return a warning."""
+        found = self._move_forward(session, self._reached)
+        return [f"{each}; rows inserted between these IDs are not published" for each in found]
+
+    def _move_forward(self, session: SqliteSession, used: int) -> list[str]:
+        last = session.run(_GIVEN, (self._counter,))
+        if not last:
+            session.run("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (self._counter, used))
+        elif last[0][0] < used:
+            session.run("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", (used, self._counter))
+        before = last[0][0] if last else 0
+        if used <= 1 or before >= used:
+            return []
+        what = f"the last ID of table {self._counter} was {before}, behind ID {used}, which is stored: moved forward"
+        return [f"stream {self.definition.name!r}: {what}"]
 
     def _published(self, session: SqliteSession) -> int:
         """Return the largest ID that is stored as a position, at least 1."""

@@ -19,6 +19,7 @@ from replication.errors import StoreError
 from replication.storage.contract import UsedByOneProcess
 from replication.storage.sqlite.connection import STEPS, SqliteConnection
 from replication.storage.sqlite.joined import table_of
+from replication.storage.sqlite.mapped import MappedTable
 from replication.storage.sqlite.session import MEMORY
 from replication.storage.sqlite.watch import SqliteWatch
 from replication.storage.store import SqlStore
@@ -141,6 +142,10 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
             version, last = await self._read(lambda connection: connection.poll(tables, known))
             if last and self._writer is not None:  # it is published next, so a power loss must not undo it
                 await self.sync(foreign=True)
+                for each in tables:
+                    found = last.get(each.definition.name)
+                    if isinstance(each, MappedTable) and isinstance(found, int):
+                        await self._move_forward(each, found)
             return version, last
 
         return SqliteWatch(names, poll)
@@ -170,6 +175,11 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         self._writer_lock.release()
 
     # ---- inside
+
+    async def _move_forward(self, table: MappedTable, last: Token) -> None:
+        """Let no ID be given again if another program has emptied a table, and set back the IDs of AUTOINCREMENT."""
+        if await self._read(lambda connection: table.is_reset(connection.session, last)):
+            self.warnings += await self._write(lambda connection: connection.move_forward(table))
 
     def _interact(self, interaction: Interaction, allocation: IAllocation | None) -> Deferred[None]:  # noqa: ARG002 (there is no sequence)
         return self._interactions.add(interaction)

@@ -50,6 +50,24 @@ class SqliteWatchTests(SynchronousTestCase):
     def reached(self, watch: IWatch) -> dict[str, tuple[int | None, int]]:
         return {name: (reach.settled, reach.last_value) for name, reach in self.pump.wait(watch.poll()).items()}
 
+    def test_ids_that_another_program_sets_back_are_moved_forward_with_a_warning(self) -> None:
+        """SQLite has no TRUNCATE: programs empty a table and the table of last IDs."""
+        for again, last in (([], 3), (["INSERT INTO events (name) VALUES ('reused')"], 6)):
+            with self.subTest(again=again):
+                watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
+                self.sql("INSERT INTO events (name) VALUES ('a'), ('b')")
+                self.assertEqual(self.reached(watch), {"events": (last, last)})
+                for each in ("DELETE FROM events", "DELETE FROM sqlite_sequence", *again):
+                    self.sql(each)
+                self.reached(watch)
+                self.sql("INSERT INTO events (name) VALUES ('new')")
+                self.assertEqual(self.reached(watch), {"events": (last + 1, last + 1)})
+                warning = self.store.warnings.pop()
+                self.assertIn(f"behind ID {last}, which is stored: moved forward; rows inserted between", warning)
+                self.sql("DELETE FROM events")
+                self.reached(watch)
+                self.assertEqual(self.store.warnings, [], "the last ID is still known")
+
     def test_rows_are_on_the_disk_before_they_are_published(self) -> None:
         """A function of the same process may write them; its transactions do not wait for the disk."""
         watch = self.watch(StreamDefinition("events", table="events", id_column="id", row=["name"]))
