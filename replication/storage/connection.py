@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 from replication.errors import SchemaError
 from replication.storage.contract import Batch, ISession
 from replication.storage.pages import check_limit, collect_positions
+from replication.storage.receipts import former_key
 from replication.storage.tables.applied_counts import find_counts, has_counts, prepare_counts, put_counts
 from replication.storage.tables.histories import EXISTS, find_history
 from replication.wire.grammar import InstanceName, StreamName, Token
@@ -30,7 +31,10 @@ _Session = TypeVar("_Session", bound=ISession)
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
 POSITIONS_OF: Final = "SELECT stream_name, instance_name, stream_id FROM stream_positions WHERE stream_name IN "
 STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
-RECEIPT: Final = "SELECT tokens FROM append_receipts WHERE key = ? AND written_at > ?"
+# The longer key is that of the stream; see former_key.
+RECEIPT: Final = (
+    "SELECT tokens FROM append_receipts WHERE key IN (?, ?) AND written_at > ? ORDER BY length(key) DESC LIMIT 1"
+)
 
 
 class SqlConnection(Generic[_Session]):
@@ -110,7 +114,7 @@ class SqlConnection(Generic[_Session]):
 
     def find_receipt(self, key: str, expired: float) -> list[Token] | None:
         """Return the tokens of a receipt that was committed after ``expired``, a time in seconds."""
-        for (tokens,) in self.session.ask(self._sql(RECEIPT), (key, expired)):
+        for (tokens,) in self.session.ask(self._sql(RECEIPT), (key, former_key(key), expired)):
             return [Token(each) for each in json.loads(tokens)]
         return None
 

@@ -11,7 +11,21 @@ if TYPE_CHECKING:
 RECEIPT_LIFE: Final = 86_400.0  # seconds; see IStreamStore.find_receipt
 LIFE_WHILE_UNSURE: Final = 30 * 86_400.0  # seconds; while no steady day proves the wall clock
 STEP: Final = 10.0  # seconds; a smaller change of the wall clock is no jump
+_OF: Final = "\x1f"  # between the stream and the client's key, which is printable
 DELETED_AT_ONCE: Final = 1_000  # rows; the most old receipts that one commit deletes
+
+
+def receipt_key(stream: str, key: str) -> str:
+    """Return what the receipt of an append to ``stream`` is stored under: the ``key`` of its client holds there only.
+
+    Who may append to one stream could otherwise take the keys of another one, whose appends would be lost.
+    """
+    return f"{stream}{_OF}{key}"
+
+
+def former_key(stored: str) -> str:
+    """Return what version 0.1.0 stored the receipt under: the key alone."""
+    return stored.partition(_OF)[2] or stored
 
 
 class ReceiptClock:

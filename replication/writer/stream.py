@@ -12,6 +12,7 @@ from twisted.internet.task import deferLater
 
 from replication.deferreds import check_thread, shield
 from replication.errors import RowError, StoreError, StreamError
+from replication.storage.receipts import receipt_key
 from replication.streams.facts import check_rows, check_size, facts_of, row_bytes
 from replication.streams.interfaces import Receipt
 from replication.web.pages import BLANK
@@ -108,8 +109,8 @@ class StreamWriter:
 
         Args:
             facts: each is a list of rows.  They are taken a slice at a time, with a turn of the reactor in between.
-            key: an idempotency key.  For a day at least, an append with the same key appends nothing and returns the
-                same IDs (docs/http.md, Idempotency keys).
+            key: an idempotency key.  For a day at least, an append to this stream with the same key appends nothing and
+                returns the same IDs (docs/http.md, Idempotency keys).
 
         RowError: a fact is not a list of rows of this stream; ``fact`` is its index, from 0.  Nothing is appended.
         NotAWriterError, StoppingError, or ConfigError in another thread than the reactor's: nothing is appended.
@@ -119,9 +120,10 @@ class StreamWriter:
         self._check_caller()
         texts = await self._encode(facts)
         await self._transactions.ready()
-        if key is not None and (known := await self._transactions.store.find_receipt(key)) is not None:
+        stored = None if key is None else receipt_key(self.definition.name, key)
+        if stored is not None and (known := await self._transactions.store.find_receipt(stored)) is not None:
             return known
-        return await shield(self._append(texts, key)) if texts else []
+        return await shield(self._append(texts, stored)) if texts else []
 
     @property
     def published(self) -> Token:

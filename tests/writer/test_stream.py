@@ -285,6 +285,13 @@ class AppendTests(WriterCase):
         self.assertEqual(now(self.notes.append([["a"], ["b"]], key="other")), [4, 5])
         self.assertEqual(len(self.stored()), 4)
 
+    def test_a_key_of_another_stream_is_another_key(self) -> None:
+        """An append to the second stream was acknowledged with the IDs of the first, and not stored."""
+        self.assertEqual(now(self.notes.append([["a"], ["b"]], key="k")), [2, 3])
+        for _ in range(2):
+            self.assertEqual(now(self.orders.append([[["o1", "placed"]]], key="k")), [2])
+        self.assertEqual(self.stored("orders"), {2: ('["o1","placed"]',)})
+
     def test_the_same_key_at_the_same_time_appends_once(self) -> None:
         self.store.close_gate("commit")
         outcomes = [begin(self.notes.append([["a"]], key="k")) for _ in range(3)]

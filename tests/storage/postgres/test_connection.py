@@ -15,7 +15,7 @@ from replication.storage.postgres.generic import GenericTable
 from replication.storage.postgres.holder import Holder
 from replication.storage.postgres.pipeline import Pipeline
 from replication.storage.postgres.session import OutcomeUnknownError, PostgresSession, SessionLostError
-from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.receipts import DELETED_AT_ONCE, receipt_key
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import ISqlExecutor, Receipt, Write
 from replication.wire.grammar import StreamName, Token
@@ -111,6 +111,13 @@ class GroupTests(UsesConnection, SynchronousTestCase):
         self.patch(self.connection.session, "connect", fail)
         self.assertEqual(self.commit_together(*[self.batch(write(2))] * 8), [SessionLostError] * 8)
         self.assertEqual(len(tried), 2)
+
+    def test_a_receipt_of_0_1_0_is_found_unless_the_stream_has_its_own(self) -> None:
+        for name, token in (("k", 2), (receipt_key("orders", "k"), 3)):
+            self.assertEqual(self.commit_together(Batch([], Receipt(name, [Token(token)]), 1.0, 0.0)), [None])
+        found = [self.connection.find_receipt(receipt_key(each, "k"), 0.0) for each in ("notes", "orders")]
+        self.assertEqual(found, [[2], [3]])
+        self.assertIsNone(self.connection.find_receipt(receipt_key("notes", "other"), 0.0))
 
     def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
         for day in range(3):

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from replication.errors import PositionMovedError, StoreError
 from replication.storage.contract import Batch
 from replication.storage.interactions import Interaction
-from replication.storage.receipts import DELETED_AT_ONCE
+from replication.storage.receipts import DELETED_AT_ONCE, receipt_key
 from replication.storage.sqlite import connection as sqlite_connection
 from replication.storage.sqlite.connection import SqliteConnection
 from replication.storage.sqlite.generic import GenericTable
@@ -193,6 +193,13 @@ class ConnectionTests(SynchronousTestCase):
         first, second = self.interaction(2), self.interaction(3)
         self.assertEqual((self.interact(first, second), self.called), ([None], [2]))
         self.assertEqual((self.interact(second), self.called), ([None], [3]))
+
+    def test_a_receipt_of_0_1_0_is_found_unless_the_stream_has_its_own(self) -> None:
+        for name, token in (("k", 2), (receipt_key("orders", "k"), 3)):
+            self.connection.commit(Batch([], Receipt(name, [Token(token)]), 1.0, 0.0))
+        found = [self.connection.find_receipt(receipt_key(each, "k"), 0.0) for each in ("notes", "orders")]
+        self.assertEqual(found, [[2], [3]])
+        self.assertIsNone(self.connection.find_receipt(receipt_key("notes", "other"), 0.0))
 
     def test_old_receipts_are_deleted_when_new_ones_come(self) -> None:
         for day in range(3):
