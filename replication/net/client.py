@@ -45,6 +45,7 @@ MAX_DELAY = 2.0
 MAX_DELAY_WRONG_SERVER = 30.0  # only a change of a configuration ends this fault
 MAX_JITTER = 0.1
 SERVER_WARNING = 5.0  # a writer sends SERVER at once; a port of another protocol may send nothing
+ANSWER_TIMEOUT = 30.0  # without an answer to PING echo; a writer whose database does not answer takes 10 s
 SERVER_TIMEOUT = 30.0  # before the writer's first PING, no other time-out counts
 REFUSED_SOON = 10.0  # a connection that the writer closes with an ERROR before that is as bad as none
 MAX_PAUSE = 2.0  # longer than a slow disk needs, far shorter than the keep-alive time-out
@@ -107,6 +108,7 @@ class WriterClient(Factory):
         self._following_logged = self._followed_before = self._greeted_before = False
         self._last_fault: Fault | None = None  # of the present or last connection
         self._refused = False  # whether the writer has sent an ERROR on it
+        self._unanswered = False  # whether a connection has failed because no PING came back, and none has since
         self._reported = False  # whether that connection has a trouble in the log
         self._server_timer: IDelayedCall | None = None  # None once SERVER has been received
         self._pause_timer: IDelayedCall | None = None  # None while reading is not paused
@@ -138,13 +140,13 @@ class WriterClient(Factory):
 
     @property
     def greeted(self) -> bool:
-        """Whether the writer is connected and has sent SERVER."""
-        return self.peer is not None and self._server_timer is None
+        """Whether the writer is connected, has sent SERVER, and sends PINGs back if it has offered that."""
+        return self.peer is not None and self._server_timer is None and not self._unanswered
 
     @property
     def error(self) -> str | None:
         """The logged reason why this writer is not followed; None while it is followed, or if there is no trouble."""
-        return None if self.state == "following" else self._trouble.error
+        return None if self.state == "following" and not self._unanswered else self._trouble.error
 
     def pause_reading(self) -> None:
         """Read no more until ``resume_reading``, or for MAX_PAUSE seconds; a second call does not extend that."""
@@ -257,11 +259,23 @@ class WriterClient(Factory):
         elif self._server_timer is not None:
             return "a writer sends SERVER before anything else"
         elif isinstance(command, Ping):
-            if self._echo is None and command.text.endswith(Ping.ECHO):
-                self._echo = Echo(peer.send)
-            elif self._echo is not None:
-                self._echo.received(command)
+            self._ping_received(peer, command)
         return None
+
+    def _ping_received(self, peer: ReplicationProtocol, ping: Ping) -> None:
+        if self._echo is None and ping.text.endswith(Ping.ECHO):
+            self._echo = Echo(peer.send, self._reactor.seconds)
+            if self._unanswered:
+                self._echo.request()
+        elif self._echo is None or self._echo.received(ping):
+            self._unanswered = False
+            if self.state == "following":
+                self._log_following()
+        elif self._echo.waited() >= ANSWER_TIMEOUT:
+            # A writer sends such a PING when it has nothing else to send, so no answer is behind other lines.
+            self._unanswered = True
+            text = f"{_TIMEOUT}it has not answered PING {Ping.ECHO} for {ANSWER_TIMEOUT:g} s"
+            peer.fail(Fault(text, "ping timeout"))
 
     def _pass_on(self, received: Sequence[Received]) -> None:
         if received:
@@ -306,7 +320,7 @@ class WriterClient(Factory):
 
     def _log_following(self) -> None:
         """Log that the writer is followed: once, as long as each connection ends with the same fault."""
-        if self._following_logged or self.peer is None:
+        if self._following_logged or self._unanswered or self.peer is None:
             return
         again, first = "{name} at {endpoint} is back", "following {name} at {endpoint} as {instance}"
         message = again if self._followed_before else first

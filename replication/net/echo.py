@@ -21,11 +21,14 @@ class Echo:
 
     Args:
         send: sends a command on the connection.
+        seconds: a clock.
 
     """
 
-    def __init__(self, send: Callable[[Ping], object]) -> None:
+    def __init__(self, send: Callable[[Ping], object], seconds: Callable[[], float]) -> None:
         self._send = send
+        self._seconds = seconds
+        self._since = 0.0  # when the first of the PINGs without an answer was sent, or the last answer was received
         self._numbers = count(1)
         self._unanswered: dict[str, tuple[str, Deferred[str | None]]] = {}  # question and answer, by number
         self._waiting: deque[tuple[str, Deferred[str | None]]] = deque()  # those that are not sent yet
@@ -41,14 +44,21 @@ class Echo:
             self._send_waiting()
         return answer
 
-    def received(self, ping: Ping) -> None:
-        """Process a PING of the other end, which may be an answer."""
+    def waited(self) -> float:
+        """Return for how many seconds the other end has owed an answer, and has sent none."""
+        return self._seconds() - self._since if self._unanswered else 0.0
+
+    def received(self, ping: Ping) -> bool:
+        """Process a PING of the other end; returns whether it is an answer."""
         word, _, rest = ping.text.partition(" ")
         number, _, rest = rest.partition(" ")
-        if word == Ping.ECHO and number in self._unanswered:
-            question, answer = self._unanswered.pop(number)
-            self._send_waiting()
-            answer.callback(rest.removeprefix(question).strip())
+        if word != Ping.ECHO or number not in self._unanswered:
+            return False
+        question, answer = self._unanswered.pop(number)
+        self._since = self._seconds()
+        self._send_waiting()
+        answer.callback(rest.removeprefix(question).strip())
+        return True
 
     def lost(self) -> None:
         """Process the loss of the connection: no answer comes any more."""
@@ -62,6 +72,8 @@ class Echo:
         while self._waiting and len(self._unanswered) < MAX_UNANSWERED:
             question, answer = self._waiting.popleft()
             if not answer.called:  # else it was cancelled
+                if not self._unanswered:
+                    self._since = self._seconds()
                 number = str(next(self._numbers))
                 self._unanswered[number] = question, answer
                 self._send(Ping(f"{Ping.ECHO} {number} {question}".rstrip()))

@@ -14,6 +14,7 @@ from zope.interface import implementer
 from replication.errors import ConfigError
 from replication.follower.worker import Worker
 from replication.net.client import (
+    ANSWER_TIMEOUT,
     FIRST_DELAY,
     MAX_DELAY,
     MAX_DELAY_WRONG_SERVER,
@@ -264,6 +265,86 @@ class ConversationTests(ClientCase):
         now(self.client.stop())
         self.net.run(60)
         self.assertEqual(self.net.attempts, 1)
+
+
+class AnswerTests(ClientCase):
+    """A server offers to send PINGs back, and does not: a follower would wait for its answers for ever."""
+
+    ERROR = f"it has not answered PING echo for {ANSWER_TIMEOUT:g} s"
+
+    def connect(self) -> FakeWriter:
+        """Connect, and send a PING that should come back."""
+        writer = self.serve(GOOD.replace(b"PING 1", b"PING 1 echo"))
+        self.client.start()
+        self.net.run()
+        self.answers: list[str | None] = []
+        self.client.echo("orders master").addCallback(self.answers.append)
+        return writer
+
+    def pings(self, writer: FakeWriter, seconds: float) -> None:
+        """Let the server send a PING every 5 s, as one that has nothing else to send."""
+        for _ in range(int(seconds / 5)):
+            self.net.run(5.0)
+            writer.connections[-1].transport.write(b"PING 2\n")
+            self.net.run()
+
+    def test_a_server_that_does_not_answer_is_a_failed_connection(self) -> None:
+        writer = self.connect()
+        with logged() as messages:
+            self.pings(writer, ANSWER_TIMEOUT - 5.0)
+            self.assertEqual((self.faults, self.answers), ([], []))
+            self.pings(writer, 5.0)
+        self.assertEqual(self.faults, [Fault(f"ping timeout: {self.ERROR}", "ping timeout")])
+        self.assertEqual(self.answers, [None])
+        self.assertIn(f"the writer at tcp:127.0.0.1:9092: {self.ERROR}", messages)
+
+    def test_the_reason_is_shown_until_a_server_answers(self) -> None:
+        writer = self.connect()
+        with logged() as messages:
+            self.pings(writer, ANSWER_TIMEOUT)
+            self.net.run(5.0)
+        self.assertEqual((len(writer.connections), self.client.state), (2, "following"))
+        self.assertEqual((self.client.greeted, messages), (False, [self.client.error]))
+        self.assertIn(self.ERROR, self.client.error or "")
+        with logged(LogLevel.info) as messages:
+            writer.connections[-1].transport.write(b"PING echo 1\n")
+            self.net.run()
+        self.assertEqual((self.client.greeted, self.client.error), (True, None))
+        self.assertEqual(messages, ["example.com at tcp:127.0.0.1:9092 is back"])
+
+    def test_another_server_that_sends_no_pings_back_is_followed(self) -> None:
+        writer = self.connect()
+        writer.scripts = [GOOD]
+        self.pings(writer, ANSWER_TIMEOUT)
+        self.net.run(5.0)
+        self.assertEqual((len(writer.connections), self.client.greeted, self.client.error), (2, True, None))
+
+    def test_a_server_that_has_other_lines_to_send_is_waited_for(self) -> None:
+        """The answer is behind them."""
+        writer = self.connect()
+        for token in range(2, 22):
+            self.net.run(5.0)
+            writer.connections[0].transport.write(b"RDATA orders master %d []\n" % token)
+            self.net.run()
+        self.assertEqual((self.faults, len(writer.connections)), ([], 1))
+
+    def test_the_time_begins_with_each_answer(self) -> None:
+        writer = self.connect()
+        self.client.echo("orders other").addCallback(self.answers.append)
+        self.pings(writer, ANSWER_TIMEOUT - 5.0)
+        writer.connections[0].transport.write(b"PING echo 1 orders master\n")
+        self.pings(writer, ANSWER_TIMEOUT - 5.0)
+        self.assertEqual((self.faults, self.answers), ([], [""]))
+        self.pings(writer, 5.0)
+        self.assertEqual((len(self.faults), self.answers), (1, ["", None]))
+
+    def test_a_server_that_was_asked_nothing_owes_no_answer(self) -> None:
+        writer = self.connect()
+        writer.connections[0].transport.write(b"PING echo 1 orders master\n")
+        self.pings(writer, 2 * ANSWER_TIMEOUT)
+        self.client.echo()
+        self.pings(writer, 5.0)
+        self.assertEqual(self.faults, [])
 
 
 class PauseTests(ClientCase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.net.echo import MAX_UNANSWERED, Echo
@@ -11,7 +12,8 @@ from replication.wire.commands import Ping
 class EchoTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.sent: list[Ping] = []
-        self.echo = Echo(self.sent.append)
+        self.clock = Clock()
+        self.echo = Echo(self.sent.append, self.clock.seconds)
         self.answers: list[str | None] = []
 
     def ask(self, question: str = "") -> None:
@@ -36,6 +38,22 @@ class EchoTests(SynchronousTestCase):
         self.ask("orders master")
         self.echo.received(Ping("echo 1 orders master"))
         self.assertEqual(self.answers, [""])
+
+    def test_the_time_without_an_answer_begins_with_the_first_question_and_again_with_each_answer(self) -> None:
+        self.clock.advance(9.0)
+        self.assertEqual(self.echo.waited(), 0.0)
+        self.ask()
+        self.clock.advance(4.0)
+        self.ask()
+        self.clock.advance(3.0)
+        self.assertEqual(self.echo.waited(), 7.0)
+        self.assertTrue(self.echo.received(Ping("echo 1")))
+        self.clock.advance(2.0)
+        self.assertFalse(self.echo.received(Ping("1790000000000")))
+        self.assertEqual(self.echo.waited(), 2.0)
+        self.assertTrue(self.echo.received(Ping("echo 2")))
+        self.clock.advance(1.0)
+        self.assertEqual(self.echo.waited(), 0.0)
 
     def test_answers_may_come_in_another_order(self) -> None:
         self.ask("orders a")
