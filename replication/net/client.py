@@ -274,7 +274,7 @@ class WriterClient(Factory):
         elif self._echo.waited() >= ANSWER_TIMEOUT:
             # A writer sends such a PING when it has nothing else to send, so no answer is behind other lines.
             self._unanswered = True
-            text = f"{_TIMEOUT}it has not answered PING {Ping.ECHO} for {ANSWER_TIMEOUT:g} s"
+            text = f"{_TIMEOUT}it has not answered PING echo for {ANSWER_TIMEOUT:g} s"
             peer.fail(Fault(text, "ping timeout"))
 
     def _pass_on(self, received: Sequence[Received]) -> None:
