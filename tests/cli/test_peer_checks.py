@@ -146,7 +146,12 @@ def test_certificates_of_a_writer_are_checked(tmp_path: Path, monkeypatch: pytes
             "IP address mismatch",
             "connect to a name that it has (db1.example, 10.0.0.1), or renew it there with the name 127.0.0.1",
         ),
-        (authority.issue("none"), "IP address mismatch", "connect to a name that it has, or renew it there with"),
+        # Python 3.13 refuses the empty list of names itself.
+        (
+            authority.issue("none"),
+            "its certificate is refused",
+            ("connect to a name that it has, or", "issue one without"),
+        ),
         (authority.issue("client", "127.0.0.1", purpose=CLIENT_AUTH), "purpose", "issue one for servers there, as"),
         (
             Authority(tmp_path, "stranger").issue("strange", "127.0.0.1"),

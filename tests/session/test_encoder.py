@@ -12,6 +12,7 @@ from replication.session.encoder import (
     FACTS_A_CHUNK,
     EncodedLines,
     encode_facts,
+    encode_new_epoch,
     encode_only_row,
     encode_position,
     join_lines,
@@ -124,6 +125,10 @@ def test_many_facts_come_in_chunks_of_whole_facts() -> None:
 
 def test_a_position_is_a_chunk_of_one_line() -> None:
     assert encode_position(ORDERS, ME, Token(1), Token(1)) == EncodedLines(b"POSITION orders master 1 1\n", 1)
+
+
+def test_a_new_epoch_is_announced_by_a_ping() -> None:
+    assert encode_new_epoch(ORDERS, ME) == EncodedLines(b"PING history orders master\n", 1)
 
 
 @given(strategies.facts(after=1, max_size=20), st.integers(0, 3))
