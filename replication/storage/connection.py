@@ -31,10 +31,9 @@ _Session = TypeVar("_Session", bound=ISession)
 POSITIONS: Final = "SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = ?"
 POSITIONS_OF: Final = "SELECT stream_name, instance_name, stream_id FROM stream_positions WHERE stream_name IN "
 STORED: Final = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions"
-# The longer key is that of the stream; see former_key.
-RECEIPT: Final = (
-    "SELECT tokens FROM append_receipts WHERE key IN (?, ?) AND written_at > ? ORDER BY length(key) DESC LIMIT 1"
-)
+# The key of the stream, else that of version 0.1.0 (``former_key``).  IN, with an order, takes ten times as long.
+_RECEIPT: Final = "SELECT tokens FROM append_receipts WHERE key = ? AND written_at > ?"
+RECEIPT: Final = f"{_RECEIPT} UNION ALL {_RECEIPT} LIMIT 1"
 
 
 class SqlConnection(Generic[_Session]):
@@ -114,7 +113,7 @@ class SqlConnection(Generic[_Session]):
 
     def find_receipt(self, key: str, expired: float) -> list[Token] | None:
         """Return the tokens of a receipt that was committed after ``expired``, a time in seconds."""
-        for (tokens,) in self.session.ask(self._sql(RECEIPT), (key, former_key(key), expired)):
+        for (tokens,) in self.session.ask(self._sql(RECEIPT), (key, expired, former_key(key), expired)):
             return [Token(each) for each in json.loads(tokens)]
         return None
 
