@@ -20,7 +20,7 @@ The packages, from the top floor down.  An import only goes down; ``setup.cfg`` 
                  listening.py, certificates.py (TLS that demands them), admission.py (bounds), notify.py (systemd)
     web/         HTTP: the API of a process, and two clients of it, one on Twisted and one blocking
     storage/     IStreamStore: sqlite/, postgres/, memory.py (tests, simulation); tables beside the streams in tables/
-    deferreds.py sharing and shielding Deferreds, and bounding them by a lifetime
+    deferreds.py sharing and shielding Deferreds, bounding them by a lifetime; locks for any number of waiters
     logs.py      a trouble logged once; observers for `twistd --logger`; log files opened again
     session/     one connection without I/O: connection.py, channel.py (Redis), encoder.py (facts to lines)
     rooms/       the graph of events behind the streams events and backfill: extremities, state, its resolution

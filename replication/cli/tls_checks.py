@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from replication.cli.findings import Finding
-from replication.net.trust import UNKNOWN_AUTHORITY, trust_cure
+from replication.net.trust import MAX_NAMES, UNKNOWN_AUTHORITY, trust_cure
 from replication.web.blocking_client import tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE: Final = 5.0  # seconds for a line of the wire, or an answer of HTTP
-MAX_NAMES: Final = 500  # characters of a certificate's names
 MAX_LINE: Final = 1_024  # bytes of a first line
 
 _NONE: Final = "it demands a client certificate, and none was shown"

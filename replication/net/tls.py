@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from replication.net.endpoints import split_endpoint
 from replication.net.files import refuse_pipes
-from replication.net.trust import UNKNOWN_AUTHORITY, password_fault, trust_cure
+from replication.net.trust import MAX_NAMES, UNKNOWN_AUTHORITY, password_fault, trust_cure
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -37,9 +37,6 @@ _MEANINGS: Final = {  # by words of OpenSSL's reason
     "unsupported certificate": "the peer refuses this end's certificate; its log has the reason",
     "decrypt error": "the peer refuses this end's certificate; its log has the reason",  # by its signature
 }
-
-
-MAX_NAMES: Final = 500  # characters of a peer's names that are shown
 
 
 class RefusedCertificate(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import Final
 
 # OpenSSL's errors for a chain that ends without a trusted certificate, or at another one with the same name.
 UNKNOWN_AUTHORITY: Final = frozenset({2, 7, 18, 19, 20, 21})
+MAX_NAMES: Final = 500  # characters of a peer's names that are shown
 
 
 def trust_cure() -> str:
