@@ -305,7 +305,7 @@ def check_folders(config: Config) -> Iterator[Finding]:
 
 
 def _generic_streams(config: Config, dialect: Dialect) -> list[StreamDefinition]:
-    """Return the streams, as far as they have names here, whose facts this process stores in tables of our own."""
+    """Return the streams that the configuration names and this process stores in tables named stream_NAME."""
     names = _written(config)
     if config.role == "worker" and (config.app is None if config.copy is None else config.copy):
         names |= {StreamName(each) for each in config.stream}

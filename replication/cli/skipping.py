@@ -78,7 +78,7 @@ def decide(parser: Parser, arguments: Sequence[str], command: str, requested: Sk
         parser.error(str(error))
     if found.database is None:
         if found.cancel:
-            parser.error("--cancel needs --database: a running worker does at once what it is asked")
+            parser.error("--cancel needs --database: a running worker carries out each request at once")
         body = json.dumps({"instance": writer, "token": token}).encode()
         with closing(parser.open_client(found)) as client:
             path = f"/v1/streams/{quote(stream, safe='')}/{command}"

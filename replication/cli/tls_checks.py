@@ -89,7 +89,7 @@ def check_https(url: str, certificate: tuple[str, str] | None) -> Iterator[Findi
 
 
 def _names_at(host: str, port: int, certificate: tuple[str, str] | None) -> str:
-    """Return the names of the certificate at a place, as far as they can be read now; it is trusted, but for these."""
+    """Return the names in the certificate of a server, as text for a cure; empty if it cannot be read."""
     context = tls_context(certificate)
     context.check_hostname = False
     try:

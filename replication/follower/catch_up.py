@@ -123,7 +123,7 @@ class CatchUpSources:
     _histories: dict[tuple[StreamName, InstanceName], History] = attrs.field(init=False, factory=dict)
     _in_memory: set[StreamName] = attrs.field(init=False)
 
-    # That of ``FollowedLinks``.
+    # The name of a writer's newest epoch; ``FollowedLinks`` requests it over the connection.
     epoch_of: Callable[[StreamName, InstanceName], Awaitable[str | None]] = attrs.field(
         init=False, default=lambda _stream, _writer: succeed("")
     )

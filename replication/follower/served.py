@@ -102,7 +102,7 @@ class ServedStreams:
     # ---- facts
 
     def stores(self, stream: str) -> bool:
-        """Whether pages of ``stream`` are read here: all, but a relay fetches those of which it keeps no copy."""
+        """Whether pages of ``stream`` are read from this database; a relay without a copy fetches them."""
         follower = self._followed.get(StreamName(stream))
         return self._followed.relay is None or follower is None or follower.mode is FollowMode.COPIED
 

@@ -175,7 +175,7 @@ class WriterClient(Factory):
             self.peer.send(Replicate(tuple(self._streams)))
 
     def echo(self, question: str = "") -> Deferred[str | None]:
-        """Fire with the answer of the process at the endpoint, with an empty one at once if it never answers."""
+        """Send a PING with ``question`` and fire with the answer; fire with an empty one if there is none."""
         if self.peer is None:
             return succeed(None)
         return succeed("") if self._echo is None else self._echo.request(question)

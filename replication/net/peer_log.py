@@ -117,7 +117,7 @@ def _host(peer: Peer) -> str:
 
 
 def _network(peer: Peer) -> str:
-    """Return what the lines of a peer count for; an IPv6 host could write them from 2**64 addresses."""
+    """Return the network whose lines are counted together; an IPv6 host has up to 2**64 addresses."""
     host = _host(peer)
     try:
         return network_of(host.strip("[]"))

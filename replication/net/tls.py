@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 _NO_TLS: Final = "the port does not answer with TLS: connect without TLS, or switch it on there"
-_PLAIN_PEER: Final = "the peer connects without TLS, and this port has it: write tls: at the peer (HTTP: https://)"
+_PLAIN_PEER: Final = "this port uses TLS, but the peer connects without it: write tls: at the peer (HTTP: https://)"
 _MEANINGS: Final = {  # by words of OpenSSL's reason
     "wrong version number": _NO_TLS,
     "packet length too long": _NO_TLS,

@@ -80,7 +80,7 @@ class IServed(Protocol):
         ...
 
     def stores(self, stream: str) -> bool:
-        """Whether ``page`` reads the facts of ``stream`` here, not from another process."""
+        """Whether ``page`` reads the facts of ``stream`` from this process's database, not from another process."""
         ...
 
     async def page(self, stream: str, writer: str | None, *, after: int, upto: int | None, limit: int) -> Page:

@@ -38,7 +38,9 @@ class PageTurns:
         self._goes_on = False
 
     async def read(self, request: ApiRequest, stream: str, limit: int, read: Callable[[int], Awaitable[_T]]) -> _T:
-        """Return what ``read`` does for the rows of a page, at most ``limit``; what another process has does not wait.
+        """Call ``read`` with a number of rows, at most ``limit``, and return its result.
+
+        A page that this process reads waits for its turn; one that another process sends does not.
 
         StreamError: the client has disconnected meanwhile.
         """

@@ -57,7 +57,7 @@ def find_left(
 
 
 def find_unwritten(writer: InstanceName, definitions: Iterable[StreamDefinition]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong, and the cure, for each stream of a process that writes none of them.
+    """Yield a fault and its cure for each stream, if the process writes none of its streams.
 
     A process that writes one stream may have others that only other processes write: one file may serve them all.
     """

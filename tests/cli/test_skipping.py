@@ -133,7 +133,7 @@ def test_what_a_running_worker_has_done_cannot_be_taken_back(
     with pytest.raises(SystemExit) as ended:
         main([command, "orders", "master", "3", "--cancel"])
     assert (ended.value.code, api.calls) == (2, [])
-    assert "--cancel needs --database: a running worker does at once what it is asked" in capsys.readouterr().err
+    assert "--cancel needs --database: a running worker carries out each request at once" in capsys.readouterr().err
 
 
 def test_no_database_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

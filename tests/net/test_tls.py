@@ -116,9 +116,7 @@ class TlsTests(TlsCase):
 
     def test_plain_tcp_to_a_port_with_tls_names_tls(self) -> None:
         self.serve(self.good)
-        self.assert_refused(
-            "before SERVER", "write tls:", kind="tcp", at_master="the peer connects without TLS, and this"
-        )
+        self.assert_refused("before SERVER", "write tls:", kind="tcp", at_master="this port uses TLS, but the peer")
 
     def test_tls_to_a_plain_port_names_it(self) -> None:
         self.serve_plain()

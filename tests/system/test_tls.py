@@ -125,7 +125,7 @@ def test_plain_tcp_to_a_port_with_tls_is_explained_on_both_sides(cluster: Cluste
     master = cluster.daemon("master", f"--listen={good.listen()}", f"--http={LOCAL}")
     wire = master.address("the wire")
     assert "before SERVER; if that port has TLS, write tls:" in cluster.tail(f"tcp:{wire}")
-    until(lambda: "the peer connects without TLS, and this port has it" in master.log, "the master logs it")
+    until(lambda: "this port uses TLS, but the peer connects without it" in master.log, "the master logs it")
 
 
 class MutualTlsMaster:

@@ -61,7 +61,7 @@ def run_some(seeds: range, world: str = "") -> tuple[Totals, Failed | None]:
             totals += Totals(1, len(plan.steps), outcome.facts, outcome.seconds)
             if outcome.failure:
                 break
-            gc.collect(0)  # only what this run has made, while it is in the processor's cache
+            gc.collect(0)  # the objects of this run, while they are in the processor's cache
     failed = Failed(seed, outcome.failure, len(plan.steps), shrink(plan)) if outcome.failure else None
     return totals._replace(cpu=time.process_time() - began), failed
 

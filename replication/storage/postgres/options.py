@@ -16,7 +16,7 @@ OPTIONS: Final[Mapping[str, str | int]] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 45_000,  # ms; there are no keepalives while a query runs
-    ENCODING: "UTF8",  # also if the URL has another one, which cannot have all texts
+    ENCODING: "UTF8",  # replaces that of the URL, which may lack characters
     "sslpassword": "none",  # any text; without it, OpenSSL asks the terminal for the password of a key, and waits
 }
 KEY_CURE: Final = (

@@ -286,7 +286,7 @@ class SqliteConnection(SqlConnection[SqliteSession]):
                     raise
 
     def check_places(self) -> None:
-        """Raise StoreError if a commit was lost, or would be with this process; any thread may call it."""
+        """Raise StoreError if a file of the database was exchanged or deleted; any thread may call it."""
         if self._files is not None:
             self._files.check_places()
 

@@ -124,7 +124,7 @@ class SqliteStore(UsedByOneProcess, SqlStore[SqliteConnection]):
         await self._read(lambda _: writer.sync(foreign=foreign))  # on another thread than a long transaction
 
     async def find_receipt(self, key: str) -> Sequence[Token] | None:
-        """Return the tokens of a receipt; StoreError if the commit that it proves was lost, or would be."""
+        """Return the tokens of a receipt; StoreError if a file of the database was exchanged or deleted."""
         tokens = await super().find_receipt(key)
         if tokens is not None and self._writer is not None:
             writer = self._writer.connection
