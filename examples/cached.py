@@ -47,7 +47,7 @@ async def main(reactor):
         fact.invalidate("article_changed", ["tea"])
         fact.invalidate("get_label", ["tea", "EUR"])  # all arguments in order, defaults too
 
-    await worker.wait_for("caches", "master", shop.token("caches").of("master"), timeout=10)
+    await worker.wait_for("caches", "master", fact.caches_token, timeout=10)
     print(get_price("tea"), get_discount("tea"), await get_label("tea"), flush=True)
     print(get_price.cache_info(), flush=True)
     await worker.stop()

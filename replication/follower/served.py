@@ -14,6 +14,7 @@ from replication.streams.cursor import CatchUp
 from replication.streams.definitions import StreamDefinition
 from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
 from replication.streams.merged_page import read_page_since
+from replication.streams.positions import MultiWriterToken, token_of
 from replication.wire import grammar
 from replication.wire.grammar import InstanceName, StreamName, Token
 
@@ -162,6 +163,18 @@ class ServedStreams:
     async def append_texts(self, stream: str, facts: Iterable[Sequence[object]], key: str | None) -> Sequence[Token]:
         """Append facts to a stream that is written here; NotAWriterError if none is."""
         return await self.writer(stream).served.append_texts(stream, facts, key)
+
+    def token(self, stream: StreamName) -> MultiWriterToken:
+        """Return the applied position of every writer of a stream; what is written here is applied once published."""
+        follower = self._followed.get(stream)
+        positions = {} if follower is None else follower.all_positions()
+        if self._master is not None and stream in self._master.registry:
+            written = self._master.stream(stream)
+            if follower is None:
+                return self._master.token(stream)
+            positions |= {self.instance_name: written.published} if written.outgoing.publishes else {}
+        known = follower is not None and self._followed.all_writers_known(follower)
+        return token_of(positions) if known else MultiWriterToken(Token(0), positions)
 
     async def check(self) -> None:
         """Return if the store answers and can be written, else StoreError."""

@@ -30,7 +30,6 @@ from replication.session.connection import Role
 from replication.storage import store_of
 from replication.storage.tables.instances import TokenCodec
 from replication.streams.definitions import CACHES, StreamDefinition
-from replication.streams.positions import MultiWriterToken, token_of
 from replication.web.synapse_requests import RequestFunction, SynapseRequests
 from replication.wire import grammar
 from replication.wire.commands import Command, Error, FederationAck, RemoteServerUp
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from replication.net.links import IWriterLink
     from replication.streams.facts import Fact
     from replication.streams.interfaces import IStreamStore
+    from replication.streams.positions import MultiWriterToken
     from replication.urls import Url
     from replication.web.followers import IFollowers
     from replication.writer.master import Master
@@ -256,12 +256,10 @@ class Worker(RegistersFunctions):
     def token(self, stream: str) -> MultiWriterToken:
         """Return the applied position of every writer of a stream (docs/protocol/ids.md F6).
 
-        A writer that is not known is at 0 if there may be one, as after a start or over Redis (docs/http.md).
+        Facts that this process writes count as applied once they are published.  A writer that is not known is at 0 if
+        there may be one, as after a start or over Redis (docs/http.md).
         """
-        follower = self._followed.get(stream)
-        positions = {} if follower is None else follower.all_positions()
-        known = follower is not None and self._followed.all_writers_known(follower)
-        return token_of(positions) if known else MultiWriterToken(Token(0), positions)
+        return self.served.token(StreamName(stream))
 
     @property
     def connections(self) -> dict[str, str]:

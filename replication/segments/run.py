@@ -274,7 +274,8 @@ def _left_out(
         more = f", and {len(others) - SHOWN} more writers" if len(others) > SHOWN else ""
         yield (
             f"stream {definition.name!r}: rows are left out, of writers that are not in its writers and have stored no "
-            f"position: {names}{more}; add them to writers in the file of --config, or correct these rows"
+            f"position: {names}{more}; add them to writers in the file of --config, or give these rows a name "
+            "and new IDs (replication streams check has the statement)"
         )
 
 

@@ -28,6 +28,8 @@ class NewFact:
     """A reserved stream ID, and the fact that a function writes under it (``StreamWriter.run_interaction``).
 
     ``token`` is the ID, ``texts`` are the rows so far as JSON texts.  The methods are for the function, while it runs.
+    ``caches_token`` is the ID of the invalidations in the stream ``caches``, once ``run_interaction`` has returned, or
+    None if there are none.
     """
 
     _definition: StreamDefinition
@@ -35,6 +37,7 @@ class NewFact:
     _encode_invalidation: Callable[[str, Sequence[object] | None], str]
     texts: list[str] = attrs.field(init=False, factory=list)
     invalidations: list[str] = attrs.field(init=False, factory=list)  # rows of one fact on the caches stream
+    caches_token: Token | None = attrs.field(init=False, default=None)
 
     @property
     def stream_id(self) -> int:
@@ -97,9 +100,12 @@ class Interaction(Generic[R]):
         fact = Fact(token, tuple(new.texts))
         self.committed = {self._stream: [fact]}
         writes = [*self._stream.writes_upto(settled, [fact])]
+        if self._stream.definition.name == CACHES:
+            new.caches_token = token
         if new.invalidations or self._stream.memory_log is not None:
             added = call_reactor(lambda: self._add(fact, new.invalidations))
             if added is not None:
                 self.committed[added.stream] = [added.fact]
+                new.caches_token = added.fact.token
                 writes += added.stream.writes_upto(added.settled, [added.fact])
         return writes

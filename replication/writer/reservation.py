@@ -12,6 +12,7 @@ from replication.caches import encode_key
 from replication.deferreds import shield
 from replication.errors import RowError, StoppingError, StoreError, StreamError
 from replication.net import traces
+from replication.streams.definitions import CACHES
 from replication.streams.facts import Fact, check_size
 from replication.streams.ids import Allocation
 from replication.writer.interaction import AddedFact, Interaction, NewFact
@@ -36,7 +37,8 @@ COMPLETE: Final = "complete: write inside its 'async with' block"  # how a fact 
 class Reservation:
     """A reserved stream ID, and the fact that is being written under it.
 
-    ``token`` is the ID, ``texts`` are the rows so far as JSON texts.
+    ``token`` is the ID, ``texts`` are the rows so far as JSON texts.  ``caches_token`` is the ID of the invalidations
+    in the stream ``caches``, from the commit on; None if there are none.
     ``async with stream.reserve() as fact`` makes one.
     """
 
@@ -44,6 +46,7 @@ class Reservation:
     token: Token
     _transaction: FactTransaction[Any]
     texts: list[str] = attrs.field(init=False, factory=list)
+    caches_token: Token | None = attrs.field(init=False, default=None)
 
     @property
     def stream_id(self) -> int:
@@ -239,6 +242,10 @@ class FactTransaction(Generic[T]):
             self._complete_all({}, unknown=isinstance(error, MemoryError))
             raise
         self._complete_all(committed)
+        for stream, some in committed.items():
+            if stream.definition.name == CACHES:
+                for each in self._reservations:
+                    each.caches_token = some[-1].token
 
     async def interact(self, function: Callable[[ISqlExecutor, NewFact], R]) -> R:
         """Call ``function`` in a transaction on the database's thread, and commit with its fact.

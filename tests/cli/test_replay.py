@@ -124,7 +124,7 @@ def test_rows_of_a_writer_without_a_position_are_named(
         "replication replay: warning: stream 'visits': rows are left out, of writers that are not"
     )
     assert warning.count(" 1 of 'w") == 5
-    assert ", and 2 more writers; add them to writers in the file of --config, or correct these rows" in warning
+    assert ", and 2 more writers; add them to writers in the file of --config, or give these rows a name" in warning
     assert "\x1b" not in warning
 
 

@@ -953,6 +953,16 @@ class WritingTests(SynchronousTestCase):
         self.start()
         self.assertEqual(sorted(port for port in self.net.attempted if port in self.net.serving), [9101, 9111])
 
+    def test_the_token_of_a_worker_has_what_it_writes_itself(self) -> None:
+        """A program that waits elsewhere for this token must not miss the own facts."""
+        self.start()
+        self.append(self.one)
+        self.append(self.two)
+        self.append(self.one)
+        self.assertEqual(self.one.token("orders").of("one"), 4)
+        self.assertEqual(self.one.token("orders").of("two"), 3)
+        self.assertEqual(self.one.token("caches").of("one"), self.one.stream("caches").published)
+
     def test_the_position_of_an_idle_worker_follows_the_other(self) -> None:
         self.start()
         self.append(self.one, 3)

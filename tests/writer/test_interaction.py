@@ -16,6 +16,7 @@ from replication.streams.facts import MAX_FACT_ROWS, Fact
 from replication.streams.interfaces import Write
 from replication.streams.reorder_buffer import ReorderBuffer
 from replication.wire.grammar import StreamName, Token
+from replication.writer.interaction import NewFact
 from tests.doubles import SharedStore, begin, error_of
 from tests.storage.pump import Pump
 from tests.writer.cases import DEFINITIONS, ME, ORDERS, Process, WriterCase
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from replication.streams.ids import Allocation
     from replication.streams.interfaces import ISqlExecutor
-    from replication.writer.interaction import NewFact
     from replication.writer.stream import StreamWriter
 
     P = ParamSpec("P")
@@ -200,12 +200,15 @@ class InteractionTests(WriterCase):
     # ---- invalidations, and streams in memory
 
     def test_an_invalidation_is_a_caches_fact_of_the_same_transaction(self) -> None:
-        def work(_: ISqlExecutor, fact: NewFact) -> None:
+        def work(_: ISqlExecutor, fact: NewFact) -> NewFact:
             fact.write("x")
             fact.invalidate("get_order", [17])
             fact.invalidate("get_total", None)
+            return fact
 
-        self.run_in(self.notes, work)
+        (written,) = self.run_in(self.notes, work)
+        assert isinstance(written, NewFact)
+        self.assertEqual(written.caches_token, 2)
         self.assertEqual(self.store.ends, ["committed"])
         rows = ('["get_order",["17"],1700500]', '["get_total",null,1700500]')
         self.assertEqual(self.stored("caches"), {2: rows})
@@ -215,11 +218,14 @@ class InteractionTests(WriterCase):
         )
 
     def test_an_invalidation_in_a_caches_fact_is_a_row_of_that_fact(self) -> None:
-        def work(_: ISqlExecutor, fact: NewFact) -> None:
+        def work(_: ISqlExecutor, fact: NewFact) -> NewFact:
             fact.write(["a", None, 1])
             fact.invalidate("b", None)
+            return fact
 
-        self.run_in(self.process.caches_writer(), work)
+        (written,) = self.run_in(self.process.caches_writer(), work)
+        assert isinstance(written, NewFact)
+        self.assertEqual((written.token, written.caches_token), (2, 2))
         self.assertEqual(self.stored("caches"), {2: ('["a",null,1]', '["b",null,1700500]')})
 
     def test_a_rollback_after_an_invalidation_reserves_no_id_of_caches(self) -> None:

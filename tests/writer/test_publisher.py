@@ -396,8 +396,9 @@ class InMemoryTests(WriterCase):
         reservation, fact = self.hold(self.typing)
         now(fact.write(["!a", []]))
         fact.invalidate("get", None)
+        self.assertIsNone(fact.caches_token)
         self.leave(reservation)
-        self.assertEqual(self.tokens(), [3])
+        self.assertEqual((self.tokens(), fact.caches_token), ([3], 3))
         self.assertEqual(self.stored(CACHES), {3: ('["get",null,1700500]',)})
 
     def test_facts_that_would_wait_beyond_the_limit_are_refused_and_none_is_lost(self) -> None:

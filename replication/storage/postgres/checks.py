@@ -14,10 +14,10 @@ from replication.errors import SchemaError, StoreError
 from replication.storage.contract import MASTER, Direction
 from replication.storage.names import quoted
 from replication.storage.postgres.transaction_id_trigger import have_trigger
-from replication.wire.grammar import Token
+from replication.wire.grammar import StreamName, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from replication.storage.postgres.generic import Table
     from replication.storage.postgres.session import PostgresSession
@@ -96,10 +96,9 @@ def has_pair(session: PostgresSession, definition: StreamDefinition, table: str)
 def _about_rows(session: PostgresSession, definition: StreamDefinition, table: str, column: str) -> list[str]:
     name, way = definition.instance_column, Direction.of(definition)
     instance = f"coalesce(source.\"{name}\", '{MASTER}')" if name is not None else f"'{MASTER}'"
-    where = f" AND ({definition.where})" if definition.where else ""
     newest = (
         f"SELECT source.{column} AS id, {instance} AS writer, source.xmin::text AS transaction FROM {table} AS source "
-        f"WHERE source.{column} {way.above} 0{where} "
+        f"{_followed(definition, column)} "
         f"ORDER BY source.{column} {'DESC' if way.sign > 0 else 'ASC'} LIMIT {NEWEST}"
     )
     warnings = []
@@ -113,14 +112,50 @@ def _about_rows(session: PostgresSession, definition: StreamDefinition, table: s
             f"has rows under the ID {id_} that different transactions have written or changed; a follower that reads "
             "between them misses the later rows: write all rows of an ID in one transaction, or use another ID"
         )
-    if name is not None and definition.writers:
-        names = [writer for (writer,) in session.run(f"SELECT DISTINCT writer FROM ({newest}) AS newest ORDER BY 1")]
-        if others := [each for each in names if each not in definition.writers][:5]:
-            warnings.append(
-                f"has rows of {', '.join(map(repr, others))}, not among the stream's writers, so they are not "
-                f"published (NULL is {MASTER!r}): add them to writers, or correct {name!r}"
-            )
-    return warnings
+    return [*warnings, *rows_of_others(session, [definition]).values()]
+
+
+# ---- rows of a name that is not among the writers
+
+
+def rows_of_others(session: PostgresSession, definitions: Sequence[StreamDefinition]) -> dict[StreamName, str]:
+    """Return a warning for each mapped stream with newest rows of other names than its writers; one statement for all.
+
+    A row whose name is corrected later keeps its ID, which followers have passed: it needs a new one, too.
+    """
+    asked = []
+    for place, each in enumerate(definitions):
+        if each.table is None or each.instance_column is None or not each.writers:
+            continue
+        instance, column = f"coalesce(source.\"{each.instance_column}\", '{MASTER}')", f'"{each.id_column}"'
+        order = f"ORDER BY source.{column} {'' if each.negative else 'DESC'} LIMIT {NEWEST}"
+        newest = f"SELECT {instance} AS writer FROM {quoted(each.table)} AS source {_followed(each, column)} {order}"
+        known = ", ".join(map(literal, each.writers))
+        others = f"SELECT DISTINCT writer FROM ({newest}) AS newest WHERE writer NOT IN ({known}) ORDER BY 1 LIMIT 5"
+        asked.append(f"SELECT {place}, writer FROM ({others}) AS others")
+    found: dict[int, list[str]] = {}
+    for place, writer in session.run(" UNION ALL ".join(asked), prepare=False) if asked else ():
+        found.setdefault(place, []).append(writer)
+    return {definitions[place].name: _of_others(definitions[place], others) for place, others in found.items()}
+
+
+def _of_others(definition: StreamDefinition, others: Sequence[str]) -> str:
+    table, name = quoted(definition.table or ""), f'"{definition.instance_column}"'
+    rows = f"{name} IN ({', '.join(map(literal, others))})" + (f" OR {name} IS NULL" if MASTER in others else "")
+    cure = (
+        f'UPDATE {table} SET {name} = {literal(definition.writers[0])}, "{definition.id_column}" = DEFAULT WHERE {rows}'
+    )
+    return (
+        f"has rows of {', '.join(map(repr, others))}, not among the stream's writers, so they are not published (NULL "
+        f"is {MASTER!r}): add the names to writers, and start a process with each name; or give the rows a name and "
+        f"new IDs, because followers have passed theirs: {cure}"
+    )
+
+
+def _followed(definition: StreamDefinition, column: str) -> str:
+    """Return the WHERE clause of the rows that are followed."""
+    where = f" AND ({definition.where})" if definition.where else ""
+    return f"WHERE source.{column} {Direction.of(definition).above} 0{where}"
 
 
 # ---- rows above the last value of the sequence: their IDs come from elsewhere
@@ -151,18 +186,28 @@ def rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int
     return warnings
 
 
-def poll_rows_above_sequence(session: PostgresSession, last_value: Mapping[Table, int]) -> dict[Table, str]:
-    """Return the same without waiting for locks; a table that is locked or does not exist is left out."""
+# ---- while a process runs
+
+
+def poll_rows(session: PostgresSession, last_value: Mapping[Table, int]) -> dict[Table, list[str]]:
+    """Return the warnings about rows, without waiting for locks; a table that is locked or gone is left out."""
     try:
         with short_read(session):
-            return rows_above_sequence(session, last_value)
+            above = rows_above_sequence(session, last_value)
+            others = rows_of_others(session, [each.definition for each in last_value])
     except StoreError:
         if len(last_value) <= 1:
             return {}
-    tables, half = [*last_value.items()], len(last_value) // 2
-    return poll_rows_above_sequence(session, dict(tables[:half])) | poll_rows_above_sequence(
-        session, dict(tables[half:])
-    )
+        tables, half = [*last_value.items()], len(last_value) // 2
+        return poll_rows(session, dict(tables[:half])) | poll_rows(session, dict(tables[half:]))
+    found: dict[Table, list[str]] = {}
+    for each in last_value:
+        name = each.definition.name
+        texts = [above[each]] if each in above else []
+        texts += [f"stream {name!r}: table {each.definition.table!r} {others[name]}"] if name in others else []
+        if texts:
+            found[each] = texts
+    return found
 
 
 @contextmanager

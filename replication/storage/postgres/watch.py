@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.names import quoted
-from replication.storage.postgres.checks import literal, poll_rows_above_sequence, short_read
+from replication.storage.postgres.checks import literal, poll_rows, short_read
 from replication.storage.postgres.ids import check_sequence, move_forward
 from replication.storage.postgres.transaction_id_trigger import ASSIGN_IDS_FIRST
 from replication.storage.postgres.truncations import get_reused, put_reused
@@ -35,7 +35,7 @@ WATCH_SETTINGS: Final[Mapping[str, str]] = {
     "lock_timeout": "2s",  # a transaction that locks the sequence itself for longer becomes an error
 }
 BLOCKERS_AFTER: Final = 1.0  # seconds of waiting after which ``blockers`` are named
-CHECK_EVERY: Final = 30.0  # seconds between two checks for rows above the sequence
+CHECK_EVERY: Final = 30.0  # seconds between two checks for rows that no follower receives
 RUN_LENGTH: Final = 1000  # IDs: one poll follows at most so many committed ones
 COMMITTED_RETRY: Final = 1.0  # seconds until committed rows are read again after a table was locked
 
@@ -109,7 +109,7 @@ class _Watched:
         self.durable: Token | None = None
         self.logged: deque[tuple[Token, int]] = deque()
         self.missing = False  # the sequence does not exist, or cannot be read
-        self.has_rows_above = False  # the warning about rows above the sequence was given
+        self.has_wrong_rows = False  # the warnings about rows that no follower receives were given
         self.files: tuple[int | None, Sequence[int | None]] | None = None
         self.options = ""
         self.unchecked = False
@@ -206,7 +206,7 @@ class PostgresWatch:
                 each.state = self._state(each, now)
         if now >= self._check_at:
             self._check_at = now + CHECK_EVERY
-            self._warn_of_rows_above(last_values)
+            self._warn_of_rows(last_values)
         return {each.stream: each.state for each in self._watched}
 
     def _read(self) -> list[list[tuple[Any, ...]]]:
@@ -364,14 +364,16 @@ class PostgresWatch:
             for each in advanced:
                 each.durable = each.horizon.settled
 
-    def _warn_of_rows_above(self, last_values: Sequence[int | None]) -> None:
-        """Warn, once, of streams with rows whose IDs the sequence has not given."""
+    def _warn_of_rows(self, last_values: Sequence[int | None]) -> None:
+        """Warn, once, of streams with rows that no follower receives."""
         known = {each.table: last for each, last in zip(self._watched, last_values, strict=True) if last is not None}
-        warnings = poll_rows_above_sequence(self.session, known)
+        warnings = poll_rows(self.session, known)
         for each in self._watched:
-            if each.table in warnings and not each.has_rows_above:
-                self._warn(warnings[each.table])
-            each.has_rows_above = each.table in warnings
+            found = warnings.get(each.table, [])
+            if found and not each.has_wrong_rows:
+                for text in found:
+                    self._warn(text)
+            each.has_wrong_rows = bool(found)
 
     def _check_sequence(self, watched: _Watched, last_value: int | None) -> bool:
         """Whether a sequence is usable; one that went back, as after a restore, is moved forward."""

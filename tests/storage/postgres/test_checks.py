@@ -83,6 +83,13 @@ class CheckTests(OnPostgres, SynchronousTestCase):
         warning = self.only_warning(instance_column="writer", writers=["a", "b"])
         self.assertIn("has rows of 'batch', 'master', not among the stream's writers", warning)
         self.assertEqual(self.warnings(instance_column="writer", writers=["a", "batch", "master"]), [])
+        self.sql("CREATE SEQUENCE event_ids OWNED BY events.id")
+        self.sql("ALTER TABLE events ALTER id SET DEFAULT nextval('event_ids')")
+        self.sql("SELECT setval('event_ids', 4)")
+        self.sql(warning.rpartition("passed theirs: ")[2])
+        self.assertEqual(self.sql("SELECT id, writer FROM events ORDER BY 1"), [(2, "a"), (5, "a"), (6, "a")])
+        self.sql("ALTER TABLE events ALTER id DROP DEFAULT")
+        self.assertEqual(self.warnings(instance_column="writer", writers=["a", "b"]), [])
         self.assertEqual(self.warnings(instance_column="writer"), [])
 
     def test_a_missing_trigger_is_reported_if_the_table_allocates_ids(self) -> None:

@@ -53,6 +53,21 @@ class RowsAboveTests(UsesWatch, SynchronousTestCase):
         self.sql("INSERT INTO events VALUES (90, 'by hand')")
         self.assertEqual(len(self.later()), 1)
 
+    def test_rows_of_a_name_that_is_not_among_the_writers_are_warned_of_once(self) -> None:
+        self.sql("ALTER TABLE events ADD writer text")
+        options: Any = {"table": "events", "id_column": "id", "row": ["name"], "instance_column": "writer"}
+        self.wait(self.store.declare(StreamDefinition("of_two", writers=["a", "b"], **options)))
+        watched = self.store.watch()
+        assert watched is not None
+        self.watch_(watched)
+        self.sql("INSERT INTO events (name, writer) VALUES ('x', 'a')")
+        self.assertEqual(self.later(), [])
+        self.sql("INSERT INTO events (name, writer) VALUES ('x', 'typo')")
+        (warning,) = self.later()
+        self.assertIn("stream 'of_two': table 'events' has rows of 'typo', not among the stream's writers", warning)
+        self.sql("INSERT INTO events (name, writer) VALUES ('y', 'typo')")
+        self.assertEqual(self.later(), [])
+
     def test_a_table_that_was_replaced_is_a_warning(self) -> None:
         self.sql("CREATE TABLE newer (id bigserial PRIMARY KEY, name text)")
         self.sql("SELECT setval('newer_id_seq', 10)")
