@@ -11,16 +11,17 @@ if TYPE_CHECKING:
 RECEIPT_LIFE: Final = 86_400.0  # seconds; see IStreamStore.find_receipt
 LIFE_WHILE_UNSURE: Final = 30 * 86_400.0  # seconds; while no steady day proves the wall clock
 STEP: Final = 10.0  # seconds; a smaller change of the wall clock is no jump
-_OF: Final = "\x1f"  # between the stream and the client's key, which is printable
+_OF: Final = "\x1f"  # between the stream, the run and the client's key, which is printable
 DELETED_AT_ONCE: Final = 1_000  # rows; the most old receipts that one commit deletes
 
 
-def receipt_key(stream: str, key: str) -> str:
+def receipt_key(stream: str, key: str, run: str = "") -> str:
     """Return what the receipt of an append to ``stream`` is stored under: the ``key`` of its client holds there only.
 
-    Who may append to one stream could otherwise take the keys of another one, whose appends would be lost.
+    Who may append to one stream could otherwise take the keys of another one, whose appends would be lost.  With
+    ``run`` the key holds only in that run of the process: of a stream in memory, no fact is left after it.
     """
-    return f"{stream}{_OF}{key}"
+    return _OF.join([stream, run, key] if run else [stream, key])
 
 
 def former_key(stored: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -55,10 +56,13 @@ class StreamWriter:
     publisher: Publisher
     _transactions: OpenTransactions
     outgoing: PublishedStream = attrs.field(init=False)
+    _run: str = attrs.field(init=False, default="")  # of a stream in memory: which run of the process has the facts
 
     def __attrs_post_init__(self) -> None:
         """Publish the stream from now on."""
         self.outgoing = self.publisher.add(self.definition)
+        if self.definition.in_memory:
+            self._run = secrets.token_hex(8)
 
     @overload
     def reserve(self) -> AbstractAsyncContextManager[Reservation]: ...
@@ -110,7 +114,7 @@ class StreamWriter:
         Args:
             facts: each is a list of rows.  They are taken a slice at a time, with a turn of the reactor in between.
             key: an idempotency key.  For a day at least, an append to this stream with the same key appends nothing and
-                returns the same IDs (docs/http.md, Idempotency keys).
+                returns the same IDs; to a stream in memory, until the process ends (docs/http.md, Idempotency keys).
 
         RowError: a fact is not a list of rows of this stream; ``fact`` is its index, from 0.  Nothing is appended.
         NotAWriterError, StoppingError, or ConfigError in another thread than the reactor's: nothing is appended.
@@ -120,7 +124,7 @@ class StreamWriter:
         self._check_caller()
         texts = await self._encode(facts)
         await self._transactions.ready()
-        stored = None if key is None else receipt_key(self.definition.name, key)
+        stored = None if key is None else receipt_key(self.definition.name, key, self._run)
         if stored is not None and (known := await self._transactions.store.find_receipt(stored)) is not None:
             return known
         return await shield(self._append(texts, stored)) if texts else []

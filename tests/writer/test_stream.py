@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from replication.errors import RowError, StoreError, StreamError
 from replication.streams import facts
-from replication.streams.definitions import CACHES
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.facts import Fact
 from replication.streams.interfaces import Write
 from replication.web.pages import AddedLines
@@ -17,7 +17,7 @@ from replication.wire.grammar import StreamName, Token
 from replication.writer.publisher import NO_WRITER
 from replication.writer.stream import FACT_BYTES, SLICE, SLICE_FACTS, SLICE_ROWS
 from tests.doubles import FragileStore, SharedStore, begin, error_of, logged, now
-from tests.writer.cases import ME, WriterCase
+from tests.writer.cases import ME, Process, WriterCase
 
 
 class SequenceTests(WriterCase):
@@ -291,6 +291,20 @@ class AppendTests(WriterCase):
         for _ in range(2):
             self.assertEqual(now(self.orders.append([[["o1", "placed"]]], key="k")), [2])
         self.assertEqual(self.stored("orders"), {2: ('["o1","placed"]',)})
+
+    def test_a_key_of_a_stream_in_memory_is_forgotten_with_its_facts(self) -> None:
+        """After a restart, an append was acknowledged with the ID of a fact that no process had any more."""
+        typing = StreamDefinition("typing", in_memory=True)
+        found: list[int] = []
+        for process in (Process(self.store), Process(self.store)):
+            now(process.declare(typing))
+            writer = process.writers[typing.name]
+            tokens = [now(writer.append([["a"]], key="k")) for _ in range(2)]
+            self.assertEqual(tokens[0], tokens[1])
+            page = now(writer.publisher.page(writer.outgoing, after=Token(0), upto=tokens[0][0], limit=10))
+            self.assertEqual([fact.token for fact in page.facts], tokens[0])
+            found += tokens[0]
+        self.assertLess(found[0], found[1])
 
     def test_the_same_key_at_the_same_time_appends_once(self) -> None:
         self.store.close_gate("commit")
