@@ -20,6 +20,7 @@ from replication.web.request import (
     read_token,
 )
 from replication.wire import grammar
+from replication.wire.grammar import Token
 
 if TYPE_CHECKING:
     from replication.web.request import ApiRequest
@@ -73,7 +74,10 @@ def open_lines(request: ApiRequest, name: str) -> LineStream:
     if request.media_type != MEDIA_TYPE_OF_LINES:
         raise RequestError(415, f"content type {request.media_type!r:.80} is not read here; send {MEDIA_TYPE_OF_LINES}")
     _refuse_rooms(request, name)
-    return LineStream(request, name, read_key(request), read_token(query, "after") if "after" in query else 0)
+    key, after = read_key(request), read_token(query, "after") if "after" in query else Token(0)
+    if after and key is None:
+        raise RequestError(400, "after: give the Idempotency-Key of the first request, or facts would be stored twice")
+    return LineStream(request, name, key, after)
 
 
 async def append_lines(request: ApiRequest, name: str) -> Answer:

@@ -179,7 +179,7 @@ class LineStreamTests(ApiTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_a_call_that_may_not_be_made_is_refused_with_its_headers(self) -> None:
-        for path, status in ((f"{APPEND}?before=3", 400), (f"{APPEND}?after=x", 400)):
+        for path, status in ((f"{APPEND}?before=3", 400), (f"{APPEND}?after=x", 400), (f"{APPEND}?after=3", 400)):
             self.begin(path=path)
             self.assertEqual(self.client.received().code, status, path)
         self.client = Client(self.site)
