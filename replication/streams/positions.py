@@ -50,8 +50,12 @@ class MultiWriterToken:
             entries = (entry.split(".") for entry in (match["ahead"] or "").split("~") if entry)
             ahead = {names[int(number)]: grammar.token(place) for number, place in entries}
             return cls(grammar.token(match["plain"] or match["stream"]), ahead)
-        except (KeyError, RemoteProtocolError) as error:
-            raise StreamError(f"not a token of a stream of {len(names)} writers: {text[:100]!r}") from error
+        except KeyError as error:
+            raise StreamError(
+                f"not a token of this database, which has no writer number {error}: {text[:100]!r}"
+            ) from error
+        except RemoteProtocolError as error:
+            raise StreamError(f"not a token: {text[:100]!r}") from error
 
     def encode(self, numbers: Mapping[InstanceName, int], *, room: bool = False) -> str:
         """Return the text of the token; a plain token of a ``room`` begins with ``s``.
