@@ -201,7 +201,7 @@ class ServedStreams:
         """Return the status of every stream, or of the stream named ``only``, if there is one."""
         written = [] if self._master is None else self._master.served.stream_statuses(only)
         statuses = {status.definition.name: status for status in written}
-        followers = [each for each in [self._followed.get(only)] if each] if only else self._followed
+        followers = self._followed if only is None else [each for each in [self._followed.get(only)] if each]
         for follower in followers:
             followed = [
                 replace(follower.status(writer), source=self._sources.source_of(follower.name, writer))

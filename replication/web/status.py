@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from replication.errors import did_you_mean
-from replication.web.request import Answer, RequestError
+from replication.web.request import Answer, RequestError, read_query
 
 if TYPE_CHECKING:
     from replication.streams.interfaces import StreamStatus
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 async def list_streams(request: ApiRequest) -> Answer:
     """Answer with the status of all streams that the sender may see."""
+    read_query(request)
     found = request.api.served.stream_statuses()
     return Answer.json(
         {"streams": [describe_stream(each) for each in found if request.rights.may_see(each.definition.name)]}
@@ -24,6 +25,7 @@ async def list_streams(request: ApiRequest) -> Answer:
 
 async def read_stream(request: ApiRequest, name: str) -> Answer:
     """Answer with the status of one stream."""
+    read_query(request)
     served = request.api.served
     if not served.stream_statuses(name):
         await served.check()  # before a process has started, no stream is known
@@ -35,11 +37,13 @@ async def read_stream(request: ApiRequest, name: str) -> Answer:
 
 async def list_connections(request: ApiRequest) -> Answer:
     """Answer with all connections; ``since`` is in seconds since 1970-01-01 UTC."""
+    read_query(request)
     return Answer.json({"connections": [msgspec.structs.asdict(each) for each in request.api.served.peer_statuses()]})
 
 
 async def list_users(request: ApiRequest) -> Answer:
     """Answer with the users that sync, and where."""
+    read_query(request)
     places: dict[str, dict[str, int]] = {}
     for instance_id, syncing in request.api.served.users_syncing().items():
         for user_id, last_sync_ms in syncing.items():
@@ -49,6 +53,7 @@ async def list_users(request: ApiRequest) -> Answer:
 
 async def read_user(request: ApiRequest, user_id: str) -> Answer:
     """Answer with where a user syncs and was last seen."""
+    read_query(request)
     users = request.api.served.users_syncing()
     syncing = {instance_id: there[user_id] for instance_id, there in users.items() if user_id in there}
     seen = [  # without the access tokens

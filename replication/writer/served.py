@@ -136,7 +136,8 @@ class WrittenStreams:
 
     def stream_statuses(self, only: str | None = None) -> list[StreamStatus]:
         """Return the status of every stream, or of the stream named ``only``, if there is one."""
-        writers = [each for each in [self._streams.get(StreamName(only))] if each] if only else self._streams.values()
+        named = self._streams.values() if only is None else [self._streams.get(StreamName(only))]
+        writers = [each for each in named if each]
         oldest: dict[StreamName, tuple[Token, float]] = {}
         for stream, first, age in self._transactions.oldest_first():
             oldest.setdefault(stream.definition.name, (first, age))

@@ -267,6 +267,7 @@ class ServedTests(WorkerCase):
         (status,) = self.worker.served.stream_statuses()
         self.assertEqual(self.worker.served.stream_statuses(status.definition.name), [status])
         self.assertEqual(self.worker.served.stream_statuses("no name"), [])
+        self.assertEqual(self.worker.served.stream_statuses(""), [])
         (writer,) = status.writers
         self.assertEqual((writer.instance, writer.position, writer.published, writer.state), ("master", 5, 5, "live"))
         with patch.object(CatchUpSources, "source_of", lambda _, stream, of: f"{stream} of {of}"):

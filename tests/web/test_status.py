@@ -106,6 +106,10 @@ class StatusTests(ApiTestCase):
         self.assert_refused(self.get("/v1/streams/odrers"), 404, "no stream 'odrers' here; did you mean orders?")
         self.assert_refused(self.get("/v1/streams/zz"), 404, "no stream 'zz' here; GET /v1/streams lists all")
 
+    def test_unknown_parameters_are_refused(self) -> None:
+        for path in ("streams", "streams/orders", "connections", "users", "users/@a:b"):
+            self.assert_refused(self.get(f"/v1/{path}?stream=orders"), 400, "unknown parameter 'stream'")
+
     def test_a_stream_is_not_called_unknown_before_there_are_any(self) -> None:
         """HTTP is served while the database is still being opened."""
         streams, self.served.definitions = self.served.definitions, [StreamDefinition("none")]

@@ -157,6 +157,7 @@ class SharedTests(SharedCase):
         for status in self.master.served.stream_statuses():
             self.assertEqual(self.master.served.stream_statuses(status.definition.name), [status])
         self.assertEqual(self.master.served.stream_statuses("unknown"), [])
+        self.assertEqual(self.master.served.stream_statuses(""), [], "GET /v1/streams/ showed another stream")
 
     def test_statuses_do_not_show_a_removed_writer(self) -> None:
         """Otherwise the position of the removed writer would be the smallest for ever."""
