@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from replication.errors import NotAWriterError, StreamError, UnknownStreamError
 from replication.follower.stream import FollowMode, StreamFollower
 from replication.streams.cursor import CatchUp
-from replication.streams.definitions import StreamDefinition
+from replication.streams.definitions import CACHES, StreamDefinition
 from replication.streams.interfaces import IStreamStore, Page, PeerStatus, Sample, StreamStatus
 from replication.streams.merged_page import read_page_since
 from replication.streams.positions import MultiWriterToken, token_of
@@ -210,9 +210,8 @@ class ServedStreams:
             definition = StreamDefinition(follower.name, row=self._rows.get(follower.name))
             ours = statuses.get(follower.name, StreamStatus(definition, []))
             others = [each for each in ours.writers if each.instance not in follower.cursors]
-            wait = follower.application.waits.note
-            notes = ours.notes if wait is None else [*ours.notes, wait]
-            statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=notes)
+            notes = [each for each in (follower.application.waits.note, self._parted_note(follower)) if each]
+            statuses[follower.name] = replace(ours, writers=[*others, *followed], notes=[*ours.notes, *notes])
         return [*statuses.values()]
 
     def unreachable_writers(self) -> Sequence[str]:
@@ -266,6 +265,20 @@ class ServedStreams:
             return None
         raise UnknownStreamError(
             f"stream {stream!r}: only facts of {self.instance_name!r} are kept here", stream=stream
+        )
+
+    def _parted_note(self, follower: StreamFollower) -> str | None:
+        """Return a warning if a stream that is written here is also written into another database."""
+        name, master = follower.name, self._master
+        if master is None or name == CACHES or name not in master.registry or not follower.cursors:
+            return None
+        written = master.stream(name)
+        if written.shared or written.definition.in_memory:
+            return None
+        others = ", ".join(follower.cursors)
+        return (
+            f"stream {name!r}: {others} writes it in another database, so two facts have one ID, "
+            "and no copy can have both: let both write one PostgreSQL database, or give one of the streams another name"
         )
 
     def _readable(self, stream: str) -> StreamFollower:

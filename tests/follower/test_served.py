@@ -157,6 +157,17 @@ class ShownPageTests(WorkerCase):
             self.send(writer, position(3, 3, writer="other"))
         self.assertEqual((self.at(writer="other"), self.show(9, "other")), (1, [2]))
 
+    def test_a_stream_that_is_written_here_and_into_another_database_has_a_note(self) -> None:
+        """A worker with SQLite did not store the facts of the other writer, and its status was live without a word."""
+        self.worker = self.make_worker(writes=["orders", "stock"])
+        writer = self.serve(HELLO + position(1, 1, writer="other"))
+        self.start()
+        self.send(writer, position(3, 3, writer="other"))
+        notes = {each.definition.name: each.notes for each in self.worker.served.stream_statuses()}
+        (note,) = notes.pop(ORDERS)
+        self.assertIn("stream 'orders': other writes it in another database", note)
+        self.assertEqual([*notes.values()], [[]] * len(notes))
+
     def test_only_a_relay_without_copies_does_not_store_what_it_serves(self) -> None:
         self.serve(HELLO + position(1, 1))
         for relay, copy in ((False, True), (False, False), (True, True), (True, False)):
