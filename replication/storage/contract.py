@@ -29,6 +29,13 @@ class RowRefusedError(StoreError):
     """A constraint or a trigger of the application's table refuses a row.  It may accept the row later."""
 
 
+class ReceiptTakenError(StoreError):
+    """An append with the same idempotency key was committed first.  The message does not have the key: it is secret."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(f"database {database!r}: an append with the same idempotency key was stored meanwhile")
+
+
 class TooLargeError(StoreError):
     """A value is larger than the database allows."""
 

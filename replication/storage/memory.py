@@ -11,7 +11,14 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from replication.errors import CommitsLostError, PositionMovedError, SchemaError, StoreError
-from replication.storage.contract import UsedByOneProcess, ended, facts_gone, moved, undeclared
+from replication.storage.contract import (
+    ReceiptTakenError,
+    UsedByOneProcess,
+    ended,
+    facts_gone,
+    moved,
+    undeclared,
+)
 from replication.storage.pages import Rows, check_limit, cut_rows
 from replication.storage.receipts import ReceiptClock
 from replication.streams.interfaces import FactSlice, KnownFollower, Write
@@ -390,7 +397,7 @@ class MemoryStore(_MemoryNotes, UsedByOneProcess):
         if receipt is not None:
             now, expired = self.clock.read()
             if self._receipts.get(receipt.key, (-inf, ()))[0] > expired:
-                raise StoreError(f"there is a receipt {receipt.key!r} already")
+                raise ReceiptTakenError("memory")
             self._receipts[receipt.key] = (now, tuple(receipt.tokens))
         self._streams.update(streams)
         for write in writes:

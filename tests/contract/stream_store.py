@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from replication.errors import FactsGoneError, PositionMovedError, StoreError, UnknownStreamError
+from replication.storage.contract import ReceiptTakenError
 from replication.storage.receipts import ReceiptClock
 from replication.streams.definitions import StreamDefinition
 from replication.streams.facts import Fact
@@ -471,9 +472,12 @@ class StreamStoreContract(KeptFactsContract):
         self.assertIsNone(self.wait(self.store.find_receipt("order 18")))
 
     def test_a_second_receipt_of_one_key_fails_its_transaction(self) -> None:
-        self.commit(write(2, facts(2)), receipt=Receipt("k", [Token(2)]))
-        self.assertRaises(StoreError, self.commit, write(3, facts(3)), receipt=Receipt("k", [Token(3)]))
-        self.assertEqual((self.tokens(), self.wait(self.store.find_receipt("k"))), ([2], [2]))
+        self.commit(write(2, facts(2)), receipt=Receipt("secret", [Token(2)]))
+        error = self.assertRaises(
+            ReceiptTakenError, self.commit, write(3, facts(3)), receipt=Receipt("secret", [Token(3)])
+        )
+        self.assertNotIn("secret", str(error), "the health of a process shows its last error to all")
+        self.assertEqual((self.tokens(), self.wait(self.store.find_receipt("secret"))), ([2], [2]))
 
     def test_a_receipt_of_a_failed_transaction_is_not_kept(self) -> None:
         self.assertRaises(StoreError, self.commit, write(3, expected=1), receipt=Receipt("k", [Token(3)]))

@@ -8,7 +8,7 @@ from twisted.logger import LogLevel
 from twisted.trial.unittest import SynchronousTestCase
 
 from replication.errors import StoreError, ValueRefusedError
-from replication.storage.contract import Batch, RowRefusedError
+from replication.storage.contract import Batch, ReceiptTakenError, RowRefusedError
 from replication.storage.proof import FAILURE_LIFE, PROOF_LIFE, WriteProof
 from replication.storage.table import POSITIONS_ONLY
 from tests.contract.stream_store import facts, write
@@ -110,4 +110,9 @@ class ProofTests(SynchronousTestCase):
 
     def test_a_row_that_a_constraint_refuses_is_no_reason(self) -> None:
         self.proof.noted([RowRefusedError("UNIQUE constraint failed")], [FACTS])
+        self.assertEqual(self.check(), [])
+
+    def test_a_key_that_another_append_has_taken_is_no_reason(self) -> None:
+        """A client that repeated an append too early made the process unready for ten seconds."""
+        self.proof.noted([ReceiptTakenError("orders.db")], [FACTS])
         self.assertEqual(self.check(), [])

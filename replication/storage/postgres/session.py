@@ -24,7 +24,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from replication.errors import CommitsLostError, StoreError, ValueRefusedError
-from replication.storage.contract import TooLargeError
+from replication.storage.contract import ReceiptTakenError, TooLargeError
 from replication.storage.postgres.holder import HOLD, LOST_NAMES, MARK, MARKED, Holder
 from replication.storage.postgres.leftovers import Leftovers
 from replication.storage.postgres.options import CURES_BY_WORDS
@@ -91,6 +91,7 @@ CURES: Final = {  # by the beginning of an SQLSTATE
 _OF_VALUES: Final = ("22", "23502", "23514", "42804")
 _OPEN_FILES_CURE: Final = "close what this process has open, or raise its limit of open files (ulimit -n)"
 _TOO_LARGE: Final = "54000"  # a value has at most a gigabyte
+_RECEIPTS_KEY: Final = "append_receipts_pkey"
 _READY_SOON: Final = ("starting up", "in recovery mode", "not yet accepting connections")
 _CONNECT_CURES: Final = {  # by words of the server's message; there is no SQLSTATE here
     "password authentication failed": "give the right one in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -491,6 +492,8 @@ class PostgresSession:
             lost = self._connection is None or self._connection.closed or _is_fatal(error)
             if lost:
                 self._drop()
+            if error.diag.constraint_name == _RECEIPTS_KEY:
+                raise ReceiptTakenError(self.name) from error
             kind = SessionLostError if lost else _kind_of(error)
             temporary = (lost and self.holder.connected) or _is_temporary(error)
             raise kind(_message(error, self.address), temporary=temporary) from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from replication.errors import SchemaError, StoreError
 from replication.storage.connection import POSITIONS, SqlConnection
-from replication.storage.contract import Batch, moved, refuse_another_writer
+from replication.storage.contract import Batch, ReceiptTakenError, moved, refuse_another_writer
 from replication.storage.migrations import check_version, installed, upgrade
 from replication.storage.receipts import DELETED_AT_ONCE
 from replication.storage.sqlite.claim import claimed
@@ -406,7 +406,12 @@ class SqliteConnection(SqlConnection[SqliteSession]):
         if batch.receipt is not None:
             receipt: tuple[Any, ...] = (batch.receipt.key, json.dumps([*batch.receipt.tokens]), batch.now)
             self.session.run(DELETE_RECEIPTS, (batch.expired, batch.receipt.key, batch.expired))
-            self.session.run(ADD_RECEIPT, receipt)
+            try:
+                self.session.run(ADD_RECEIPT, receipt)
+            except StoreError as error:
+                if isinstance(error.__cause__, sqlite3.IntegrityError):
+                    raise ReceiptTakenError(self.session.name) from error.__cause__
+                raise
 
     def _raise(self, positions: Positions) -> None:
         for key, (sign, upto) in positions.items():
