@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -52,7 +52,7 @@ class ReportNote(NamedTuple):
 
 
 class _Report(msgspec.Struct, forbid_unknown_fields=True):
-    positions: dict[StreamName, dict[InstanceName, Token]]
+    positions: dict[StreamName, dict[InstanceName, Annotated[Token, msgspec.Meta(ge=0, le=2**63 - 1)]]]
     streams: frozenset[StreamName] | None = None  # that it is about; None: all
 
 

@@ -57,6 +57,9 @@ class FollowersTests(ApiTestCase):
             b"{}",
             b"[",
             b'{"positions": {"orders": 5}}',
+            b'{"positions": {"orders": {"master": -1}}}',
+            b'{"positions": {"orders": {"master": 9223372036854775808}}}',
+            b'{"positions": {"orders": {"master": 100000000000000000000}}}',
             b'{"positions": {}, "x": 1}',
             b'{"positions": "\xff"}',
         ):
